@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PREFIX = "maskfleet-scratch-"
+_PREFIX = "maskfleet-temporary-"
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Work:
             self.total = self.total if total is None else total
             self._done = done
 
-    def begin(self, name: str, total: float) -> None:
+    def begin(self, name: str, total: float | None = None) -> None:
         """Another part of it begins, which counts from nothing."""
         with self._lock:
             self.name, self.total, self.told = name, total, False
@@ -88,7 +88,7 @@ class Work:
     def _time(self, now: float) -> str:
         made, spent = self._done - self._already, now - self._began
         if self.total is not None and made > 0:
-            return f"about {human_duration(spent / made * max(0.0, self.total - self._done))} left"
+            return f"about {human_duration(spent * (max(0.0, self.total - self._done) / made))} left"
         return f"{human_duration(spent)} so far"
 
 

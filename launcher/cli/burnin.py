@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.first import require_recipe
 from launcher.cli.options import JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def burnin(
 
     Example: `maskfleet burnin --minutes 25`
     """
+    if recipe is not None:
+        require_recipe(recipe)
     from launcher.burnin.checks import DEFAULT_RECIPES, checks_for
     from launcher.burnin.session import Wanted, burn_in
 

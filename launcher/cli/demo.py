@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import EncodingOption
+from launcher.cli.options import EncodingOption, settings
 from launcher.progress import work
 
 
@@ -29,8 +29,10 @@ def demo(
     anywhere and give the command again: it goes on.
     """
     if text is not None:
+        from data_service.ingest.options import BuildOptions
         from launcher.cli.texts import list_texts
 
+        settings(BuildOptions, encoding=encoding)
         list_texts([text], encoding)
     from rich.console import Console
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.first import require_run_or_recipe
 from launcher.cli.options import JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def preflight(
 
     Example: `maskfleet preflight s3://bucket/runs/base`
     """
+    if target is not None:
+        require_run_or_recipe(target)
     from launcher.output import print_table
     from launcher.preflight.findings import worst
     from launcher.preflight.measure import examine, raise_open_files, subject

@@ -66,8 +66,9 @@ def estimate(
         raise OptionError(
             f"--mfu {mfu:g} with --measure, which finds it out", remedy="leave one of the two out"
         )
-    from launcher.estimate.assumptions import text_size
+    from launcher.estimate.assumptions import check_share, text_size
 
+    check_share(mfu)
     size = None if text is None else text_size(text)
     wanted = load_recipe(recipe, assignments, tiny)
     if measure:

@@ -21,6 +21,13 @@ def require_run(uri: str) -> None:
         raise no_run(uri)
 
 
+def require_free(uri: str) -> None:
+    """Raises RunError: there is a run already, or no run may be called that. StoreError: the store cannot be read."""
+    from launcher.run.outline import free_place
+
+    free_place(uri)
+
+
 def require_model(source: str) -> None:
     """Raises RunError: on this machine there is no such folder, or neither a run nor a model in it."""
     if "://" in source:
@@ -42,6 +49,14 @@ def require_recipe(name: str) -> None:
     from launcher.recipe.source import read
 
     read(name)
+
+
+def require_run_or_recipe(target: str) -> None:
+    """Raises RunError: it is neither a bundled recipe, nor a file, nor a run. StoreError: the store cannot be read."""
+    from launcher.recipe.source import bundled
+
+    if target not in bundled() and not Path(target).is_file():
+        require_run(target)
 
 
 def require_corpora(options: Iterable[str]) -> None:

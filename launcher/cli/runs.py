@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from data_service.visible import shell_word
-from launcher.cli.first import require_assignments, require_run
+from launcher.cli.first import require_assignments, require_free, require_run
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import SetOption
 
@@ -157,6 +157,7 @@ def fork(
     """
     require_assignments(assignments or ())
     require_run(run)
+    require_free(new)
     from datetime import UTC, datetime
 
     from launcher.run import fork as forking

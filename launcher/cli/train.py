@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.visible import shell_word, without_secrets
-from launcher.cli.first import require_assignments, require_corpora, require_recipe, require_run
+from launcher.cli.first import require_assignments, require_corpora, require_free, require_recipe, require_run
 from launcher.cli.options import RunArgument
 from launcher.cli.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
 from launcher.progress import work
@@ -54,6 +54,7 @@ def init(
     require_recipe(recipe)
     require_assignments(assignments or ())
     require_corpora(corpora or ())
+    require_free(run)
     from datetime import UTC, datetime
 
     from launcher.rank.hub import keep_start

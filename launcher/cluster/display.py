@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from launcher.format import human_count, human_duration
-from launcher.progress import shown_elsewhere
+from launcher.progress import shown_elsewhere, work
 from launcher.run.terms import running_mean, spell, term_losses
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Watch:
         self._steps = False
         self._bar: Progress | None = None
         self._alone = ExitStack()  # while steps are shown here, nothing else shows how far it is
+        self._beginning = self._alone.enter_context(work("beginning"))
         self._task = TaskID(0)
 
     def update(self, status: "Status") -> None:
@@ -45,7 +46,8 @@ class Watch:
             self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
 
     def note(self, text: str) -> None:
-        """A line of its own, above the live one."""
+        """A line of its own, above the live one. Before the first step it names what is under way."""
+        self._beginning.begin(text.partition("\n")[0])
         (self._bar.console if self._bar else self._console).print(text, highlight=False, markup=False)
 
     def close(self) -> None:
@@ -71,6 +73,7 @@ class Watch:
         done = record["step"] + 1
         if not self._steps:
             self._steps = True
+            self._alone.close()
             self._alone.enter_context(shown_elsewhere())
         if self._console.is_terminal:
             self._draw(done)

@@ -5,6 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
+from launcher.errors import RunError, TryAgain
+from launcher.format import human_bytes
 from launcher.policies.elastic import Sizing, Trainers
 from launcher.recipe.schema import Recipe
 
@@ -26,6 +30,18 @@ class Resources:
 
     local_cpus: int
     object_store_bytes: int
+
+    def too_large(self, reason: str) -> RunError:
+        """Why a Ray cannot be started here, and what to do; `reason` is Ray's own. It may pass by itself, unless the
+        machine could not hold so much if nothing else ran.
+        """
+        whole = psutil.virtual_memory().total
+        kind = TryAgain if self.object_store_bytes < 0.9 * whole else RunError
+        return kind(
+            f"Ray did not start on this machine of {human_bytes(whole)}, of which its object store would have "
+            f"{human_bytes(self.object_store_bytes)}: {reason}",
+            remedy="let less data wait there: --set data_service.memory=1GiB; or end what else takes memory here",
+        )
 
 
 def plan_resources(recipe: Recipe) -> Resources:

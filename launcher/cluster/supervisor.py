@@ -246,8 +246,13 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
-    with lean():
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
+    try:
+        with lean():
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
+    except ValueError as error:  # Ray's, where its object store would leave no memory for anything else
+        if not local:
+            raise
+        raise resources.too_large(str(error)) from error
     stopping.listen()
     with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.embed.losses import check_rows, make_loss
 from launcher.embed.model import library, load_model, say_what_is_cut
@@ -105,7 +106,7 @@ def _opened(scratch: Path | None, what: dict[str, object]) -> Iterator[Scratch]:
         with open_scratch(scratch, what) as opened:
             yield opened
         return
-    with scratch("embed") as name:
+    with temporary_folder("embed") as name:
         yield Scratch(name, kept=False)
 
 

@@ -60,6 +60,12 @@ def published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
     return AssumedUtilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")
 
 
+def check_share(mfu: float | None) -> None:
+    """Raises EstimateError: a utilisation that is given, and can be none."""
+    if mfu is not None and not 0 < mfu <= 1:
+        raise EstimateError(f"a utilisation of {mfu:g}", remedy="give a share above 0, at most 1")
+
+
 def text_size(told: str) -> float:
     """Bytes, of "160GB" or "1.5 TiB". Raises EstimateError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", told, re.IGNORECASE)

@@ -7,13 +7,13 @@ from data_service.stream.radius import Radius
 from encoder_core.cost import memory
 from encoder_core.cost.memory import STAGES, MemoryPart, Stage
 from encoder_core.cost.products import Shape
-from launcher.errors import EstimateError
 from launcher.estimate.assumptions import (
     COPY_RATE,
     RESTART,
     SAVE_FIXED,
     STORE_RATE,
     AssumedUtilisation,
+    check_share,
     usable,
 )
 from launcher.estimate.cluster import Cluster
@@ -124,8 +124,7 @@ def estimate(
 
     Raises EstimateError: a utilisation that is no share.
     """
-    if mfu is not None and not 0 < mfu <= 1:
-        raise EstimateError(f"a utilisation of {mfu}", remedy="give a share above 0, at most 1")
+    check_share(mfu)
     count = parameters(recipe)
     recipe, automatic = recipe.model_copy(update={"model": known(recipe.model)}), has_automatic(recipe)
     if automatic:

@@ -5,8 +5,9 @@ Every matrix product takes what its FLOPs or its bytes take, whichever is more. 
 the backward pass, as its kernels do (encoder_core/kernels): once for queries, once for keys, and with relative
 terms once for their tables. Those kernels are slowed by the instructions around their products, which are counted.
 Everything between products is memory traffic: what is kept for the backward pass is written and read, and so is its
-gradient, which is what is left when operations are fused (`compile`). Shares of the peaks that kernels reach are
-assumed, below; launches, the optimizer and waiting are not counted.
+gradient, which is what is left when operations are fused (`compile`). Layers that are not compiled move more, by a
+factor that was counted. Logits are read once for the loss, and once more to become their gradient. Shares of the peaks
+that kernels reach are assumed, below; launches, the optimizer and waiting are not counted.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from encoder_core.cost.saved import STATE
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.build import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.estimate.assumptions import AssumedUtilisation, published
 from launcher.estimate.cluster import Gpu
@@ -55,8 +57,13 @@ INSTRUCTIONS = {
     "fused kernels, relative": Instructions(4.9, 5.1, 5.3, 9.8),
 }
 _COUNTED_WIDTH = 64
-LOGIT_BYTES = 32  # in fp32, between the product that makes a logit and the product that takes its derivative
+LOGIT_PASSES = 3  # of a logit: read for the loss, then read and written for the gradient
+LOGIT_BYTES = 32  # in fp32, of operations that make copies: what draws ids, or compares with a teacher
 KEPT_PASSES = 4  # of what is kept: written and read, and its gradient
+
+PYTHON = {"post-norm": 1.2, "pre-norm": 2.5, "DeBERTa": 2.3, "XLNet": 4.3}
+"""Bytes between products of layers that are not compiled, those of compiled ones being 1: counted under a dispatch mode
+(tests/launcher/estimate/test_roofline.py), in bf16. Norms of sums are one kernel either way."""
 
 _SCORES = ("attention q k'", "local attention")
 _ATTENTION = (*_SCORES, "scores of relative", "scores of segments")
@@ -154,7 +161,9 @@ def arithmetic(recipe: Recipe, shape: Shape, gpu: Gpu) -> Iterator[tuple[str, st
     by_memory = f"{PRODUCTS:.0%} of the peak, {found.bound:.1e} s of it by memory (assumed)"
     yield "  roofline: products", by_memory, f"{found.products:.4f} s"
     yield f"  roofline: {found.kernel}", _attention_formula(recipe, shape, gpu), f"{found.attention:.4f} s"
-    between = f"bytes of kept tensors, fused, at {TRAFFIC:.0%} of the bandwidth (assumed)"
+    factor = python_factor(recipe)
+    layers = "fused" if factor == 1.0 else f"x {factor:g} (layers not compiled)"
+    between = f"bytes of kept tensors, {layers}, at {TRAFFIC:.0%} of the bandwidth (assumed)"
     yield "  roofline: between products", between, f"{found.traffic:.4f} s"
 
 
@@ -200,6 +209,27 @@ def traffic_bytes(recipe: Recipe, shape: Shape, state: int) -> int:
     kept = [tensor for one in microbatch_activations(recipe, shape) for tensor in one.tensors()]
     states = sum(tensor.bytes(state) for tensor in kept if tensor.width == STATE)
     others = sum(tensor.bytes(state) for tensor in kept if tensor.width != STATE)
-    every = microbatch_products(recipe, shape)
+    fused = KEPT_PASSES * states + 2 * others
+    return round(python_factor(recipe) * fused) + _head_bytes(recipe, shape, state)
+
+
+def _head_bytes(recipe: Recipe, shape: Shape, state: int) -> int:
+    every, objective = microbatch_products(recipe, shape), recipe.objective
     logits = sum(p.m * p.n * p.count for p in every if p.what == "head: scores of all ids")
-    return KEPT_PASSES * states + 2 * others + (LOGIT_BYTES + 2 * state) * logits
+    copied = objective.rtd is not None or objective.distil is not None
+    return (LOGIT_PASSES * state + LOGIT_BYTES * copied) * logits
+
+
+def python_factor(recipe: Recipe) -> float:
+    """By which layers move more bytes than compiled ones: 1 unless the recipe says that they are not to be compiled."""
+    if recipe.compile is not False:
+        return 1.0
+    match recipe.model:
+        case DebertaConfig() | DebertaV2Config():
+            return PYTHON["DeBERTa"]
+        case XlnetConfig():
+            return PYTHON["XLNet"]
+        case PreNormConfig():
+            return PYTHON["pre-norm"]
+        case _:
+            return PYTHON["post-norm"]

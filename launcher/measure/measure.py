@@ -257,12 +257,12 @@ def _run(trial: Trial, machine: Machine) -> list[Taken]:
         return [read_taken(Path(order.result)) for order in orders]
 
 
-def _command(order: MeasureRequest, folder: str) -> RankCommand:
+def _command(order: MeasureRequest, folder: Path) -> RankCommand:
     place = {"RANK": order.rank, "LOCAL_RANK": order.rank, "WORLD_SIZE": order.world}  # DeepSpeed insists
     return RankCommand(
         words=[sys.executable, "-P", "-m", "launcher.measure.rank", order.model_dump_json()],
         environment={name: str(value) for name, value in place.items()},
-        log=Path(folder, f"rank{order.rank}.log"),
+        log=folder / f"rank{order.rank}.log",
     )
 
 

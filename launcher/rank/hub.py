@@ -14,7 +14,7 @@ from launcher.errors import RecipeError
 from launcher.extras import optional
 from launcher.rank.initial_weights import check_start
 from launcher.recipe.schema import Recipe
-from launcher.run.create import free_place
+from launcher.run.outline import free_place
 
 SCHEME = "hf://"
 _NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")

@@ -46,6 +46,7 @@ _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
 STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
 WARMUP = STEPS // 10
 LR = 1e-4
+MEMORY = "1GiB"
 TOKENIZER = f"{PLACEHOLDER}tokenizers/the-models-own"
 
 _REASONS = {
@@ -58,6 +59,7 @@ _REASONS = {
     "moments begin at zero,\n# and without it the first steps are up to six times as large as the rate says",
     "schedule": "a tenth of the steps to raise the rate: until the moments, and a fresh head, are worth something",
     "microbatch": "rows; more are faster on a large GPU",
+    "data_service": "as much data waits ahead of training, in memory, as fits beside it on a small machine",
 }
 
 
@@ -91,6 +93,7 @@ def continued(folder: str) -> Recipe:
         "optimizer": {"adamw": _adamw(found.config)},
         "schedule": {"warmup": WARMUP, "decay": "linear"},
         "microbatch": MICROBATCH,
+        "data_service": {"workers": "auto", "memory": MEMORY},
     }
     return from_document(Document(data | _task(found, base), f"the recipe for {folder}", {}))
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from platform import python_version
 
 from data_service.store.base import Store
-from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
-from data_service.visible import control_characters, shell_word, visible
+from data_service.visible import shell_word
 from launcher.errors import RunChanged, RunError
 from launcher.recipe import identity
 from launcher.recipe.evaluation import EvaluationTask
@@ -20,7 +19,7 @@ from launcher.run.inputs import Inputs, refuse_placeholders
 from launcher.run.kept_tokenizer import keep
 from launcher.run.log import operator_event
 from launcher.run.mixture import check_mixture
-from launcher.run.outline import ForkOrigin
+from launcher.run.outline import ForkOrigin, free_place
 from launcher.run.readiness import check_rows
 from launcher.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.run.teachers import read_all_inputs
@@ -52,22 +51,6 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
     keep_modules(resolved, store)
     publish(store, run.record)
     return run
-
-
-def free_place(uri: str) -> Store:
-    """The store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
-    store = open_store(uri)
-    if found := control_characters(uri):
-        raise RunError(
-            f"{visible(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
-            remedy="choose a name of letters, digits, spaces and signs",
-        )
-    if store.size(RECORD) is not None:
-        raise RunError(
-            f"there is a run at {uri} already",
-            remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new one",
-        )
-    return store
 
 
 def reserve(store: Store, recipe: Recipe) -> None:

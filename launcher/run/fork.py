@@ -32,7 +32,6 @@ from launcher.run.create import (
     absolute,
     changed_fields,
     changes_of_identity,
-    free_place,
     publish,
     record_of,
     reserve,
@@ -41,7 +40,7 @@ from launcher.run.decay import decaying
 from launcher.run.kept_tokenizer import keep
 from launcher.run.left_out import RECENT
 from launcher.run.log import operator_event
-from launcher.run.outline import ForkOrigin
+from launcher.run.outline import ForkOrigin, free_place
 from launcher.run.record import BEGAN, Run, RunRecord
 from launcher.run.teachers import read_all_inputs
 from launcher.run.text_vectors import kept_modules, put_modules

@@ -13,6 +13,7 @@ from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
+from data_service.visible import control_characters, shell_word, visible
 from launcher.errors import RunError
 from launcher.recipe.document import parse
 
@@ -177,6 +178,22 @@ def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
         corpora={source: place.uri for source, place in asked.corpus.sources.items()},
         tokenizer=asked.tokenizer.uri,
     )
+
+
+def free_place(uri: str) -> Store:
+    """The store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
+    store = open_store(uri)
+    if found := control_characters(uri):
+        raise RunError(
+            f"{visible(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
+            remedy="choose a name of letters, digits, spaces and signs",
+        )
+    if store.size(RECORD) is not None:
+        raise RunError(
+            f"there is a run at {uri} already",
+            remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new one",
+        )
+    return store
 
 
 def no_run(uri: str) -> RunError:

@@ -6,13 +6,12 @@ The stack's roles may read the places that the run reads, and write where the ru
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeInt
 
 from launcher.contract import JOIN_SECONDS, SAVE_SECONDS
 from launcher.errors import LaunchError
-from launcher.recipe.schema import Recipe
 from launcher.schedulers.job import (
     Launch,
     Printable,
@@ -22,6 +21,9 @@ from launcher.schedulers.job import (
     needs_object_storage,
 )
 from launcher.schedulers.job import render as fill
+
+if TYPE_CHECKING:  # it imports torch, and options are looked at first
+    from launcher.recipe.schema import Recipe
 
 MOST_ATTEMPTS = 10  # AWS's own limit
 
@@ -69,7 +71,7 @@ class BatchJob(Launch):
         return [_place(self.run, writes=True), *(_place(uri, writes=False) for uri in others)]
 
 
-def reads_of(recipe: Recipe) -> tuple[str, ...]:
+def reads_of(recipe: "Recipe") -> tuple[str, ...]:
     """URIs that a run of `recipe` reads: corpora, tokenizer, and what it starts from."""
     sources = (source.uri for source in recipe.corpus.sources.values())
     return (*sources, recipe.tokenizer.uri, recipe.start)

@@ -101,7 +101,9 @@ class Site:
 
     def _folder(self, top: View[Any], folder: SeenFolder, axis: Axis, asked: Sequence[str]) -> _Page:
         tones = folder_page.chosen(folder, asked)
-        views = {name: self._watched(name).look(patience_s=0.0) for name in tones}
+        for name in tones:  # all are woken up before one is waited for
+            self._watched(name).look(patience_s=0.0)
+        views = {name: self._watched(name).look() for name in tones}
         versions = tuple((name, tone, views[name].version, views[name].error) for name, tone in tones.items())
         key = ("folder", axis, top.version, versions)
         with self._drawing:

@@ -11,7 +11,7 @@ from data_service.errors import UserError
 _EVERY_S = 2.0  # between two reads
 _SHARE = 5.0  # or so many times as long as the last one took: reading takes a sixth of a core at most
 _IDLE_S = 60.0  # after the last look, reading ends
-_FIRST_S = 3.0  # a first look waits so long for the first read
+_FIRST_S = 3.0  # so long the looks that wake it up wait for the first read
 
 T = TypeVar("T")
 
@@ -39,13 +39,16 @@ class View(Generic[T]):
 class Watched(Generic[T]):
     """Calls `read` on a thread of its own, from the first look until nobody has looked for a minute.
 
-    A look returns at once what was read last. Only before the first read it waits, for a short time.
+    A look returns at once what was read last. Where nobody has looked for a while, what was read last is old: until
+    the first read since then has ended, looks wait, for a short time.
     """
 
     def __init__(self, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._read, self._clock = read, clock
         self._changed = threading.Condition()
         self._running = False
+        self._fresh = False  # a read has ended since it was woken up, well or not
+        self._woken = 0.0
         self._looked = 0.0
         self._value: T | None = None
         self._version = 0
@@ -55,14 +58,13 @@ class Watched(Generic[T]):
         self._began: float | None = None
 
     def look(self, patience_s: float = _FIRST_S) -> View[T]:
-        """What is known now. The first read is waited for, so long at most."""
+        """What is known now. A first read is waited for, so long at most after it was woken up."""
         with self._changed:
             self._looked = self._clock()
             if not self._running:
-                self._running = True
+                self._running, self._fresh, self._woken = True, False, self._looked
                 threading.Thread(target=self._run, name="watch", daemon=True).start()
-            if not self._is_known():
-                self._changed.wait_for(self._is_known, patience_s)
+            self._changed.wait_for(lambda: self._fresh, max(0.0, self._woken + patience_s - self._looked))
             now = self._clock()
             return View(
                 self._value,
@@ -73,9 +75,6 @@ class Watched(Generic[T]):
                 None if self._began is None else now - self._began,
             )
 
-    def _is_known(self) -> bool:
-        return self._value is not None or self._error is not None
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -85,6 +84,7 @@ class Watched(Generic[T]):
                 now = self._clock()
                 took, self._began = now - self._began, None
                 self._take(value, error, now)
+                self._fresh = True
                 self._changed.notify_all()
                 self._changed.wait(max(_EVERY_S, _SHARE * took))
                 if self._clock() - self._looked > _IDLE_S:

@@ -56,15 +56,9 @@ LOSSES = {"loss": True, "loss without bias": False}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTHS = (32, 64, 80, 96, 128)
 STATES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-NORM_WIDTHS = {
-    "LayerNorm": STATES,
-    "LayerNorm, no dropout": STATES,
-    "LayerNorm without bias": (768, 1024),
-    "RMSNorm": (768, 1152, 2304),
-    "RMSNorm, no dropout": (768, 1152, 2304),
-}
-"""Of the states of recipes and of EuroBERT's sizes."""
-VOCABULARIES = (21_184, 28_992, 30_016, 30_528, 32_000, 50_304, 50_368, 95_040, 128_128, 128_256)
+NORM_WIDTHS = {"LayerNorm": STATES, "LayerNorm, no dropout": STATES, "LayerNorm without bias": (768, 1024)}
+"""Of the states of recipes; elsewhere EuroBERT's."""
+VOCABULARIES = (21_184, 29_056, 30_016, 30_528, 32_000, 50_304, 50_368, 95_040, 128_128, 128_256)
 """Of recipes, rounded up as on a GPU (`encoder_core/heads/cross_entropy.py`)."""
 EVERY_FORM = (*FORMS, *NORMS, *LOSSES)
 ARCHITECTURES = (80, 90, 100)
@@ -205,7 +199,9 @@ def compile_all(
 
 def widths_of(form: str) -> tuple[int, ...]:
     """Those of heads, of recipes' states, or recipes' vocabularies."""
-    return WIDTHS if form in FORMS else NORM_WIDTHS.get(form, VOCABULARIES)
+    if form in FORMS:
+        return WIDTHS
+    return VOCABULARIES if form in LOSSES else NORM_WIDTHS.get(form, (768, 1152, 2304))
 
 
 def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = None) -> Iterator[Compiled]:

@@ -46,7 +46,7 @@ def test_of_many_processes_those_of_the_killed_go_with_the_next(temporary: Path,
     draws = random.Random(draw)
     kept = temporary / "maskfleet-finetuned-x"
     kept.mkdir()
-    (temporary / "maskfleet-scratch-link").symlink_to(kept)
+    (temporary / "maskfleet-temporary-link").symlink_to(kept)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM],

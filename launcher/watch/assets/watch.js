@@ -107,9 +107,11 @@ function tell() {
   } else if (known.reading !== null && known.reading > 10) {
     text = `reading since ${spell(known.reading + since)}; shown is how it was ${spell(age)} ago`;
     mood = age > LATE_S ? "late" : "";
+  } else if (age > LATE_S) {
+    text = `shown is how it was ${spell(age)} ago`;
+    mood = "late";
   } else {
     text = `live, read ${spell(age)} ago`;
-    mood = age > LATE_S ? "late" : "";
   }
   live.className = mood;
   live.setAttribute("role", mood ? "status" : "none");

@@ -1,4 +1,4 @@
-"""The fused attention's kernels compile for the GPUs that they are for, on the Tritons that torch brings.
+"""Our kernels compile for the GPUs that they are for, on the Tritons that torch brings.
 
 `compiled.csv` has a line for each launch: `python tests/bench/kernels.py --write`. What it says is compiled anew here.
 """
@@ -13,7 +13,26 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kernels import ARCHITECTURES, DTYPES, FORMS, SHARED, WIDTHS, Compiled, read
+from kernels import (
+    ARCHITECTURES,
+    DTYPES,
+    EVERY_FORM,
+    FORMS,
+    LOSSES,
+    NORMS,
+    SHARED,
+    STATES,
+    VOCABULARIES,
+    WIDTHS,
+    Compiled,
+    read,
+    widths_of,
+)
+
+from encoder_core.families.build import DetectorConfig
+from encoder_core.families.pre_norm import PreNormConfig
+from launcher.recipe.load import bundled, load
+from launcher.recipe.summary import known
 
 pytest.importorskip("triton", reason="Triton is not installed")
 import triton
@@ -57,7 +76,11 @@ def test_every_launch_is_on_record_for_the_triton_that_the_pinned_torch_brings()
     assert triton.__version__ == PINS["triton"]
     seen = {(one.sm, one.dtype, one.width, one.form) for one in RECORDED if one.triton == PINS["triton"]}
     assert seen == {
-        (sm, dtype, w, form) for sm in ARCHITECTURES for dtype in DTYPES for w in WIDTHS for form in FORMS
+        (sm, dtype, width, form)
+        for sm in ARCHITECTURES
+        for dtype in DTYPES
+        for form in EVERY_FORM
+        for width in widths_of(form)
     }
 
 
@@ -106,6 +129,36 @@ def test_some_drawn_launches_become_what_is_on_record(tmp_path: Path) -> None:
     assert found
     recorded = lines(RECORDED)
     assert {name: recorded.get(name) for name in found} == found
+
+
+def test_kernels_of_norms_and_losses_become_what_is_on_record_and_round(tmp_path: Path) -> None:
+    """Gradients in half precision are rounded to the nearest: Triton's interpreter does not show that."""
+    draws = random.SystemRandom()
+    sm, dtype, norm = draws.choice(ARCHITECTURES), draws.choice(HALF), draws.choice(list(NORMS))
+    widths = (draws.choice(widths_of(norm)), draws.choice(VOCABULARIES))
+    found: dict[tuple[object, ...], Compiled] = {}
+    for form, width in zip((norm, "loss"), widths, strict=True):
+        options = {"--sm": str(sm), "--dtype": dtype, "--width": str(width), "--form": form}
+        (folder := tmp_path / form).mkdir()
+        found |= lines(compiled(folder, *(word for option in options.items() for word in option)))
+    recorded = lines(RECORDED)
+    assert len(found) == 4
+    assert {name: recorded.get(name) for name in found} == found
+    (code,) = tmp_path.glob("loss/cache/*/gradient_kernel.ptx")
+    kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
+    assert f"cvt.rn.{kind}" in code.read_text()
+    assert "cvt.rz" not in code.read_text()
+
+
+def test_widths_and_vocabularies_are_those_of_our_recipes() -> None:
+    models = [known(load(name).model) for name in bundled()]
+    networks = [*models, *(one.generator for one in models if isinstance(one, DetectorConfig))]
+    assert {one.hidden for one in networks} <= {width for form in NORMS for width in widths_of(form)}
+    post_norm = {one.hidden for one in networks if not isinstance(one, PreNormConfig)}
+    assert post_norm <= set(STATES)
+    vocabularies = {one.vocab for one in models if one.vocab is not None}
+    assert {-(-vocab // 64) * 64 for vocab in vocabularies} == set(VOCABULARIES)
+    assert set(EVERY_FORM) == {*FORMS, *NORMS, *LOSSES}
 
 
 @pytest.mark.long

@@ -1,9 +1,12 @@
 """Every attention kernel against the formula: values, gradients, and what dropout does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_batch import make_batch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -21,6 +24,7 @@ from encoder_core.layers.flash3 import flash_takes
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
+from tests.support.models.small_networks import NETWORKS, build
 
 LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
 
@@ -277,3 +281,36 @@ def test_varlen_on_a_gpu_is_near_the_formula(window: int | None) -> None:
 )
 def test_flash_is_chosen_where_it_exists(device: str, dtype: torch.dtype, width: int, taken: bool) -> None:
     assert flash_takes(device, dtype, width) is taken
+
+
+FLASH_FAMILIES = ("roberta", "spanbert", "albert", "electra", "modernbert", "eurobert", "xlm", "distilbert")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", FLASH_FAMILIES)
+def test_every_family_attends_by_flash_wherever_nothing_is_dropped(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device without numbers that is taken for a GPU, in bf16: in training without dropout, and in evaluation of a
+    model with dropout, which trains by our kernels."""
+    (network,) = (network for network in NETWORKS if network.name == family)
+    used: list[str] = []
+    for name in ("flash_takes", "fused_takes"):
+        real = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda device, *kind, real=real: real("cuda", *kind))
+    for name in ("varlen_flash", "fused", "padded_sdpa", "blocked", "written"):
+        monkeypatch.setattr(
+            kernels, name, lambda q, *given, name=name: used.append(name) or torch.empty_like(q)
+        )
+    rates = {"dropout": 0.1, "attention_dropout": 0.1}
+    batch = make_batch([5, 20, 33, 1], 500).to(torch.device("meta"))
+    for dropped in (False, True):
+        model = network.model.model_copy(update={name: rate * dropped for name, rate in rates.items()})
+        with torch.device("meta"):
+            module = build(replace(network, model=model)).bfloat16()
+        for training in (True, False):
+            used.clear()
+            module.train(training)(batch)
+            expected = "fused" if dropped and training else "varlen_flash"
+            students = network.objective.distil is not None  # its teachers drop nothing
+            assert set(used) == {expected, "varlen_flash"} if students else {expected}, (dropped, training)

@@ -1,8 +1,10 @@
 """Every end has one of four codes: which errors are mistakes, and what becomes of everything else."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -23,6 +25,7 @@ from launcher.cluster.stop_requests import Stopping
 from launcher.cluster.supervisor import RunOutcome, supervise
 from launcher.contract import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
+from launcher.recipe.load import reload
 from launcher.run.history import read_history
 from launcher.run.record import open_run
 
@@ -120,3 +123,26 @@ def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPat
         supervise(open_run(fresh_run), Display(), Stopping(notes.append))
     assert "nothing answers at RAY_ADDRESS=127.0.0.1:1 yet" in notes[0]
     assert not list(open_run(fresh_run).store.list("attempts/"))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("memory", "passes"), [("900GiB", False), (None, True)])
+def test_a_store_that_leaves_no_memory_is_named_with_the_key(
+    fresh_run: str, monkeypatch: pytest.MonkeyPatch, memory: str | None, passes: bool
+) -> None:
+    """By Ray itself; what is too much for the whole machine does not pass by waiting."""
+    run = open_run(fresh_run)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if memory is None:  # half of the machine, where everything else takes more than the other half
+        memory = str(psutil.virtual_memory().total // 4)
+        monkeypatch.setattr("ray._private.utils.estimate_available_memory", lambda: 1 << 30)
+    run = replace(run, recipe=reload(run.recipe, (f"data_service.memory={memory}",)))
+    with pytest.raises(RunError) as caught:
+        supervise(run, Silent(), Stopping(lambda text: None))
+    assert isinstance(caught.value, TryAgain) == passes
+    assert "data_service.memory" in caught.value.remedy
+
+
+class Silent:
+    def update(self, status: object) -> None: ...
+    def note(self, text: str) -> None: ...

@@ -3,9 +3,11 @@
 from collections import Counter
 from dataclasses import replace
 
+import operations
 import pytest
 from dispatched import is_view
 from gpu_path import as_on_a_gpu
+from step_batch import in_random_order, make_batch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -15,8 +17,11 @@ from encoder_core.cost.products import Shape
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.estimate.cluster import find_gpu
 from launcher.estimate.roofline import (
+    LOGIT_PASSES,
+    PYTHON,
     is_attention,
     product_bytes,
+    python_factor,
     roofline,
     traffic_bytes,
     warp_instructions,
@@ -33,11 +38,13 @@ FAMILIES = {
     *("xlnet", "bert with relative keys"),
 }
 PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "convolution", "convolution_backward"}
+FILLS = {"zeros_like", "new_zeros", "zeros", "full", "fill_", "zero_"}
 ROWS = {"embedding", "index_select", "gather", "index"}
 
 
 class Bytes(TorchDispatchMode):
-    """What each operation reads and writes; of a table only the rows that are picked."""
+    """What each operation reads and writes; of a table only the rows that are picked. Kernels that are not launched are
+    not among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,6 +54,7 @@ class Bytes(TorchDispatchMode):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if not is_view(func) and not name.startswith(("empty", "new_empty", "detach")):
             read, written = (sum(map(_size, tree_leaves(x))) for x in ((args, kwargs), out))
+            read = 0 if name in FILLS else read
             self.found["products" if name in PRODUCTS else "others"] += (
                 2 * written if name in ROWS else read + written
             )
@@ -55,6 +63,11 @@ class Bytes(TorchDispatchMode):
 
 def _size(x: object) -> int:
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes()) if isinstance(x, Tensor) else 0
+
+
+def of_norms(launched: list[str], states: int, state: int) -> int:
+    """Bytes of the kernels of residual, dropout and norm: four numbers of a state forward, and four backward."""
+    return launched.count("norm forward") * 8 * state * states
 
 
 @pytest.mark.heavy
@@ -68,7 +81,8 @@ def test_bytes_are_those_that_operations_touch(network: Network) -> None:
     network = replace(network, model=network.model.model_copy(update=changes))
     module, batch = build(network), full_rows(network, SHAPE)
     remembered = memory(network, module, batch)
-    with as_on_a_gpu(module, lambda name: None), Bytes() as bytes_of:
+    launched: list[str] = []
+    with as_on_a_gpu(module, launched.append), Bytes() as bytes_of:
         for losses in turns(module, batch, remembered):
             sum(term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
     plm = network.objective.plm is not None
@@ -77,8 +91,44 @@ def test_bytes_are_those_that_operations_touch(network: Network) -> None:
     assert counted == pytest.approx(bytes_of.found["products"], rel=0.125)
     recipe = load("xlnet-base" if plm else "roberta-base")
     recipe = recipe.model_copy(update={"model": network.model, "objective": network.objective})
-    between = traffic_bytes(recipe, SHAPE, STATE)
-    assert bytes_of.found["others"] / 6 < between < 1.2 * bytes_of.found["others"]
+    logits = sum(p.m * p.n * p.count for p in every if p.what == "head: scores of all ids")
+    between = (
+        traffic_bytes(recipe, SHAPE, STATE) - LOGIT_PASSES * STATE * logits
+    )  # by kernels that are not launched
+    moved = bytes_of.found["others"] + of_norms(launched, SHAPE.tokens * network.model.hidden, STATE)
+    assert moved / 6 < between < 1.2 * moved
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("RoBERTa", "post-norm"), ("ModernBERT", "pre-norm"), ("DeBERTa v2", "DeBERTa"), ("XLNet", "XLNet")],
+)
+def test_layers_that_are_not_compiled_move_so_many_times_as_much(
+    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a third layer adds, in bf16."""
+    monkeypatch.setattr(
+        "encoder_core.kernels.residual_norm._PROGRAMS", 1
+    )  # its sums are small where tokens are many
+    published, shape = load(operations.RECIPES[family]).model, Shape(4, 64, 8)
+    size = {"hidden": 128, "heads": 2, "feed_forward": 128 * published.feed_forward // published.hidden}
+    recipe = operations.small(operations.RECIPES[family])
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=size), "compile": False})
+    moved, kept = [], []
+    for deep in (operations.with_layers(recipe, layers) for layers in (2, 3)):
+        launched: list[str] = []
+        module, batch = operations.built(deep).bfloat16(), make_batch([shape.length] * shape.rows, 500)
+        batch = in_random_order(batch) if family == "XLNet" else batch
+        with as_on_a_gpu(module, launched.append), Bytes() as bytes_of:
+            for term in module(batch).terms:
+                term.loss_sum.backward(retain_graph=True)
+        moved.append(bytes_of.found["others"] + of_norms(launched, shape.tokens * size["hidden"], 2))
+        compiled = deep.model_copy(update={"compile": "auto"})
+        kept.append(traffic_bytes(compiled, shape, 2))
+        assert traffic_bytes(deep, shape, 2) > kept[-1]
+    assert python_factor(recipe) == PYTHON[kind]
+    assert (moved[1] - moved[0]) / (kept[1] - kept[0]) == pytest.approx(PYTHON[kind], rel=0.15)
 
 
 @pytest.mark.parametrize("gpu", ["H100", "H200", "B200", "A100-80", "L40S", "MI300X"])

@@ -13,6 +13,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig
 from launcher.cli.main import app
+from launcher.cluster.resources import plan_resources
 from launcher.errors import RunError
 from launcher.rank.initial_weights import check_start
 from launcher.recipe.checks import unsuitable
@@ -34,6 +35,7 @@ def test_every_export_is_continued_without_an_edit(tmp_path: Path, name: str) ->
     assert unsuitable(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
     check_start(recipe)
     assert recipe.phases[0].length == LENGTH
+    assert plan_resources(recipe).object_store_bytes < 3 << 30  # of the memory of a small machine
     theirs = exported_heads(family.config, family.objective)
     assert exported_heads(recipe.model, recipe.objective) == theirs
     assert (recipe.objective.rtd is not None) == (len(family.folders) == 2)

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -244,6 +245,51 @@ def test_a_store_that_hangs_keeps_nobody_waiting(run: ToldRun) -> None:
         set_fault(store, None)
         run.steps(1, 200, 210)
         ask.until("step 210 of")
+
+
+@pytest.mark.parametrize(
+    "draw", [0, 1, *(pytest.param(draw, marks=pytest.mark.long) for draw in range(2, 8))]
+)
+def test_a_page_is_fresh_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: int
+) -> None:
+    """However long nobody has looked: nothing is read meanwhile, and the next page shows what is there now."""
+    monkeypatch.setattr(watched, "_IDLE_S", -1.0)
+    draws, folder = random.Random(draw), draw % 2 == 1
+    run = ToldRun(tmp_path / "a" if folder else tmp_path)
+    run.begin(1)
+    done = 0
+    with serving(tmp_path) as ask:
+        for _ in range(4):
+            more = draws.randint(1, 50)
+            run.steps(1, done, done + more)
+            done += more
+            path = draws.choice(["/", "/run/a"] if folder else ["/", "/?axis=tokens"])
+            assert f"step {done:,} of" in ask.page(path) or f"{done:,} of" in ask.page(path)
+            asleep()
+
+
+@pytest.mark.long
+def test_what_was_read_before_is_shown_where_a_store_hangs_on_opening(
+    run: ToldRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_IDLE_S", -1.0)
+    store = FaultyStore(run.folder)
+    with serving(run.folder, store) as ask:
+        assert "step 200 of" in ask.page()
+        asleep()
+        set_fault(store, "hangs")
+        news = ask.news()
+        assert "step 200 of" in json.dumps(news["sections"])
+        assert news["reading"] >= 2
+        assert news["age"] > news["reading"]
+        set_fault(store, None)
+
+
+def asleep() -> None:
+    """Waits until nothing is read any more."""
+    while any(thread.name == "watch" for thread in threading.enumerate()):
+        threading.Event().wait(0.01)
 
 
 def test_a_folder_compares_its_runs(tmp_path: Path) -> None:
