@@ -73,13 +73,16 @@ def groups(found: Sequence[Compiled]) -> Iterator[tuple[tuple[str, int, str], li
 
 
 def test_every_launch_is_on_record_for_the_triton_that_the_pinned_torch_brings() -> None:
+    """Of attention on every chip in every precision, of norms and losses wherever one of them is on record."""
     assert triton.__version__ == PINS["triton"]
-    seen = {(one.sm, one.dtype, one.width, one.form) for one in RECORDED if one.triton == PINS["triton"]}
+    mine = [one for one in RECORDED if one.triton == PINS["triton"]]
+    seen = {(one.sm, one.dtype, one.width, one.form) for one in mine}
+    others = {(one.sm, one.dtype) for one in mine if one.form not in FORMS}
     assert seen == {
         (sm, dtype, width, form)
         for sm in ARCHITECTURES
         for dtype in DTYPES
-        for form in EVERY_FORM
+        for form in (EVERY_FORM if (sm, dtype) in others else FORMS)
         for width in widths_of(form)
     }
 
@@ -131,7 +134,7 @@ def test_some_drawn_launches_become_what_is_on_record(tmp_path: Path) -> None:
     assert {name: recorded.get(name) for name in found} == found
 
 
-def test_kernels_of_norms_and_losses_become_what_is_on_record_and_round(tmp_path: Path) -> None:
+def test_kernels_of_norms_and_losses_compile_without_spills_and_round(tmp_path: Path) -> None:
     """Gradients in half precision are rounded to the nearest: Triton's interpreter does not show that."""
     draws = random.SystemRandom()
     sm, dtype, norm = draws.choice(ARCHITECTURES), draws.choice(HALF), draws.choice(list(NORMS))
@@ -141,9 +144,10 @@ def test_kernels_of_norms_and_losses_become_what_is_on_record_and_round(tmp_path
         options = {"--sm": str(sm), "--dtype": dtype, "--width": str(width), "--form": form}
         (folder := tmp_path / form).mkdir()
         found |= lines(compiled(folder, *(word for option in options.items() for word in option)))
-    recorded = lines(RECORDED)
     assert len(found) == 4
-    assert {name: recorded.get(name) for name in found} == found
+    assert [one for one in found.values() if one.faults] == []
+    recorded = {name: one for name, one in lines(RECORDED).items() if name in found}
+    assert recorded == {name: found[name] for name in recorded}
     (code,) = tmp_path.glob("loss/cache/*/gradient_kernel.ptx")
     kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
     assert f"cvt.rn.{kind}" in code.read_text()
