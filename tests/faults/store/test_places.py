@@ -17,7 +17,7 @@ from tests.support.runs import small_runs
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
 MOST_ENDS = 4  # by error, until the place is back
 
@@ -39,7 +39,7 @@ def copied(source: str, target: str) -> str:
     return target
 
 
-@pytest.mark.parametrize("draw", [0, *(pytest.param(draw, marks=pytest.mark.long) for draw in range(1, 9))])
+@pytest.mark.parametrize("draw", range(9))
 def test_copied_or_moved_it_goes_on_and_neither_disturbs_the_other(
     folder: Path, calm: str, s3: S3Server, tmp_path: Path, draw: int
 ) -> None:
@@ -91,18 +91,8 @@ class Closed:
         return self.refused >= self._count
 
 
-@pytest.mark.parametrize(
-    ("what", "draw"),
-    [
-        ("corpus", 0),
-        ("run", 0),
-        *(
-            pytest.param(what, draw, marks=pytest.mark.long)
-            for what in ("corpus", "run")
-            for draw in range(1, 9)
-        ),
-    ],
-)
+@pytest.mark.parametrize("draw", range(9))
+@pytest.mark.parametrize("what", ["corpus", "run"])
 def test_a_place_that_is_gone_or_closed_for_a_while(
     folder: Path,
     calm: str,
@@ -141,7 +131,7 @@ def test_a_place_that_is_gone_or_closed_for_a_while(
     assert small_runs.losses(uri) == pytest.approx(small_runs.losses(calm), rel=1e-5)
 
 
-@pytest.mark.parametrize("draw", [pytest.param(draw, marks=pytest.mark.long) for draw in range(4)])
+@pytest.mark.parametrize("draw", range(4))
 def test_a_folder_of_text_that_is_renamed_away_and_back(
     folder: Path, calm: str, tmp_path: Path, draw: int
 ) -> None:

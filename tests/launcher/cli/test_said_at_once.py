@@ -219,7 +219,6 @@ def told(lines: list[list[str]], places: dict[str, str]) -> list[tuple[list[str]
         capture_output=True,
         text=True,
         check=True,
-        timeout=500,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(asked), done.stderr

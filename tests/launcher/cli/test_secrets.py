@@ -97,7 +97,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "draw", [*range(12), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 6 * len(COMMANDS)))]
+    "draw", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 6 * len(COMMANDS)))]
 )
 def test_a_key_in_a_uri_is_nowhere(
     root: Path,
