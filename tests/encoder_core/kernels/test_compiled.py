@@ -31,7 +31,8 @@ from kernels import (
 
 from encoder_core.families.build import DetectorConfig
 from encoder_core.families.pre_norm import PreNormConfig
-from launcher.recipe.load import bundled, load
+from launcher.recipe.load import load
+from launcher.recipe.source import bundled
 from launcher.recipe.summary import known
 
 pytest.importorskip("triton", reason="Triton is not installed")
