@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from launcher.cli import main as cli
 from launcher.cli.main import app
 from tests.support.checks.command import maskfleet
+from tests.support.checks.silence import without_signs_of_life
 from tests.support.data.made_up import write_text
 
 
@@ -210,7 +211,7 @@ def test_a_dead_endpoint_is_one_sentence_and_the_error() -> None:
     ]
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     assert ended.returncode == 2
-    said = ended.stderr.splitlines()
+    said = without_signs_of_life(ended.stderr).splitlines()
     assert said[0].startswith("cannot reach s3://b/runs/x/run.json: ")
     assert said[0].endswith("; trying again, for at most 7 s without progress")
     assert [line.partition(":")[0] for line in said[1:]] == ["error", "remedy"]

@@ -28,6 +28,7 @@ from launcher.recipe.load import load
 from launcher.recipe.summary import parameters
 from launcher.run import checkpoint as chosen
 from launcher.run.record import open_run
+from tests.support.checks.silence import without_signs_of_life
 
 
 def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -104,7 +105,8 @@ def test_a_full_standard_output_is_said(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = command(*arguments, stdout=full.fileno())
     assert done.returncode == 2
-    assert done.stderr.startswith("error: standard output takes no more: No space left on device\nremedy: ")
+    said = without_signs_of_life(done.stderr)
+    assert said.startswith("error: standard output takes no more: No space left on device\nremedy: ")
 
 
 def test_a_reader_that_has_ended_needs_no_message() -> None:
@@ -112,7 +114,7 @@ def test_a_reader_that_has_ended_needs_no_message() -> None:
     os.close(reader)
     done = command("recipe", "show", "bert-tiny", stdout=writer)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, without_signs_of_life(done.stderr)) == (1, "")
 
 
 def test_a_key_of_another_choice_is_named_as_such() -> None:

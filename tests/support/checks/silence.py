@@ -103,3 +103,10 @@ def on_screen(text: str) -> list[str]:
             column += 1
         index += 1
     return lines
+
+
+def without_signs_of_life(text: str) -> str:
+    """What a command printed to no terminal, but for the lines that come after three seconds of a busy machine."""
+    return "".join(
+        line for line in text.splitlines(keepends=True) if not line.rstrip().endswith((" so far", " left"))
+    )
