@@ -190,7 +190,7 @@ def test_a_check_during_which_two_burn_ins_ended_is_not_begun_a_third_time(
         assert burnt(tmp_path, counted).outcomes["counted"].status == status
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"version": 2}', "[]", '{"version": 1, "outcomes": {"a": 1}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1, "outcomes": {"a": 1}}'])
 def test_a_record_that_cannot_be_read_is_put_aside(
     tmp_path: Path, own_checks: list[Check], text: str
 ) -> None:
