@@ -124,7 +124,7 @@ def test_after_half_of_it_as_much_is_left(half: int, before: int, age: float) ->
     assert work.describe(age).endswith(f", about {human_duration(age)} left")
 
 
-@pytest.mark.parametrize("terminal", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("terminal", [pytest.param(t, marks=pytest.mark.long) for t in (False, True)])
 def test_a_slow_store_does_not_silence_a_command(
     s3: S3Server, faults: FaultProxy, tmp_path: Path, terminal: bool
 ) -> None:

@@ -30,6 +30,7 @@ from sybil.typing import Evaluator
 
 from launcher.contract import REPEAT
 from launcher.recipe.schema import Recipe
+from tests.support.checks.silence import without_signs_of_life
 
 STARTS = 3
 ROOT = Path(__file__).parents[3]
@@ -98,7 +99,8 @@ def ensure_printed(said: str, shown: tuple[str, ...]) -> None:
         return
     lines = [_plain(line) for line in shown if line.strip()]
     pattern = "".join(_ANY_LINES if line == "..." else _line(line) for line in lines)
-    printed = "".join(f"{_plain(line)}\n" for line in said.splitlines() if line.strip())
+    heard = without_signs_of_life(said).splitlines()
+    printed = "".join(f"{_plain(line)}\n" for line in heard if line.strip())
     expected = "\n".join(shown)
     assert re.fullmatch(pattern, printed), f"the page shows\n{expected}\nand this was printed\n{said}"
 
