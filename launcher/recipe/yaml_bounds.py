@@ -12,7 +12,7 @@ import yaml
 from data_service.store import errors as store_errors
 from data_service.visible import without_secrets
 
-KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in the variables of its client"
+KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
 _DEEPEST = 40  # levels; a recipe has 6
 _MOST = 100_000  # values, every alias counted as what it stands for; a recipe has a few hundred
 

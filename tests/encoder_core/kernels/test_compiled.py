@@ -74,22 +74,29 @@ def groups(found: Sequence[Compiled]) -> Iterator[tuple[tuple[str, int, str], li
 
 
 def test_every_launch_is_on_record_for_the_triton_that_the_pinned_torch_brings() -> None:
-    """Of attention on every chip in every precision, of norms and losses wherever one of them is on record."""
+    """On every chip in every precision."""
     assert triton.__version__ == PINS["triton"]
     mine = [one for one in RECORDED if one.triton == PINS["triton"]]
     seen = {(one.sm, one.dtype, one.width, one.form) for one in mine}
-    others = {(one.sm, one.dtype) for one in mine if one.form not in FORMS}
     assert seen == {
         (sm, dtype, width, form)
         for sm in ARCHITECTURES
         for dtype in DTYPES
-        for form in (EVERY_FORM if (sm, dtype) in others else FORMS)
+        for form in EVERY_FORM
         for width in widths_of(form)
     }
 
 
 def test_every_torch_that_is_admitted_has_its_triton_on_record() -> None:
     assert {one.triton for one in RECORDED} >= BROUGHT
+
+
+def test_every_triton_on_record_has_the_same_launches() -> None:
+    launches = defaultdict(set)
+    for one in RECORDED:
+        launches[one.triton].add((one.sm, one.dtype, one.width, one.form, one.kernel))
+    first, *others = launches.values()
+    assert all(other == first for other in others)
 
 
 GROUPS = [pytest.param(found, id="-".join(map(str, name))) for name, found in groups(RECORDED)]

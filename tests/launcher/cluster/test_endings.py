@@ -140,7 +140,7 @@ def test_a_store_that_leaves_no_memory_is_named_with_the_key(
     with pytest.raises(RunError) as caught:
         supervise(run, Silent(), Stopping(lambda text: None))
     assert isinstance(caught.value, TryAgain) == passes
-    assert "data_service" in caught.value.remedy
+    assert "data_service.memory=" in caught.value.remedy
 
 
 class Silent:
