@@ -54,7 +54,8 @@ def hold(logits: Tensor, ids: Tensor) -> None:
     torch.testing.assert_close(losses.double(), wanted[0], rtol=most, atol=most)
     assert torch.equal(correct, wanted[1])
     off = ROUNDED.get(dtype, most)
-    torch.testing.assert_close(gradient.double(), wanted[2], rtol=off, atol=off / 2**10 + 2.0**-25)
+    # A target's gradient is p - 1: where p is nearly 1, what is left of it is the rounding of p, in fp32.
+    torch.testing.assert_close(gradient.double(), wanted[2], rtol=off, atol=off / 2**10 + 2.0**-22)
     torch.testing.assert_close(by_bias.double(), wanted[3], rtol=most, atol=8 * most)
 
 
