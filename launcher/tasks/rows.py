@@ -236,15 +236,18 @@ def _delimiter(layout: RowFormat, file: InputFile) -> str:
         return usual
     first = next(read_lines(file, layout.encoding), "")
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
-    names = {
-        delimiter: [
-            name.strip() for name in next(csv.reader([first], delimiter=delimiter, quoting=quoting), [])
-        ]
-        for delimiter in (usual, *others)
-    }
+    names = {delimiter: _names_in(first, delimiter, quoting) for delimiter in (usual, *others)}
     wanted = [str(column) for column in layout.columns]
     fitting = (one for one in names if all(names[one].count(name) == 1 for name in wanted))
     return next(fitting, max(names, key=lambda one: len(names[one])))
+
+
+def _names_in(line: str, delimiter: str, quoting: Literal[0, 3]) -> list[str]:
+    """No names where the line breaks the rules of CSV: who reads the rows says so, with the place."""
+    try:
+        return [name.strip() for name in next(csv.reader([line], delimiter=delimiter, quoting=quoting), [])]
+    except csv.Error:
+        return []
 
 
 def _misfit(place: FilePosition, count: int, least: int, names: list[str] | None) -> TaskError:

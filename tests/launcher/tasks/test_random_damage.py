@@ -150,6 +150,14 @@ def test_good_ones_are_read(name: str, tmp_path: Path) -> None:
     assert all(len(task.read(split)) for split in task.splits)
 
 
+@pytest.mark.parametrize("first", [b"a,b,y\ra b,c d,no\n", b'"a,b,y\n', b"a," + b"b" * 200_000 + b",y\n", b"\0\n"])
+def test_a_first_line_that_is_no_csv_is_refused(first: bytes, tmp_path: Path) -> None:
+    """It is read before the others, to find what stands between its columns."""
+    (tmp_path / "f").write_bytes(first + b"1,2,no\n")
+    with pytest.raises(TaskError, match=r"\bf\b"):
+        loads(json.dumps(CASES["csv"][0]), "mine.yaml", str(tmp_path)).read("dev")
+
+
 @settings(ANY, max_examples=150)
 @given(data=st.data())
 def test_damaged_files(data: st.DataObject, tmp_path: Path) -> None:
