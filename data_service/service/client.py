@@ -9,12 +9,12 @@ from typing import Any
 
 import ray
 
-from data_service.errors import BuildFailed, UserError
+from data_service.errors import UserError
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
+from data_service.service import tasks
 from data_service.service.announced import Announced, EpochWindow
 from data_service.service.feed import Build, FeedHandle, OpenStream, Wanted
-from data_service.service.tasks import DEATHS, SEE_RAY, cause_of, died, lost, reason_of
 from data_service.store.errors import StoreUnavailable
 from data_service.stream.token_axis import TokenAxis
 from data_service.stream.window import SlabLayout, StepLayout
@@ -110,7 +110,8 @@ class FeedClient:
         Raises:
             IndexError: outside the epoch.
             CorruptBlock, StoreError: a block that cannot be read, even after retries.
-            BuildFailed: the processes that build a window die again and again, most likely for lack of memory.
+            BuildFailed: the processes that build a window die again and again, most likely for lack of memory; or
+                there is no room for what they build.
         """
         if start >= stop:
             raise IndexError(f"no samples from {start} to {stop}")
@@ -231,9 +232,9 @@ class FeedClient:
             self._forget(window, held, 1)  # the build failed, the next need not
             raise
         except ray.exceptions.RayError as error:
-            if died(error):
-                self._report_death(window, self._forget(window, held, DEATHS), error)
-            elif lost(error):
+            if tasks.died(error) or tasks.full(error):
+                self._report(window, held, error)
+            elif tasks.lost(error):
                 self._forget(window, held)
             else:
                 self._forget(window, held, 1)
@@ -258,22 +259,22 @@ class FeedClient:
         samples: Samples = _result(ref)
         return samples
 
-    def _report_death(self, window: EpochWindow, deaths: int, error: Exception) -> None:
-        """Tell the feed that a build died. Raises BuildFailed if too many died in a row."""
-        epoch, number = window
+    def _report(self, window: EpochWindow, held: _Held, error: Exception) -> None:
+        """Tell the feed that a build died, or found no room, and wait a while for room. Raises BuildFailed if too many
+        in a row did.
+        """
+        most = tasks.NO_ROOMS if (full := tasks.full(error)) else tasks.DEATHS
+        failed, (epoch, number) = self._forget(window, held, most), window
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
-        reason = reason_of(error)
-        if deaths == DEATHS:
-            need = 2 * self._opened.epoch_layout.window_bytes >> 20
-            raise BuildFailed(
-                f"{name} could not be built: {deaths} processes in a row died of it; the last: {reason}",
-                remedy=f"a build takes about {need + 1} MiB: lower data_service.workers, or give the nodes more "
-                f"memory; {SEE_RAY}",
-            ) from error
-        if deaths:
-            _log.warning(
-                "%s: its build died (%s), %d of %d in a row; building again", name, reason, deaths, DEATHS
-            )
+        if failed == most:
+            raise tasks.build_failed(name, self._opened.epoch_layout.window_bytes, error) from error
+        if failed:
+            why = "there was no room for it" if full else "its build died"
+            reason = tasks.reason_of(error)
+            _log.warning("%s: %s (%s), %d of %d in a row; building again", name, why, reason, failed, most)
+        if full:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, timeout=2.0 ** (failed - 1))
 
     def _window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _Held:
         """A build of a window, with references to the slabs of its layout that are needed; from here or the feed."""
@@ -338,4 +339,4 @@ def _result(ref: Any) -> Any:
     try:
         return ray.get(ref)
     except ray.exceptions.RayTaskError as error:
-        raise cause_of(error) from error
+        raise tasks.cause_of(error) from error

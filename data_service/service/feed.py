@@ -18,7 +18,7 @@ from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
 from data_service.service.announced import EpochWindow
 from data_service.service.gauges import FeedGauges
-from data_service.service.tasks import SlabRefs, run_pass, submit_window
+from data_service.service.tasks import SlabRefs, full, no_room, object_store_bytes, run_pass, submit_window
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import RowCounts, Runner, count_rows, measure_rows
@@ -36,7 +36,8 @@ class FeedConfig(BaseModel):
 
     Attributes:
         workers: most windows being built at the same time.
-        memory: bytes of finished windows to hold, over all streams. Two windows a stream are always allowed.
+        memory: bytes of finished windows to hold, over all streams. Two windows a stream are always allowed. At most
+            half of the nodes' object stores are used: readers hold copies of what they read.
         cpus: what a worker asks of Ray's scheduler, in cores.
         slab_tokens: tokens in a slab, about: the unit in which samples travel.
         cache: URI of a folder that keeps row counts between runs; None to count at every start.
@@ -168,12 +169,16 @@ class Feed:
     def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
         """The stream measured in tokens: one object for all readers, which the ranks of a node share.
 
-        The first time, its rows' lengths are counted. Raises as `open` does.
+        The first time, its rows' lengths are counted. Raises as `open` does, and BuildFailed: they fit into no store.
         """
         if spec_json not in self._axes:
             stream = self._stream(spec_json)
             lengths = measure_rows(stream.corpora, self._cache(), self._run, self._count)
-            self._axes[spec_json] = ray.put(TokenAxis(stream.plan, stream.counts, lengths))
+            axis = TokenAxis(stream.plan, stream.counts, lengths)
+            try:
+                self._axes[spec_json] = ray.put(axis)
+            except ray.exceptions.RayError as error:
+                raise no_room("the lengths of a corpus's rows", error) if full(error) else error from error
         return [self._axes[spec_json]]
 
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
@@ -207,11 +212,17 @@ class Feed:
         corpora = Corpora(spec)
         counts = count_rows(corpora, self._cache(), self._run, self._count)
         plan = make_plan(corpora, counts, self._cache(), self._run, self._count)
-        held = max(2, self._config.memory // max(1, plan.epoch_layout.window_bytes))
+        held = max(2, (memory := self._memory()) // max(1, plan.epoch_layout.window_bytes))
         rows = slab_rows(spec.row_length, self._config.slab_tokens)
-        return _Stream(
-            spec_json, corpora, counts, plan, OpenStream(plan.epoch_layout, rows, held, plan.notes)
-        )
+        notes = plan.notes
+        if memory < self._config.memory:
+            asked = f"data_service.memory asks for {self._config.memory >> 20} MiB"
+            notes += (f"{asked}; half of Ray's object stores is used, {memory >> 20} MiB",)
+        return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.epoch_layout, rows, held, notes))
+
+    def _memory(self) -> int:
+        """Bytes of windows to hold. Nodes come and go, and their object stores with them."""
+        return min(self._config.memory, object_store_bytes() // 2)
 
     def _count(self, blocks: int) -> None:
         self._counted += blocks
@@ -232,18 +243,18 @@ class Feed:
 
     def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
         """Drop the windows asked for longest ago until one more fits. Returns whether it may start."""
-        size = stream.plan.epoch_layout.window_bytes
+        size, memory = stream.plan.epoch_layout.window_bytes, self._memory()
         for key in [key for key in self._builds if key not in asked]:
-            if self._fits(size):
+            if self._fits(size, memory):
                 break
             del self._builds[key]
-        return self._fits(size) and self._unfinished() < self._config.workers
+        return self._fits(size, memory) and self._unfinished() < self._config.workers
 
-    def _fits(self, size: int) -> bool:
+    def _fits(self, size: int, memory: int) -> bool:
         held = sum(
             self._streams[spec_json].plan.epoch_layout.window_bytes for spec_json, _, _ in self._builds
         )
-        return held + size <= self._config.memory or len(self._builds) < 2
+        return held + size <= memory or len(self._builds) < 2
 
     def _unfinished(self) -> int:
         first = [held.slabs[0] for held in self._builds.values()]

@@ -24,6 +24,7 @@ from data_service.stream.window import SlabLayout, build_window
 SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
 DEATHS = 8  # processes in a row that die of one task: more often than machines do by chance
+NO_ROOMS = 8  # builds in a row that found the object store full, with pauses between them: two minutes
 SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
 
@@ -128,6 +129,37 @@ def died(error: Exception) -> bool:
     return isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError)
 
 
+def full(error: Exception) -> bool:
+    """Whether an object store had no room for a result, and none could be made by spilling to a disk."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    return isinstance(cause, ray.exceptions.ObjectStoreFullError | ray.exceptions.OutOfDiskError)
+
+
+def build_failed(what: str, window_bytes: int, error: Exception) -> BuildFailed:
+    """A window of so many bytes was built again and again: its processes died, or object stores stayed full."""
+    if full(error):
+        return no_room(what, error)
+    return BuildFailed(
+        f"{what} could not be built: {DEATHS} processes in a row died of it; the last: {reason_of(error)}",
+        remedy=f"a build takes about {(2 * window_bytes >> 20) + 1} MiB: lower data_service.workers, or give the nodes "
+        f"more memory; {SEE_RAY}",
+    )
+
+
+def no_room(what: str, error: Exception) -> BuildFailed:
+    """An object store stayed full."""
+    return BuildFailed(
+        f"{what} found no room in Ray's object stores, which hold {object_store_bytes() >> 20} MiB: {reason_of(error)}",
+        remedy="lower data_service.memory, give the nodes more shared memory (launch: --shared-memory), or make room "
+        "on the disk where Ray spills (RAY_object_spilling_directory, by default in the temporary folder)",
+    )
+
+
+def object_store_bytes() -> int:
+    """Of all nodes together."""
+    return int(ray.cluster_resources().get("object_store_memory", 0))
+
+
 def lost(error: Exception) -> bool:
     """Whether a task's node or its result is gone, which is no fault of the task."""
     return isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
@@ -135,7 +167,10 @@ def lost(error: Exception) -> bool:
 
 def reason_of(error: Exception) -> str:
     """Why a task died, in one line."""
-    return str(error).strip().partition("\n")[0]
+    cause = (
+        error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
+    )
+    return str(cause).strip().partition("\n")[0] or type(cause).__name__
 
 
 def _build_slabs(spec_json: str, window: Window, layout: SlabLayout) -> list[Samples] | Samples:

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.types import ByteSize, NonNegativeInt
 
 from data_service.visible import control_characters
@@ -103,7 +112,19 @@ Word = Annotated[  # needs no quoting anywhere
 Variable = Annotated[
     str, spelt(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
 ]
-Size = Annotated[ByteSize, Field(ge=1 << 20)]
+
+
+def _size(told: object) -> int:
+    try:
+        size = TypeAdapter(ByteSize).validate_python(told)
+    except ValidationError:
+        size = ByteSize(0)
+    if size < 1 << 20:
+        raise ValueError("it takes a size of at least 1MiB, such as 900GiB")
+    return int(size)
+
+
+Size = Annotated[int, BeforeValidator(_size)]
 _OPTIONS = {
     "run": "RUN",
     "gpus": "--gpus-per-node",

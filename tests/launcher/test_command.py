@@ -57,7 +57,8 @@ def mark(tmp_path: Path) -> Iterator[str]:
     name = str(tmp_path)
     yield name
     for process in alive(name):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile
+            process.kill()
 
 
 def start(does: str, mark: str, *prefix: str) -> "subprocess.Popen[str]":

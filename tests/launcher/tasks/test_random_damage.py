@@ -150,7 +150,9 @@ def test_good_ones_are_read(name: str, tmp_path: Path) -> None:
     assert all(len(task.read(split)) for split in task.splits)
 
 
-@pytest.mark.parametrize("first", [b"a,b,y\ra b,c d,no\n", b'"a,b,y\n', b"a," + b"b" * 200_000 + b",y\n", b"\0\n"])
+@pytest.mark.parametrize(
+    "first", [b"a,b,y\ra b,c d,no\n", b'"a,b,y\n', b"a," + b"b" * 200_000 + b",y\n", b"\0\n"]
+)
 def test_a_first_line_that_is_no_csv_is_refused(first: bytes, tmp_path: Path) -> None:
     """It is read before the others, to find what stands between its columns."""
     (tmp_path / "f").write_bytes(first + b"1,2,no\n")
