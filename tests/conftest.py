@@ -1,10 +1,14 @@
 """Which tests are pure; fixtures for all that stores: S3 servers, stores of every kind, faults on the way to them."""
 
+import os
+import random
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,8 @@ from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
 from tests.support.stores import ceph
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
+
+_DAY = "MASKFLEET_TEST_DAY"  # in the environment, so that all processes of a run draw the same cases
 
 decide()  # whether Triton's kernels are compiled for a GPU or interpreted on the CPU
 
@@ -55,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
+    os.environ.setdefault(_DAY, str(date.today().toordinal()))
     settings.register_profile("whole", deadline=None)
     settings.register_profile("pure", deadline=None, max_examples=4)
     settings.load_profile("pure" if config.getoption("--pure") else "whole")
@@ -66,8 +73,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if test and config.getoption("--pure") and not is_pure(collection_path) else None
 
 
+def pytest_report_header() -> str:
+    return f"{_DAY}={os.environ[_DAY]}"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what is pure, and with --pure leaves only that."""
+    """Marks what is pure, and with --pure leaves only that. Of the cases of a test that are drawn, the others are
+    marked as long."""
+    drawn = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("drawn") is not None:
+            drawn[item.nodeid.partition("[")[0]].append(item)
+    for name, cases in drawn.items():
+        count = cases[0].get_closest_marker("drawn").args[0]  # type: ignore[union-attr]
+        random.Random(f"{os.environ[_DAY]} {name}").shuffle(cases)
+        for item in cases[count:]:
+            item.add_marker("long")
     for item in items:
         if is_pure(item.path) and not _needs_a_server(item) and not any(item.iter_markers("cluster")):
             item.add_marker("pure")

@@ -164,6 +164,7 @@ def test_ranks_read_their_own_rows_of_one_feed(spec: StreamSpec) -> None:
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_ranks_come_and_go_whatever_steps_they_announce(spec: StreamSpec) -> None:
     """Worlds of other sizes read on in the windows of those before, and even disagree on how steps lie."""
     reference, draws = Stream(spec), random.Random(11)

@@ -106,6 +106,7 @@ for gpus in (0.0, 1.0):
 """
 
 
+@pytest.mark.long
 def test_cells_see_the_gpus_that_they_were_given_and_no_others(tmp_path: Path) -> None:
     """With `--gpus-per-cell 0` none: Ray itself would let them see all of the node's."""
     machine = gpus("GPU", "a", 2)

@@ -10,6 +10,7 @@ from tests.support.runs.train_command import output, training
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
+@pytest.mark.long
 def test_a_run_needs_no_home_folder(folder: Path) -> None:
     """Not even root can make a folder there."""
     uri = small_runs.new_run(folder, "homeless")

@@ -66,6 +66,7 @@ def until(holds: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_frozen_rank_is_killed_though_the_store_hangs(store: FaultyStore) -> None:
     """A6, A7: what is to be recorded waits; the claim, the beats, the driver's look, and the kill do not."""
     coordinator = coordinating(store)

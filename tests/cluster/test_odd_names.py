@@ -49,6 +49,7 @@ def ensure_whole_life(root: str, folder: Path, name: str) -> None:
     assert (folder / name / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_on_a_disk(folder: Path) -> None:
     ensure_whole_life(str(folder), folder, name_of(1))
 

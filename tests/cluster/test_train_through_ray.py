@@ -68,14 +68,16 @@ def kill_all_kinds(folder: Path, zero: int, undisturbed: str) -> None:
 
 
 def test_sigterm_commits_and_asks_for_a_requeue(folder: Path, undisturbed: str) -> None:
-    uri = small_runs.new_run(folder, "stopped", *SETTINGS)
-    with training(uri) as process:
+    """Under a name that is no identifier, and without a home folder."""
+    uri = small_runs.new_run(folder, "stopped by Zoë's ☂", *SETTINGS)
+    homeless = {"HOME": "/proc/no-home"}  # not even root can make a folder there
+    with training(uri, environment=homeless) as process:
         wait_for(process, lambda: committed(uri) >= 20)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75, output(process)
     stopped_at = committed(uri)
     assert 20 <= stopped_at < STEPS
-    with training(uri) as process:
+    with training(uri, environment=homeless) as process:
         assert process.wait(300) == 0, output(process)
     resumed = [event["step"] for event in small_runs.history(uri).events if event["kind"] == "resume"]
     assert resumed == [stopped_at], "no step was lost"

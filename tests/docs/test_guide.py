@@ -119,6 +119,7 @@ def test_the_tutorial(tutorial: Path) -> None:
     assert (tutorial / "first-model/model.safetensors").exists()
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", AFTER_IT)
 def test_a_page_that_goes_on_after_the_tutorial(page: str, tutorial: Path, tmp_path: Path) -> None:
@@ -127,11 +128,13 @@ def test_a_page_that_goes_on_after_the_tutorial(page: str, tutorial: Path, tmp_p
     Page(GUIDE / page, folder).run()
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("page", ALONE)
 def test_a_page_that_needs_nothing(page: str, tmp_path: Path) -> None:
     Page(GUIDE / page, tmp_path).run()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("schedulers")
 def test_the_page_about_clusters(bucket: str, s3: S3Server, tmp_path: Path) -> None:
     write_text(tmp_path / "text.jsonl", documents=300)

@@ -61,6 +61,7 @@ def test_existing_ids_stay_and_text_without_terms_is_split_as_before(tokenizer, 
     assert with_terms < 20
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("model_type", [None, "roberta", "deberta-v2"])
 def test_auto_tokenizer_gives_the_same_ids(tokenizer, model_type, lines: list[str], tmp_path) -> None:
     new = extend_tokenizer(tokenizer, TERMS).tokenizer

@@ -19,6 +19,7 @@ def _ours(tokenizer, texts: list[str]) -> list[list[int]]:
     return [ids.tolist() for ids in tokenizer.encode_batch(texts)]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("model_type", [None, "roberta", "bert", "albert", "xlnet", "deberta-v2", "electra"])
 def test_auto_tokenizer_gives_the_same_ids(tokenizer, model_type, lines: list[str], tmp_path) -> None:
     save_tokenizer(tokenizer, str(tmp_path))

@@ -82,6 +82,7 @@ class Dying:
         return getattr(self._store, name)
 
 
+@pytest.mark.long
 @pytest.mark.rgw
 def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
     bucket = open_store(f"s3://{rgw.new_bucket()}")

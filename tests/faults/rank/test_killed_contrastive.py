@@ -21,6 +21,7 @@ def undisturbed(folder: Path) -> str:
     return finish(small_runs.new_run(folder, "undisturbed", *SIMCSE, "zero=2"), 2)
 
 
+@pytest.mark.long
 def test_killed_ranks_change_nothing_of_a_contrastive_run(folder: Path, undisturbed: str) -> None:
     """Dropout on, microbatches left over for one of two ranks: the same bits."""
     run = small_runs.new_run(folder, "killed", *SIMCSE, "zero=2")

@@ -148,6 +148,7 @@ def store(s3: S3Server, faults: FaultProxy, broken: deque[Mangle], monkeypatch: 
     return store
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mangles=st.lists(BROKEN, min_size=1, max_size=5))

@@ -164,6 +164,7 @@ def test_a_check_that_hangs_is_ended(
     assert found.outcomes["right"].status == "passed"
 
 
+@pytest.mark.long
 def test_only_what_fits_into_the_time_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_checks: list[Check]
 ) -> None:

@@ -35,9 +35,8 @@ def settings(inputs: Path) -> list[str]:
     return [part for value in values for part in ("--set", value)]
 
 
-@pytest.mark.parametrize(
-    "recipe", ["roberta-base", pytest.param("roberta-large-160gb", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["roberta-base", "roberta-large-160gb"])
 def test_a_published_recipe_runs_on_a_cpu(recipe: str, inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     maskfleet("init", recipe, run, "--tiny", *settings(inputs))

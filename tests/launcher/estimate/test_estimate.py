@@ -219,6 +219,7 @@ def test_memory_of_xlnet_counts() -> None:
     assert 128 * remembered.bytes == 8192 * 384 * 1024 * 24 * 2
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", list(bundled()))
 def test_every_bundled_recipe_can_be_estimated(name: str) -> None:
     found = of(name, nodes=1)

@@ -76,6 +76,7 @@ def run(
     return evaluation, list(evaluation.compute(models, ONE))
 
 
+@pytest.mark.long
 def test_a_worker_dies_cells_fail_and_the_rest_is_computed_once(
     tmp_path: Path, store: Store, models: list[LocalModel]
 ) -> None:

@@ -25,6 +25,7 @@ def started(source: Run, uri: Path, start: object) -> str:
     return create_run(recipe, str(uri), datetime.now(UTC)).uri
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "weighted_mean"])
 @pytest.mark.parametrize("saved_by", ["us", "them", "them with a projection"])

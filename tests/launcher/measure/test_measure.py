@@ -55,6 +55,7 @@ def report(recipe: Recipe, step_seconds: float = 0.5) -> MeasuredRecipe:
     return MeasuredRecipe(recipe, H100, parameters(recipe), (measured(recipe, trial, step),))
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @settings(deadline=None, max_examples=30)
 @given(

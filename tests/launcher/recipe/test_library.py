@@ -113,6 +113,7 @@ def test_its_text_fits_a_screen_and_says_where_it_is_from(name: str) -> None:
     assert name == "quickstart" or any("et al." in line for line in lines[:6])
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_its_model_is_the_official_size(name: str) -> None:
     recipe = load(name)
@@ -206,6 +207,7 @@ def test_bert_trains_nine_tenths_on_short_rows() -> None:
     ]
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("name", bundled())
 def test_its_small_form_is_the_same_kind_of_run(name: str) -> None:
     recipe, small = load(name), tiny(load(name))

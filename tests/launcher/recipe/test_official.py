@@ -66,6 +66,7 @@ def test_robertas_row_of_padding_is_zero() -> None:
         assert table[padding + 1].any()
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
     model, settings = fresh(load(name)), load(name).optimizer.settings
@@ -99,6 +100,7 @@ def test_a_row_has_the_official_number_of_targets(name: str, length: int, target
     assert targets_per_row(load(name), length) == targets
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_64_ranks_share_every_batch_evenly(name: str) -> None:
     """Of ModernBERT-large's published batch of long rows, 616, no more than 8 ranks."""

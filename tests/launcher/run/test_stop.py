@@ -152,6 +152,7 @@ def test_signals_ask_too_and_a_second_ctrl_c_ends_at_once(store: Store) -> None:
     assert told.notes == [f"SIGTERM: finishing this step, saving, then ending with code {REPEAT}"]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_a_training_on_ray_is_stopped_from_outside(
