@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -22,11 +23,11 @@ from launcher.burnin.record import PAGE, RECORD, BurninRecord
 ROOT = Path(__file__).parents[3]
 
 
-def command(*words: str, site: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def command(*words: str, site: Path | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
     path = os.pathsep.join([*([str(site)] if site else []), str(ROOT)])
     return subprocess.run(
         [sys.executable, "-m", "maskfleet", "burnin", *words],
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path} | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -108,45 +109,65 @@ def test_checks_are_listed() -> None:
     ]
 
 
-# Kernels in place of the right ones: of relative keys one that raises, of DeBERTa one that is 1 % off, of a window one
-# that ends its process.
+# Kernels in place of the right ones, by check: "raise", "off" (by 1 %), "die"; the others are as they are.
 BAD_KERNELS = """
-import os, signal, sys
+import json, os, signal, sys
 if "encoder_core.cost.trial_process" in " ".join(sys.orig_argv):
-    from launcher.burnin import problems
-    right = problems.fused_attention
-    def fused_attention(q, k, v, terms, layout, cuts=None):
-        if layout.window is not None:
+    from launcher.burnin import problems, tokenwise
+    ways = json.loads(os.environ["BAD_KERNELS"])
+    attention, norm, gradient = problems.fused_attention, tokenwise.residual_norm, tokenwise.to_gradient
+    def misbehave(check):
+        way = ways.get(check)
+        if way == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        if terms.table_a is not None and terms.table_b is None:
+        if way == "raise":
             raise RuntimeError("no kernel image is available for execution on the device")
-        factor = 1.0 if terms.table_a is None else 1.01
-        return right(q, k, v, terms, layout, cuts) * factor
+        return 1.01 if way == "off" else 1.0
+    def fused_attention(q, k, v, terms, layout, cuts=None):
+        keys = "kernel-deberta" if terms.table_b is not None else "kernel-relative-keys"
+        check = "kernel-window" if layout.window is not None else keys if terms.table_a is not None else "kernel-plain"
+        return attention(q, k, v, terms, layout, cuts) * misbehave(check)
+    def residual_norm(*given):
+        total, normed = norm(*given)
+        return total, normed * misbehave("kernel-norm")
+    def to_gradient(logits, ids, sums, *, biased):
+        by_bias = gradient(logits, ids, sums, biased=biased)
+        logits.mul_(misbehave("kernel-loss"))
+        return by_bias
     problems.fused_attention = fused_attention
+    tokenwise.residual_norm, tokenwise.to_gradient = residual_norm, to_gradient
 """
+KERNELS = (
+    "kernel-plain",
+    "kernel-window",
+    "kernel-relative-keys",
+    "kernel-deberta",
+    "kernel-norm",
+    "kernel-loss",
+)
+ENDS = {"raise": "failed", "off": "failed", "die": "died"}
 
 
 @pytest.mark.long
-def test_bad_kernels_are_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_bad_kernels_are_named_and_the_rest_goes_on(tmp_path: Path, seed: int) -> None:
     site, out = tmp_path / "site", tmp_path / "out"
     site.mkdir()
     (site / "sitecustomize.py").write_text(BAD_KERNELS)
-    names = ("kernel-window", "kernel-relative-keys", "kernel-deberta", "kernel-plain", "draws")
-    done = command("--out", str(out), *(word for name in names for word in ("--only", name)), site=site)
+    shuffled = random.Random(seed).sample(KERNELS, len(KERNELS))
+    ways = dict(zip(shuffled, ENDS, strict=False))  # and the others are right
+    names = [word for name in (*KERNELS, "environment") for word in ("--only", name)]
+    done = command("--out", str(out), *names, site=site, BAD_KERNELS=json.dumps(ways))
     assert done.returncode == 1
-    found = outcomes(out)
-    assert found["kernel-window"] == "died"
-    assert found["kernel-relative-keys"] == "failed"
-    assert found["kernel-deberta"] == "failed"
-    assert found["kernel-plain"] == found["draws"] == "passed"
+    expected = {name: ENDS[ways[name]] if name in ways else "passed" for name in (*KERNELS, "environment")}
+    assert outcomes(out) == expected, ways
     record = BurninRecord.model_validate_json((out / RECORD).read_text())
-    assert "SIGKILL" in record.outcomes["kernel-window"].why
-    raised = record.outcomes["kernel-relative-keys"].lines
-    assert all(line.right is False and "no kernel image" in str(line.found) for line in raised)
-    off = [line for line in record.outcomes["kernel-deberta"].lines if "all of it off by" in line.what]
-    plain = [line for line in off if "scores x 1," in line.what]
-    assert plain
-    assert all(line.right is False for line in plain)
+    bad = {way: record.outcomes[name] for name, way in ways.items()}
+    assert "SIGKILL" in bad["die"].why
+    assert [
+        line for line in bad["raise"].lines if line.right is False and "no kernel image" in str(line.found)
+    ]
+    assert [line for line in bad["off"].lines if line.right is False and "all of it off by" in line.what]
     page = (out / PAGE).read_text()
     assert "SIGKILL" in page
     assert "no kernel image" in page
