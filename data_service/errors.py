@@ -3,17 +3,19 @@
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from data_service.visible import without_secrets
+
 
 class UserError(Exception):
     """A mistake in what the user gave us. The CLI prints it without a traceback and exits non-zero.
 
-    `problem` names the path and the value; `remedy` is the next thing to try.
+    `problem` names the path and the value; `remedy` is the next thing to try. Keys in URIs are not in either: errors
+    are logged and recorded in many places.
     """
 
     def __init__(self, problem: str, *, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem
-        self.remedy = remedy
+        self.problem, self.remedy = without_secrets(problem), without_secrets(remedy)
+        super().__init__(self.problem, self.remedy)
 
     def __str__(self) -> str:
         return f"{self.problem}\n  remedy: {self.remedy}"

@@ -17,7 +17,7 @@ from functools import cache
 from random import SystemRandom
 
 from data_service.store.errors import CredentialsMissing, StoreError
-from data_service.visible import one_line
+from data_service.visible import one_line, without_secrets
 
 VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_S = 120.0
@@ -92,7 +92,7 @@ class Outage:
     """The present outage of one store, if any, as all threads of this process see it."""
 
     def __init__(self, uri: str) -> None:
-        self._uri = uri
+        self._uri = without_secrets(uri)
         self._lock = threading.Lock()
         self._began: float | None = None
         self._said = False

@@ -64,6 +64,9 @@ MISTAKES = {
     "finetune {model} sst2 --out {new}": "--data",
     "embed eval {gone} stsb --data {new}": "no folder|--data",
     "evaluate {model} glue": "--results",
+    "corpus build {text} --tokenizer {tokenizer}": "--out",
+    "report {gone}": "no run",
+    "tasks check {broken}": "line|mine.yaml|broken.yaml",
 }
 _TOLD = 72  # characters of an answer that the table shows
 
@@ -95,7 +98,7 @@ def prepare(folder: Path) -> dict[str, str]:
     (folder / "picture.png").write_bytes(b"\x89PNG\r\n")
     (folder / "broken.yaml").write_text("name: mine\nmodel: {family: roberta\n")
     (folder / "model").mkdir()
-    (folder / "model/config.json").write_text("{}")
+    (folder / "model/config.json").write_text('{"model_type": "bert"}')
     named = {name: str(folder / name) for name in ("corpus", "tokenizer", "model", "new", "gone")}
     files = {"text": "text.txt", "latin": "latin.txt", "empty": "empty.txt", "picture": "picture.png"}
     files |= {"broken": "broken.yaml", "records": "text.jsonl"}

@@ -36,7 +36,7 @@ def helps(one: Answer) -> bool:
     return one.seen.code == 2 and told and "Traceback" not in text and one.seen.cpu < _SOON_S
 
 
-def test_fifty_mistakes_of_a_beginner(places: dict[str, str], place: Path) -> None:
+def test_mistakes_of_a_beginner(places: dict[str, str], place: Path) -> None:
     answers = [answer(typed, places, place) for typed in MISTAKES]
     print("\n".join(row(one, places) for one in answers))
     assert [(one.typed, one.seen.code, one.seen.text) for one in answers if not helps(one)] == []
@@ -68,7 +68,8 @@ def test_no_command_is_silent_for_long(places: dict[str, str], place: Path) -> N
         "corpus stats {place}/c",
         "corpus show {place}/c",
         "corpus verify {place}/c",
-        "init quickstart {place}/r --corpus {place}/c --tiny --set phases.0.steps=6 --set trainers=1",
+        "init quickstart {place}/r --corpus {place}/c --tiny --set phases.0.steps=6 "
+        "--set schedule.warmup=2 --set trainers=1",
         "estimate quickstart --nodes 1 --gpus-per-node 8 --gpu H100",
         "train {place}/r",
         "runs status {place}/r",
@@ -80,7 +81,7 @@ def test_no_command_is_silent_for_long(places: dict[str, str], place: Path) -> N
         "diagnose {place}/m --text {text}",
         "recipe list",
         "recipe from {place}/m",
-        "runs fork {place}/r {place}/f",
+        "runs fork {place}/r {place}/f --set phases.0.steps=9",
         "doctor {place}",
     ]
     found = []

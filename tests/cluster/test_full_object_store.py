@@ -124,7 +124,7 @@ def test_others_fill_the_store_and_stay(spec: StreamSpec, monkeypatch: pytest.Mo
         others = fill()
         with pytest.raises(BuildFailed, match=f"window 0 of epoch 0.* {STORE >> 20} MiB") as raised:
             client.read(0, 0, 2000)
-        assert "data_service.memory" in raised.value.remedy
+        assert "memory" in raised.value.remedy
         others.clear()
         assert client.read(0, 0, 2000).rows == 2000, "what was cured is no longer a failure"
         client.close()

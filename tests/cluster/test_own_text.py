@@ -3,9 +3,7 @@
 import csv
 import gzip
 import json
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,10 @@ import pytest
 from launcher.run.history import read_history
 from launcher.run.record import open_run
 from tests.support.checks.figures import ensure_possible
+from tests.support.checks.silence import seen
 
 SIZE = 1_000_000
+MOST_SILENT_S = 10.0  # on a machine that has nothing else to do
 pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 
@@ -205,13 +205,14 @@ KINDS = (
 
 
 def maskfleet(folder: Path, *arguments: object) -> str:
-    """Standard output of a command that is to succeed."""
+    """What a command shows that is to succeed, with some sign of life at least every few seconds."""
     program = Path(sys.executable).with_name("maskfleet")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [str(program), *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    done = seen([str(program), *map(str, arguments)], cwd=folder, env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.text
+    told = " ".join(map(str, arguments))
+    print(f"| {told} | {done.seconds:.1f} | {done.cpu:.1f} | {done.silence:.1f} |")
+    assert done.silence < MOST_SILENT_S * max(1.0, done.seconds / max(done.cpu, 0.1)), told
+    return done.text
 
 
 @pytest.mark.parametrize("write", KINDS)

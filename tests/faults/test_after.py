@@ -194,9 +194,9 @@ def test_a_model_is_whole_or_not_there(place: Path, calm: dict[str, float], name
 @pytest.mark.long
 @pytest.mark.parametrize("draw", range(6))
 def test_a_table_of_results_is_that_of_an_undisturbed_command(
-    inputs: Path, tmp_path: Path, draw: int
+    folder: Path, tmp_path: Path, draw: int
 ) -> None:
-    uri = new_run(inputs, str(tmp_path / "run"))
+    uri = new_run(folder, str(tmp_path / "run"))
     Committing(uri).commit(3)
     task = task_files(str(tmp_path))[0]
     options = ["--set", "epochs=1", "--set", "lr=[1e-3,3e-3]", "--set", "batch=8", "--seeds", "2"]
@@ -222,8 +222,8 @@ def figures(results: Path) -> dict[str, object]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("draw", range(3))
-def test_a_comparison_is_that_of_an_undisturbed_command(inputs: Path, tmp_path: Path, draw: int) -> None:
-    places = (f"corpus.sources.text.uri={inputs}/corpus", f"tokenizer.uri={inputs}/tokenizer")
+def test_a_comparison_is_that_of_an_undisturbed_command(folder: Path, tmp_path: Path, draw: int) -> None:
+    places = (f"corpus.sources.text.uri={folder}/corpus", f"tokenizer.uri={folder}/tokenizer")
     steps = (
         "phases=[{steps: 12, length: 32, batch: {sequences: 8}}]",
         "trainers=1",
