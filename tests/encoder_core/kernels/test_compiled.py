@@ -142,6 +142,7 @@ def test_some_drawn_launches_become_what_is_on_record(tmp_path: Path) -> None:
     assert {name: recorded.get(name) for name in found} == found
 
 
+@pytest.mark.long
 def test_kernels_of_norms_and_losses_compile_without_spills_and_round(tmp_path: Path) -> None:
     """Gradients in half precision are rounded to the nearest: Triton's interpreter does not show that."""
     draws = random.SystemRandom()

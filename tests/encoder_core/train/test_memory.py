@@ -38,6 +38,7 @@ def half(started: list[list[Trace]]) -> list[Checkpoint]:
     return [small.assemble(traces) for traces in started[len(SETTINGS) : -1]]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_memory_is_what_it_is_meant_to_be(whole: list[list[Trace]], half: list[Checkpoint]) -> None:
     """Against plain PyTorch in one process, at every ZeRO stage; one of two ranks idles in every second round."""
