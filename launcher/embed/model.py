@@ -17,6 +17,7 @@ from encoder_core.errors import ModelError
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling
 from launcher.extras import EVALUATE, optional, reason
+from launcher.finetune.inputs import most_tokens
 from launcher.finetune.pretrained import LocalModel
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _TOKENIZERS = (
     "spm.model",
     "sentencepiece.bpe.model",
 )
-_UNLIMITED = 1_000_000  # transformers' "no length" is 1e30
 _LOOKED_AT = 10_000  # texts, of which it is said how many are cut
 
 
@@ -169,7 +169,7 @@ def _stored_settings(folder: Path) -> dict[str, Any]:
 
 
 def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: int | None) -> None:
-    limit = _limit(model)
+    limit = most_tokens(model.tokenizer, model[0].model.config)
     if wanted is not None and limit is not None and wanted > limit:
         raise ModelError(
             f"max_length is {wanted}, and {pretrained.name} has {limit} positions",
@@ -178,17 +178,6 @@ def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: in
     current = model.max_seq_length
     known = [length for length in (wanted or current, limit) if length is not None]
     model.max_seq_length = min(known) if known else None
-
-
-def _limit(model: "SentenceTransformer") -> int | None:
-    """The most tokens that the model has positions for; None where it does not say (XLNet)."""
-    config, tokenizer = model[0].model.config, model.tokenizer
-    lengths = [tokenizer.model_max_length] if tokenizer.model_max_length < _UNLIMITED else []
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 0:
-        before = config.pad_token_id + 1 if "roberta" in config.model_type else 0  # RoBERTa's first position
-        lengths.append(positions - before)
-    return min(lengths) if lengths else None
 
 
 def say_what_is_cut(model: "SentenceTransformer", texts: Iterable[str], what: str) -> int:

@@ -18,6 +18,23 @@ from launcher.finetune.outcome import TaskMismatch
 IGNORED = -100
 """A target that no loss counts."""
 _ANY_LENGTH = 1 << 20  # tokenizers without a length of their own say more than this
+_COUNT_FROM_PADDING = (
+    frozenset(  # model types whose first position is the row after the one of the padding id
+        (
+            "camembert",
+            "data2vec-text",
+            "ibert",
+            "longformer",
+            "luke",
+            "mpnet",
+            "roberta",
+            "roberta-prelayernorm",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "xmod",
+        )
+    )
+)
 _DEFAULT_LENGTH = 512  # of a model without a length, with a tokenizer that has none either
 _USE = "fine-tuning"
 
@@ -101,7 +118,7 @@ def open_pieces(folder: Path, config: Any, max_length: int | None) -> Pieces:
     """
     tokenizer = _load(folder)
     _check_fit(tokenizer, config, folder)
-    longest = _model_length(tokenizer, config)
+    longest = most_tokens(tokenizer, config) or _DEFAULT_LENGTH
     if max_length is not None and max_length > longest:
         raise TaskMismatch(
             f"max_length {max_length:,} is more than the {longest:,} tokens that the model in {folder} takes",
@@ -158,18 +175,14 @@ def _check_fit(tokenizer: Any, config: Any, folder: Path) -> None:
         )
 
 
-def _model_length(tokenizer: Any, config: Any) -> int:
+def most_tokens(tokenizer: Any, config: Any) -> int | None:
+    """The longest row that a model has positions for and its tokenizer allows; None where neither says."""
     lengths = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _ANY_LENGTH else []
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and positions > 0:
-        unused = config.pad_token_id + 1 if _counts_from_padding(config) else 0
-        lengths.append(int(positions) - unused)
-    return min(lengths, default=_DEFAULT_LENGTH)
-
-
-def _counts_from_padding(config: Any) -> bool:
-    """RoBERTa's first position is the row after the one of its padding id."""
-    return config.model_type in ("roberta", "xlm-roberta", "camembert")
+    if isinstance(positions, int) and positions > 0:
+        unused = config.pad_token_id + 1 if config.model_type in _COUNT_FROM_PADDING else 0
+        lengths.append(positions - unused)
+    return min(lengths, default=None)
 
 
 Ranges = list[tuple[int, int]]

@@ -29,6 +29,7 @@ from launcher.tasks.task import Task, digest_of_examples, load_task
 
 _LOG = logging.getLogger("launcher.finetune")
 _SAVE_S = 300.0  # between checkpoints inside an epoch
+_SHARE = 0.05  # of the time that goes into checkpoints after epochs, which may be shorter than saving one
 _FIRST_SEED = 0  # of the model that a task starts `after`: one for all seeds of the task, as in the papers
 
 
@@ -144,7 +145,7 @@ def _train(
     """Leaves `network` with the weights of the kept epoch."""
     rows, optimizer = splits["train"].prepared.rows, make_optimizer(network, settings)
     state = TrainingState() if scratch is None else restore(scratch, network, optimizer)
-    begin, each, saved = len(state.losses), updates_each(rows, settings), time.monotonic()
+    begin, each, saving = len(state.losses), updates_each(rows, settings), _Saving()
     if begin:
         _LOG.info("%s: goes on after update %s of %s", task.name, begin, each * settings.epochs)
     updates = train_updates(
@@ -155,9 +156,9 @@ def _train(
         ends = len(state.losses) % each == 0
         if ends:
             _end_epoch(state, network, kind, task, splits["dev"], settings=settings, each=each)
-        if scratch is not None and (ends or time.monotonic() - saved >= _SAVE_S):
-            save(scratch, network, optimizer, state)
-            saved = time.monotonic()
+        if scratch is not None and (_is_over(state, each, settings) or saving.is_due(ends)):
+            with saving.timed():
+                save(scratch, network, optimizer, state)
     updates.close()
     assert state.best is not None  # there is at least one epoch
     network.load_state_dict(state.best.weights)
@@ -175,6 +176,25 @@ def _train(
             if name not in ("train", "dev")
         },
     )
+
+
+class _Saving:
+    """When a checkpoint is worth its time."""
+
+    def __init__(self) -> None:
+        self._ended, self._took = time.monotonic(), 0.0
+
+    def is_due(self, ends: bool) -> bool:
+        """`ends`: an epoch does."""
+        since = time.monotonic() - self._ended
+        return since >= _SAVE_S or (ends and since * _SHARE >= self._took)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._ended = time.monotonic()
+        self._took = self._ended - began
 
 
 def _is_over(state: TrainingState, each: int, settings: FinetuneSettings) -> bool:

@@ -1,14 +1,17 @@
 """Windows over long texts: words with labels, contexts with answers. Any text, any length."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModel
 
 from launcher.finetune.answers import find_answers, texts
-from launcher.finetune.inputs import IGNORED, Pieces, best_window, open_pieces, window_ranges
+from launcher.finetune.inputs import IGNORED, Pieces, best_window, most_tokens, open_pieces, window_ranges
 from launcher.finetune.network import open_config
 from launcher.finetune.outcome import TaskMismatch
 from launcher.finetune.spans import SpanKind
@@ -122,3 +125,45 @@ def test_a_long_question_is_cut_and_one_without_room_is_refused(pieces: dict[str
     assert all(row.ids.tolist().index(pieces["bert"].tokenizer.sep_token_id) == 7 for row in rows)
     with pytest.raises(TaskMismatch, match="tokens of a context"):
         SpanKind(pieces["bert"], 4, max_query=60).prepare(long)
+
+
+@pytest.mark.parametrize("pad", [0, 1, 3])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "albert",
+        "bert",
+        "camembert",
+        "data2vec-text",
+        "distilbert",
+        "electra",
+        "ibert",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ],
+)
+def test_a_row_of_the_longest_length_is_read_and_a_longer_one_is_not(kind: str, pad: int) -> None:
+    """By transformers' own classes, wherever their first position lies."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    if kind == "distilbert":
+        sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
+    if kind == "luke":
+        sizes |= {"entity_vocab_size": 4, "entity_emb_size": 4}
+    if kind == "mpnet" and pad != 1:
+        pytest.skip("its class knows one padding id alone")
+    config = AutoConfig.for_model(
+        kind, **sizes, vocab_size=30, max_position_embeddings=20, pad_token_id=pad, type_vocab_size=1
+    )
+    model = AutoModel.from_config(config).eval()
+    if kind == "xmod":
+        model.set_default_language("en_XX")
+    most = most_tokens(SimpleNamespace(model_max_length=10**30), config)
+    assert most is not None
+    model(input_ids=torch.full((1, most), 7))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, most + 1), 7))
