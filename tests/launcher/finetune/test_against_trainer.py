@@ -109,7 +109,7 @@ def trained_by_trainer(
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=settings.batch,
-        num_train_updates=settings.epochs,
+        num_train_epochs=settings.epochs,
         learning_rate=settings.lr,
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
