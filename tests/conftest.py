@@ -17,6 +17,7 @@ from hypothesis import settings
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from tests.support.checks.gpu import decide
+from tests.support.checks.long_tests import LongTests
 from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
 from tests.support.stores import ceph
 from tests.support.stores.fault_proxy import FaultProxy
@@ -47,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="only tests without processes, servers, Ray and training (tests/README.md)",
     )
+    parser.getgroup("general").addoption(
+        "--stale", type=float, metavar="MINUTES", help="only long tests whose code changed since they passed"
+    )
     group.addoption(
         "--big-file-mb", type=int, default=200, help="of cluster/test_ingest_big_file.py, compressed"
     )
@@ -60,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, handler in _HANDLERS.items():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
+    config.pluginmanager.register(LongTests(config.getoption("--stale")), "long-tests")
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     os.environ.setdefault(_DAY, str(date.today().toordinal()))
     settings.register_profile("whole", deadline=None)
