@@ -69,11 +69,11 @@ def test_figures_are_those_of_sentence_transformers(model: Path, data: Path, fil
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_fine_tuning_reaches_what_transformers_own_trainer_reaches(model: Path, data: Path) -> None:
-    """Means over seeds, which draw order, dropout and head differently."""
+    """Means over seeds, which draw order, dropout and head differently: they differ by no more than seeds do. With one
+    order and without dropout both compute the same (`tests/launcher/finetune/test_against_trainer.py`)."""
     found = [side(model, data, Settings(), seed) for seed in range(3) for side in SIDES]
     print(table(found))
-    ours, theirs = (
-        np.mean([one.spearman for one in found if one.side == name]) for name in ("maskfleet", "Trainer")
-    )
-    assert min(ours, theirs) > 0.5
-    assert abs(ours - theirs) < 0.02
+    ours, theirs = ([one.spearman for one in found if one.side == name] for name in ("maskfleet", "Trainer"))
+    error = np.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / len(ours))
+    assert min(np.mean(ours), np.mean(theirs)) > 0.7
+    assert abs(np.mean(ours) - np.mean(theirs)) < 3 * error + 0.01
