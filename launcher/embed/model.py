@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints.hf.publish import INDEX, WEIGHTS
 from data_service.formats import foreign_json
-from data_service.tokenizers.bounds import check_folder
+from data_service.tokenizers.bounds import check_folder, library_errors
 from encoder_core.errors import ModelError
 from launcher.embed.settings import Encoding
 from launcher.export.sentence_transformer import MODULES, SETTINGS, their_pooling
@@ -59,7 +59,8 @@ def load_model(
     _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
     st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
     try:
-        stack = _modules_of(folder, st, device) if modules else [_transformer(folder)]
+        with library_errors(str(folder), "no model that can be read"):
+            stack = _modules_of(folder, st, device) if modules else [_transformer(folder)]
         model: SentenceTransformer = st.SentenceTransformer(
             modules=_with(stack, encoding, folder),
             device=device,
@@ -176,6 +177,11 @@ def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: in
             remedy=f"give {limit} or fewer",
         )
     current = model.max_seq_length
+    if current is not None and (type(current) is not int or current < 1):
+        raise ModelError(
+            f"{pretrained.name} has a max_seq_length of {current!r}, no number of tokens",
+            remedy="correct sentence_bert_config.json or tokenizer_config.json there",
+        )
     known = [length for length in (wanted or current, limit) if length is not None]
     model.max_seq_length = min(known) if known else None
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_service.tokenizers.bounds import check_folder
+from data_service.tokenizers.bounds import check_folder, library_errors
 from launcher.extras import EVALUATE, optional, reason
 from launcher.finetune.outcome import TaskMismatch
 
@@ -134,9 +134,10 @@ def _load(folder: Path) -> Any:
     transformers = optional("transformers", _USE, EVALUATE)
     check_folder(folder)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        with library_errors(str(folder)):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # of any kind: see `reason`
         raise TaskMismatch(
             f"{folder} has no tokenizer that transformers reads: {reason(error)}",
@@ -176,8 +177,17 @@ def _check_fit(tokenizer: Any, config: Any, folder: Path) -> None:
 
 
 def most_tokens(tokenizer: Any, config: Any) -> int | None:
-    """The longest row that a model has positions for and its tokenizer allows; None where neither says."""
-    lengths = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _ANY_LENGTH else []
+    """The longest row that a model has positions for and its tokenizer allows; None where neither says.
+
+    Raises TaskMismatch: the tokenizer's length is no number above 0.
+    """
+    told = tokenizer.model_max_length
+    if not isinstance(told, int | float) or not told >= 1:
+        raise TaskMismatch(
+            f"the tokenizer's model_max_length is {told!r}, no number of tokens",
+            remedy="correct it in tokenizer_config.json",
+        )
+    lengths = [int(told)] if told < _ANY_LENGTH else []
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         unused = config.pad_token_id + 1 if config.model_type in _COUNT_FROM_PADDING else 0

@@ -80,6 +80,18 @@ def test_a_tokenizer_that_is_json_and_nothing_else(
         use(folder)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("use", [predict, embed])
+def test_a_panic_of_the_tokenizers_library_is_an_error(models: Models, tmp_path: Path, use: object) -> None:
+    """Bytes that are no base64; the library's panics are no `Exception`."""
+    folder = tmp_path / "model"
+    shutil.copytree(models("bert").folder, folder)
+    definition = json.loads((folder / "tokenizer.json").read_bytes())
+    definition["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAA=AAAA"}
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises((DataError, ModelError), match=str(folder)):
+        use(folder)  # type: ignore[operator]
+
+
 @settings(ANY, max_examples=12)
 @given(data=st.data())
 def test_a_damaged_folder(models: Models, tmp_path: Path, data: st.DataObject) -> None:
