@@ -40,7 +40,7 @@ def test_sizes_and_releases_become_a_table() -> None:
     assert rows[-1] == "| download | 3.0 GB |"
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
 @pytest.mark.parametrize("python", PYTHONS)
 def test_readmes_line_takes_the_lock_and_cudas_wheels(folder: Path, python: str) -> None:
     found = wheels.resolve(Place(python, "x86_64"), wheels.readme_line(), folder)

@@ -68,6 +68,7 @@ def test_ranks_find_gpus_by_number_by_id_and_as_instances(tmp_path: Path) -> Non
         assert seen == ([(1, 0, 0), (1, 0, 1)] if cut else [(2, 0, 0), (2, 1, 1)])
 
 
+@pytest.mark.long
 def test_torch_that_is_there_before_the_seat_is_an_error_that_names_who_imported_it(tmp_path: Path) -> None:
     """Every rank but the first of its node would find no GPU: CUDA has been asked, and showed the one that Ray gave."""
     early = "launcher.errors"  # unpickling the actor imports it

@@ -67,21 +67,23 @@ def kill_all_kinds(folder: Path, zero: int, undisturbed: str) -> None:
     assert kinds.count("start") == 1
 
 
-def test_sigterm_commits_and_asks_for_a_requeue(folder: Path, undisturbed: str) -> None:
+def test_sigterm_commits_and_asks_for_a_requeue(folder: Path) -> None:
     """Under a name that is no identifier, and without a home folder."""
-    uri = small_runs.new_run(folder, "stopped by Zoë's ☂", *SETTINGS)
+    few = ("phases=[{steps: 120, length: 32, batch: {sequences: 12}}]", "checkpoint={every: {steps: 10}}")
+    calm = finish(small_runs.new_run(folder, "calm", *SETTINGS, *few), 2)
+    uri = small_runs.new_run(folder, "stopped by Zoë's ☂", *SETTINGS, *few)
     homeless = {"HOME": "/proc/no-home"}  # not even root can make a folder there
     with training(uri, environment=homeless) as process:
-        wait_for(process, lambda: committed(uri) >= 20)
+        wait_for(process, lambda: committed(uri) >= 10)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75, output(process)
     stopped_at = committed(uri)
-    assert 20 <= stopped_at < STEPS
+    assert 10 <= stopped_at < 120
     with training(uri, environment=homeless) as process:
         assert process.wait(300) == 0, output(process)
     resumed = [event["step"] for event in small_runs.history(uri).events if event["kind"] == "resume"]
     assert resumed == [stopped_at], "no step was lost"
-    small_runs.ensure_same(uri, undisturbed, STEPS)
+    small_runs.ensure_same(uri, calm, 120)
 
 
 @pytest.mark.long

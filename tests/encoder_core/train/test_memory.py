@@ -57,6 +57,7 @@ def test_memory_is_what_it_is_meant_to_be(whole: list[list[Trace]], half: list[C
             np.testing.assert_allclose(kept.kept[name]["master"], flat, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_every_held_out_microbatch_and_the_last_save_are_signs_of_life(whole: list[list[Trace]]) -> None:
     """A8: a long evaluation and a slow upload are not judged by the limit of a step. On every rank."""
@@ -69,6 +70,7 @@ def test_every_held_out_microbatch_and_the_last_save_are_signs_of_life(whole: li
         assert trace.told == [*evaluations, (small.STEPS, "saving", 0)]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_resume_between_two_refreshes_is_bit_identical(
     whole: list[list[Trace]], half: list[Checkpoint]
@@ -85,6 +87,7 @@ def test_resume_between_two_refreshes_is_bit_identical(
     assert other[0].losses[0] != whole[2][0].losses[CUT]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_other_ranks_go_on_from_the_memory_too(whole: list[list[Trace]], half: list[Checkpoint]) -> None:
     """2 ranks, then 1, then 4, of which one idles all the time; each stopped between two refreshes."""
@@ -93,6 +96,7 @@ def test_other_ranks_go_on_from_the_memory_too(whole: list[list[Trace]], half: l
     np.testing.assert_allclose([*alone[0].losses, *four[0].losses], whole[2][0].losses[CUT:], rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_no_memory_is_kept_where_it_is_recomputed_nor_at_the_end(started: list[list[Trace]]) -> None:
     assert small.assemble(started[-1]).memory == {}
