@@ -16,7 +16,15 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from data_service.errors import CorpusError
 from data_service.ingest.inputs import InputFile
@@ -30,6 +38,7 @@ _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
 _FED = 8  # workers to a reader, which decompresses as fast as two to four hash, or fifty encode
 _DIED = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
+_FULL = (ObjectStoreFullError, OutOfDiskError)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -204,11 +213,23 @@ def _result(reference: ray.ObjectRef) -> Any:
             cause = cause.cause
         if isinstance(cause, _DIED):
             raise _died(cause) from error
+        if isinstance(cause, _FULL):
+            raise _full(cause) from error
         if isinstance(cause, Exception):
             raise cause from error
         raise
     except _DIED as error:
         raise _died(error) from error
+    except _FULL as error:
+        raise _full(error) from error
+
+
+def _full(error: Exception) -> CorpusError:
+    return CorpusError(
+        f"Ray's object store has no room for pieces of the input: {error}",
+        remedy="use fewer --workers, or make room on the disk where Ray spills (RAY_object_spilling_directory); the "
+        "same command continues the build",
+    )
 
 
 def _died(error: Exception) -> CorpusError:

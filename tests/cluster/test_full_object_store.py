@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 import ray
 
-from data_service.errors import BuildFailed
+from data_service.errors import BuildFailed, CorpusError
+from data_service.ingest.build import build_corpus
 from data_service.samples.spec import StreamSpec
 from data_service.service import tasks
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import assert_same, random_block, source_of, spec_of, write_corpus
+from tests.support.data.raw_text import SMALL, tokenizer_folder, write_jsonl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -128,3 +130,25 @@ def test_others_fill_the_store_and_stay(spec: StreamSpec, monkeypatch: pytest.Mo
         others.clear()
         assert client.read(0, 0, 2000).rows == 2000, "what was cured is no longer a failure"
         client.close()
+
+
+def test_a_build_through_a_full_store_is_named_and_continued(tmp_path: Path) -> None:
+    """A compressed file goes from its reader to the workers through the store."""
+    draws = random.Random(1)
+    texts = (" ".join(str(draws.getrandbits(60)) for _ in range(20_000)) for _ in range(20))
+    write_jsonl(tmp_path / "inputs/a.jsonl.gz", list(texts))
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    options = SMALL.model_copy(update={"workers": 2, "split_bytes": 2_000_000})
+
+    def built(out: str) -> dict[str, bytes]:
+        build_corpus(
+            [str(tmp_path / "inputs")], str(tmp_path / out), tokenizer, options, lambda progress: None
+        )
+        return {str(path.name): path.read_bytes() for path in (tmp_path / out).rglob("*.tar")}
+
+    with small_store("full"):
+        others = fill()
+        with pytest.raises(CorpusError, match="object store"):
+            built("corpus")
+        others.clear()
+        assert built("corpus") == built("another")
