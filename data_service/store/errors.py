@@ -1,7 +1,6 @@
 """Errors of object stores. Every message names the full URI and what to do."""
 
 from data_service.errors import UserError
-from data_service.visible import without_secrets
 
 KEYS = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws"
 
@@ -85,14 +84,14 @@ class BadUri(StoreError):
     @classmethod
     def at(cls, uri: str, reason: str) -> "BadUri":
         return cls(
-            f"{without_secrets(uri)!r}: {reason}",
+            f"{uri!r}: {reason}",
             remedy="use another name below a folder or s3://bucket/prefix",
         )
 
     @classmethod
     def with_secret(cls, uri: str) -> "BadUri":
         return cls(
-            f"{without_secrets(uri)!r} holds a key or a signature, which would be put on record and shown",
+            f"{uri!r} holds a key or a signature, which would be put on record and shown",
             remedy=f"write s3://bucket/prefix alone; {KEYS}",
         )
 

@@ -18,23 +18,22 @@ from launcher.finetune.outcome import TaskMismatch
 IGNORED = -100
 """A target that no loss counts."""
 _ANY_LENGTH = 1 << 20  # tokenizers without a length of their own say more than this
-_COUNT_FROM_PADDING = (
-    frozenset(  # model types whose first position is the row after the one of the padding id
-        (
-            "camembert",
-            "data2vec-text",
-            "ibert",
-            "longformer",
-            "luke",
-            "mpnet",
-            "roberta",
-            "roberta-prelayernorm",
-            "xlm-roberta",
-            "xlm-roberta-xl",
-            "xmod",
-        )
-    )
+_COUNT_FROM_PADDING = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "ibert",
+        "longformer",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
 )
+"""Model types whose first position is the row after the one of the padding id."""
 _DEFAULT_LENGTH = 512  # of a model without a length, with a tokenizer that has none either
 _USE = "fine-tuning"
 
