@@ -25,7 +25,7 @@ from encoder_core.objectives.teacher import Said, Teacher
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, TermSums
 from encoder_core.objectives.weights import Weight
 
-NAME, COSINE = "distil", "cosine"
+DISTIL, COSINE = "distil", "cosine"
 
 Places = Literal["all", "targets"]
 
@@ -69,13 +69,13 @@ class DistilConfig(HeadConfig):
         """Needs the head of mlm, and one network that is the student."""
         if "mlm" not in setting.terms:
             yield Refusal(
-                ("objective", NAME),
+                ("objective", DISTIL),
                 "distil goes with mlm: the student's distribution is that of mlm's head",
                 "add objective.mlm, with a small weight if it is to count little",
             )
         if "rtd" in setting.terms:
             yield Refusal(
-                ("objective", NAME),
+                ("objective", DISTIL),
                 "with rtd it is the generator that predicts tokens, and the generator is no model to keep",
                 "leave rtd or distil out",
             )
@@ -87,7 +87,7 @@ class DistilConfig(HeadConfig):
             len(self.layers) != own or not all(0 <= i < its for i in self.layers)
         ):
             yield Refusal(
-                ("objective", NAME, "layers"),
+                ("objective", DISTIL, "layers"),
                 f"the student has {own} layers, which cannot begin as layers {list(self.layers)} of {its}",
                 f"name one of the teacher's layers, 0 to {its - 1}, for each of the student's",
             )
@@ -101,7 +101,7 @@ class CosineConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Needs teachers of the student's width."""
-        distil = setting.terms.get(NAME)
+        distil = setting.terms.get(DISTIL)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
                 ("objective", COSINE),
@@ -140,7 +140,7 @@ class Distillation(HeadTerm):
 
     def __init__(self, config: DistilConfig) -> None:
         self._teachers = Teachers()
-        super().__init__(NAME, config.weight, {"teachers": self._teachers})
+        super().__init__(DISTIL, config.weight, {"teachers": self._teachers})
         self._config = config
         self._head: MaskedLanguageModelHead | None = None
         self._taught: WeakKeyDictionary[States, list[Said]] = WeakKeyDictionary()
@@ -203,7 +203,7 @@ class StatesAlike(HeadTerm):
         self._distillation: Distillation | None = None
 
     def meet(self, others: Mapping[str, HeadTerm]) -> None:
-        distillation = others[NAME]
+        distillation = others[DISTIL]
         assert isinstance(distillation, Distillation)
         self._distillation = distillation
 

@@ -12,13 +12,13 @@ from torch import nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.build import ModelConfig
-from encoder_core.objectives.distil import NAME as DISTIL
+from encoder_core.objectives.distil import DISTIL
 from encoder_core.objectives.distil import DistilConfig, Distillation
 from encoder_core.objectives.states import States
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, TermSums
 from encoder_core.objectives.weights import Weight
 
-NAME = "hidden"
+HIDDEN = "hidden"
 
 
 class HiddenConfig(HeadConfig):
@@ -43,14 +43,14 @@ class HiddenConfig(HeadConfig):
         distil = setting.terms.get(DISTIL)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
-                ("objective", NAME),
+                ("objective", HIDDEN),
                 "hidden compares the student's layers with those of distil's teacher, and there is none",
                 "add objective.distil, or leave hidden out",
             )
             return
         if len(distil.teachers) > 1:
             yield Refusal(
-                ("objective", NAME),
+                ("objective", HIDDEN),
                 f"the student's layers learn those of one teacher, and there are {len(distil.teachers)}",
                 "keep one teacher, or leave hidden out",
             )
@@ -62,7 +62,7 @@ class HiddenConfig(HeadConfig):
         own, wanted = self.projection or student.hidden, teacher.hidden
         if own != wanted:
             yield Refusal(
-                ("objective", NAME, "projection"),
+                ("objective", HIDDEN, "projection"),
                 f"the teacher has states of {wanted}, and the student's are of {own}",
                 f"set objective.hidden.projection to {'null' if student.hidden == wanted else wanted}",
             )
@@ -72,7 +72,7 @@ class HiddenConfig(HeadConfig):
             len(self.layers) != student + 1 or not all(0 <= number <= teacher for number in self.layers)
         ):
             yield Refusal(
-                ("objective", NAME, "layers"),
+                ("objective", HIDDEN, "layers"),
                 f"the student has embeddings and {student} layers, which cannot learn states {[*self.layers]} of a "
                 f"teacher of {teacher} layers",
                 f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of {student + 1}",
@@ -92,7 +92,7 @@ class LayersAlike(HeadTerm):
 
     def __init__(self, config: HiddenConfig, layers: int, projection: nn.Linear | None) -> None:
         weight: Weight = config.weight
-        super().__init__(NAME, weight, {} if projection is None else {"hidden_projection": projection})
+        super().__init__(HIDDEN, weight, {} if projection is None else {"hidden_projection": projection})
         self._config, self._layers, self._projection = config, layers, projection
         self._distillation: Distillation | None = None
 
