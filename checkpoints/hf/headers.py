@@ -14,10 +14,9 @@ from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import Heads, interchange
+from encoder_core.families.catalogue import Heads, ModelConfig, interchange
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.networks import network
+from encoder_core.objectives.compose import network
 
 Shape = tuple[int, ...]
 

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import Heads, interchange, read_config
-from encoder_core.families.hf.keys import KeyTable
+from encoder_core.families.catalogue import Heads, ModelConfig, interchange, read_config
+from encoder_core.families.interchange import KeyTable
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.networks import network
+from encoder_core.objectives.compose import network
 
 
 @dataclass(frozen=True)

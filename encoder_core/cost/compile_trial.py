@@ -27,7 +27,7 @@ from encoder_core.cost.trial_network import (
     smaller,
 )
 from encoder_core.cost.trial_process import Deadline, Line, Report, TrialEnded, follow, said
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.layers.torch_internals import graphs_compiled

@@ -27,7 +27,7 @@ from encoder_core.cost.products import (
 )
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.pre_norm import PreNormConfig
@@ -35,7 +35,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PASSES, POSITION_WIDTH
-from encoder_core.layers.deberta_positions import log_buckets
+from encoder_core.layers.deberta_attention import log_buckets
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 

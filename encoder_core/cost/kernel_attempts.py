@@ -33,7 +33,7 @@ from encoder_core.cost.trial_network import (
     smaller,
 )
 from encoder_core.cost.trial_process import Report, said
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.kernel_choice import asked, only
 

@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def twice(self) -> "Shape":
-        """The texts of rows that are compared with themselves (encoder_core/objectives/contrastive_beside.py)."""
+        """The texts of rows that are compared with themselves (encoder_core/objectives/contrastive.py)."""
         return Shape(2 * self.rows, self.length, 0)
 
 

@@ -1,11 +1,23 @@
-"""ALBERT (Lan et al., 2019): a narrow factorised embedding, and layers that share their parameters."""
+"""ALBERT (Lan et al., 2019): a narrow factorised embedding, and layers that share their parameters.
 
-from typing import Literal, Self
+`AlbertForMaskedLM` and `AlbertForPreTraining` of transformers.
+"""
+
+from typing import Any, Literal, Self
 
 from pydantic import Field
 from torch import nn
 
+from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
+from encoder_core.families.interchange import (
+    KeyTable,
+    Pair,
+    embedding_pairs,
+    shared_from_json,
+    shared_to_json,
+    with_bias,
+)
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
 
@@ -73,4 +85,85 @@ def _embeddings(config: AlbertConfig) -> Embeddings:
         token_types=config.token_types,
         eps=config.layer_norm_eps,
         dropout=config.dropout,
+    )
+
+
+_OURS = "encoder.layers.{layer}"
+_THEIRS = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
+
+_PAIRS = (
+    *embedding_pairs("encoder.embeddings", "albert.embeddings"),
+    Pair("encoder.embeddings.token_type.weight", "albert.embeddings.token_type_embeddings.weight"),
+    *with_bias("encoder.projection", "albert.encoder.embedding_hidden_mapping_in"),
+    *with_bias(f"{_OURS}.attention.query", f"{_THEIRS}.attention.query"),
+    *with_bias(f"{_OURS}.attention.key", f"{_THEIRS}.attention.key"),
+    *with_bias(f"{_OURS}.attention.value", f"{_THEIRS}.attention.value"),
+    *with_bias(f"{_OURS}.attention.output", f"{_THEIRS}.attention.dense"),
+    *with_bias(f"{_OURS}.attention_norm", f"{_THEIRS}.attention.LayerNorm"),
+    *with_bias(f"{_OURS}.feed_forward.up", f"{_THEIRS}.ffn"),
+    *with_bias(f"{_OURS}.feed_forward.down", f"{_THEIRS}.ffn_output"),
+    *with_bias(f"{_OURS}.feed_forward_norm", f"{_THEIRS}.full_layer_layer_norm"),
+    *with_bias("head.dense", "predictions.dense"),
+    *with_bias("head.norm", "predictions.LayerNorm"),
+    Pair("head.decoder.bias", "predictions.bias"),
+)
+
+_PAIR_HEAD = (
+    *with_bias("pair_head.pooler", "albert.pooler"),
+    *with_bias("pair_head.classifier", "sop_classifier.classifier"),
+)
+
+_TIED = ("predictions.decoder.weight", "predictions.decoder.bias")
+_BUFFERS = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
+
+MASKED_LM = KeyTable(_PAIRS, tied=_TIED, unused=(*_BUFFERS, *(pair.theirs for pair in _PAIR_HEAD)))
+PRETRAINING = KeyTable((*_PAIRS, *_PAIR_HEAD), tied=_TIED, unused=_BUFFERS)
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30_000,
+    "embedding_size": 128,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "intermediate_size": 16_384,
+    "num_hidden_groups": 1,
+    "inner_group_num": 1,
+    "hidden_act": "gelu_new",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+    "type_vocab_size": 2,
+}
+"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+
+
+def to_json(config: AlbertConfig) -> dict[str, Any]:
+    """The fields of config.json that describe the model."""
+    return {
+        "model_type": "albert",
+        **shared_to_json(config),
+        "embedding_size": config.embedding,
+        "num_hidden_groups": config.groups,
+        "inner_group_num": 1,
+        "max_position_embeddings": config.max_length,
+        "type_vocab_size": config.token_types,
+        "classifier_dropout_prob": config.dropout,
+    }
+
+
+def from_json(fields: dict[str, Any]) -> AlbertConfig:
+    """The inverse. Raises ModelError for a model that we cannot load."""
+    fields = DEFAULTS | fields
+    if fields["inner_group_num"] != 1:
+        raise ModelError(
+            f"config.json: inner_group_num is {fields['inner_group_num']}",
+            remedy="only ALBERT models with one layer a group can be loaded",
+        )
+    return AlbertConfig(
+        **shared_from_json(fields),
+        embedding=fields["embedding_size"],
+        groups=fields["num_hidden_groups"],
+        max_length=fields["max_position_embeddings"],
+        token_types=fields["type_vocab_size"],
     )

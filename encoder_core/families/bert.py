@@ -1,12 +1,30 @@
 """BERT (Devlin et al., 2018). SpanBERT (Joshi et al., 2020) has the same encoder, and differs in its objective.
-DistilBERT (Sanh et al., 2019) is half as deep, and has no token types."""
+DistilBERT (Sanh et al., 2019) is half as deep, and has no token types.
+
+`BertForMaskedLM` and `BertForPreTraining` of transformers.
+
+`DistilBertForMaskedLM` of transformers: BERT without token types and pooler (Sanh et al. 2019, section 3).
+"""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
+from encoder_core.families.interchange import (
+    KeyTable,
+    Pair,
+    activation_from_json,
+    activation_to_json,
+    check_tied,
+    embedding_pairs,
+    layer_pairs,
+    shared_from_json,
+    shared_to_json,
+    with_bias,
+)
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
 from encoder_core.layers.relative_key import RelativeKeyAttention
@@ -76,3 +94,150 @@ def _kernels(config: BertConfig, attend: Attend) -> Callable[[], Attend]:
     both_sides = config.position == "relative_key_query"
     width = config.hidden // config.heads
     return lambda: RelativeKeyAttention(config.max_length, width, both_sides=both_sides)
+
+
+_PAIRS = (
+    *embedding_pairs("encoder.embeddings", "bert.embeddings"),
+    Pair("encoder.embeddings.token_type.weight", "bert.embeddings.token_type_embeddings.weight"),
+    *layer_pairs("encoder.layers.{layer}", "bert.encoder.layer.{layer}"),
+    *with_bias("head.dense", "cls.predictions.transform.dense"),
+    *with_bias("head.norm", "cls.predictions.transform.LayerNorm"),
+    Pair("head.decoder.bias", "cls.predictions.bias"),
+)
+
+_PAIR_HEAD = (
+    *with_bias("pair_head.pooler", "bert.pooler.dense"),
+    *with_bias("pair_head.classifier", "cls.seq_relationship"),
+)
+
+_TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+
+MASKED_LM = KeyTable(_PAIRS, tied=_TIED, unused=(*_BUFFERS, *(pair.theirs for pair in _PAIR_HEAD)))
+PRETRAINING = KeyTable((*_PAIRS, *_PAIR_HEAD), tied=_TIED, unused=_BUFFERS)
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30_522,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+    "type_vocab_size": 2,
+    "position_embedding_type": "absolute",
+}
+"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+
+
+def to_json(config: BertConfig) -> dict[str, Any]:
+    """The fields of config.json that describe the model. Raises ModelError for relative positions."""
+    if config.position != "absolute":
+        raise ModelError(
+            f"model.position is {config.position!r}, which transformers' BERT no longer has",
+            remedy="export is possible with position: absolute only",
+        )
+    return {
+        "model_type": "bert",
+        **shared_to_json(config),
+        "max_position_embeddings": config.max_length,
+        "type_vocab_size": config.token_types,
+    }
+
+
+def from_json(fields: dict[str, Any]) -> BertConfig:
+    """The inverse. Raises ModelError for a model that we cannot load."""
+    fields = DEFAULTS | fields
+    if fields["position_embedding_type"] != "absolute":
+        raise ModelError(
+            f"config.json: position_embedding_type is {fields['position_embedding_type']!r}",
+            remedy="only BERT models with absolute positions can be loaded",
+        )
+    return BertConfig(
+        **shared_from_json(fields),
+        max_length=fields["max_position_embeddings"],
+        token_types=fields["type_vocab_size"],
+    )
+
+
+_OURS, _THEIRS = "encoder.layers.{layer}", "distilbert.transformer.layer.{layer}"
+
+DISTILLED = KeyTable(
+    pairs=(
+        *embedding_pairs("encoder.embeddings", "distilbert.embeddings"),
+        *with_bias(f"{_OURS}.attention.query", f"{_THEIRS}.attention.q_lin"),
+        *with_bias(f"{_OURS}.attention.key", f"{_THEIRS}.attention.k_lin"),
+        *with_bias(f"{_OURS}.attention.value", f"{_THEIRS}.attention.v_lin"),
+        *with_bias(f"{_OURS}.attention.output", f"{_THEIRS}.attention.out_lin"),
+        *with_bias(f"{_OURS}.attention_norm", f"{_THEIRS}.sa_layer_norm"),
+        *with_bias(f"{_OURS}.feed_forward.up", f"{_THEIRS}.ffn.lin1"),
+        *with_bias(f"{_OURS}.feed_forward.down", f"{_THEIRS}.ffn.lin2"),
+        *with_bias(f"{_OURS}.feed_forward_norm", f"{_THEIRS}.output_layer_norm"),
+        *with_bias("head.dense", "vocab_transform"),
+        *with_bias("head.norm", "vocab_layer_norm"),
+        Pair("head.decoder.bias", "vocab_projector.bias"),
+    ),
+    tied=("vocab_projector.weight",),
+    unused=("distilbert.embeddings.position_ids",),
+)
+
+DISTILLED_FIELDS = {
+    "layers": "n_layers",
+    "hidden": "dim",
+    "heads": "n_heads",
+    "feed_forward": "hidden_dim",
+    "max_length": "max_position_embeddings",
+    "vocab": "vocab_size",
+    "pad_id": "pad_token_id",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "initializer_range",
+}
+"""Our configuration fields and theirs, where only the name differs."""
+
+DISTILLED_DEFAULTS: dict[str, Any] = {
+    "n_layers": 6,
+    "dim": 768,
+    "n_heads": 12,
+    "hidden_dim": 3072,
+    "max_position_embeddings": 512,
+    "vocab_size": 30_522,
+    "pad_token_id": 0,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "initializer_range": 0.02,
+    "activation": "gelu",
+    "sinusoidal_pos_embds": False,
+    "tie_word_embeddings": True,
+}
+"""What transformers assumes where a config.json is silent."""
+
+EPSILON = 1e-12  # of every LayerNorm; their configuration has no field for it
+
+
+def distilled_to_json(config: BertConfig) -> dict[str, Any]:
+    """The fields of config.json that describe the model. Raises ModelError for what the class cannot be."""
+    if config.position != "absolute" or config.layer_norm_eps != EPSILON:
+        raise ModelError(
+            f"model.position is {config.position} and model.layer_norm_eps {config.layer_norm_eps:g}: BERT without "
+            "token types is transformers' DistilBERT, which has absolute positions and an epsilon of 1e-12",
+            remedy="export is possible with those values, or with model.token_types of 1 or more",
+        )
+    return {
+        "model_type": "distilbert",
+        **{theirs: getattr(config, ours) for ours, theirs in DISTILLED_FIELDS.items()},
+        "activation": activation_to_json(config.activation),
+        "sinusoidal_pos_embds": False,
+        "tie_word_embeddings": True,
+    }
+
+
+def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
+    """The inverse. Positions that were made of sines lie in the weights like any others. Raises ModelError for a model
+    that we cannot load."""
+    fields = DISTILLED_DEFAULTS | fields
+    check_tied(fields)
+    values = {ours: fields[theirs] for ours, theirs in DISTILLED_FIELDS.items()}
+    return BertConfig(
+        **values,
+        activation=activation_from_json(fields, "activation"),
+        layer_norm_eps=EPSILON,
+        token_types=0,
+    )

@@ -1,19 +1,28 @@
-"""DeBERTa (He et al. 2021): disentangled attention; v2 and v3 share its projections and bucket its distances."""
+"""DeBERTa (He et al. 2021): disentangled attention; v2 and v3 share its projections and bucket its distances.
 
-from typing import Literal
+`DebertaForMaskedLM` and `DebertaV2ForMaskedLM` of transformers, with the prediction head of the published weights.
+
+It has no class for version 3's discriminator: a folder of one is loaded as `DebertaV2Model`, without its head.
+transformers has no enhanced mask decoder: there our logits are those of the plain decoder. The decoder's absolute
+positions travel under the name that the published weights give them, which transformers skips.
+"""
+
+from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
+from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, WithGenerator
+from encoder_core.families.interchange import KeyTable, Pair, shared_from_json, shared_to_json, with_bias
 from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
     DisentangledAttention,
     FusedProjections,
+    RelativePositions,
     SharedProjections,
     automatic,
 )
 from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
-from encoder_core.layers.deberta_positions import RelativePositions
 from encoder_core.layers.encoder import Embeddings, FeedForward
 
 
@@ -142,4 +151,191 @@ def _convolution(config: DebertaConfig | DebertaV2Config) -> Convolution | None:
         activation=config.activation,
         eps=config.layer_norm_eps,
         dropout=config.dropout,
+    )
+
+
+ARCHITECTURES = {"deberta": "DebertaForMaskedLM", "deberta_v2": "DebertaV2ForMaskedLM"}
+
+_LAYER = (
+    *with_bias(
+        "encoder.layers.{layer}.attention.output", "deberta.encoder.layer.{layer}.attention.output.dense"
+    ),
+    *with_bias(
+        "encoder.layers.{layer}.attention_norm", "deberta.encoder.layer.{layer}.attention.output.LayerNorm"
+    ),
+    *with_bias("encoder.layers.{layer}.feed_forward.up", "deberta.encoder.layer.{layer}.intermediate.dense"),
+    *with_bias("encoder.layers.{layer}.feed_forward.down", "deberta.encoder.layer.{layer}.output.dense"),
+    *with_bias("encoder.layers.{layer}.feed_forward_norm", "deberta.encoder.layer.{layer}.output.LayerNorm"),
+)
+
+_OURS = "encoder.layers.{layer}.attention.projections"
+_THEIRS = "deberta.encoder.layer.{layer}.attention.self"
+
+_FUSED = (
+    Pair(f"{_OURS}.content.weight", f"{_THEIRS}.in_proj.weight"),
+    Pair(f"{_OURS}.query.bias", f"{_THEIRS}.q_bias"),
+    Pair(f"{_OURS}.value.bias", f"{_THEIRS}.v_bias"),
+    Pair(f"{_OURS}.position_key.weight", f"{_THEIRS}.pos_proj.weight"),
+    *with_bias(f"{_OURS}.position_query", f"{_THEIRS}.pos_q_proj"),
+)
+
+_SHARED = (
+    *with_bias(f"{_OURS}.query", f"{_THEIRS}.query_proj"),
+    *with_bias(f"{_OURS}.key", f"{_THEIRS}.key_proj"),
+    *with_bias(f"{_OURS}.value", f"{_THEIRS}.value_proj"),
+    *with_bias("encoder.positions.norm", "deberta.encoder.LayerNorm"),
+)
+
+_ENDS = (
+    Pair("encoder.embeddings.word.weight", "deberta.embeddings.word_embeddings.weight"),
+    *with_bias("encoder.embeddings.norm", "deberta.embeddings.LayerNorm"),
+    Pair("encoder.positions.embedding.weight", "deberta.encoder.rel_embeddings.weight"),
+)
+
+_HEAD = (
+    *with_bias("head.dense", "lm_predictions.lm_head.dense"),
+    *with_bias("head.norm", "lm_predictions.lm_head.LayerNorm"),
+    Pair("head.decoder.bias", "lm_predictions.lm_head.bias"),
+)
+
+# The same head in a folder whose config.json says `legacy: true`, as transformers writes by default.
+_LEGACY_HEAD = (
+    ("cls.predictions.transform.", "lm_predictions.lm_head."),
+    ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
+)
+_LEGACY_TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+
+_CONVOLUTION = (
+    *with_bias("encoder.convolution.convolution", "deberta.encoder.conv.conv"),
+    *with_bias("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
+)
+
+_POSITIONS = Pair("decoder.position.weight", "deberta.embeddings.position_embeddings.weight")
+
+# The discriminator's head, under the names of version 3's published weights, which carry it beside the other.
+_DETECTION = (
+    *with_bias("head.norm", "mask_predictions.LayerNorm"),
+    *with_bias("head.dense", "mask_predictions.dense"),
+    *with_bias("head.score", "mask_predictions.classifier"),
+)
+
+_BUFFERS = ("deberta.embeddings.position_ids",)
+
+
+def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
+    """The parameters of this model and its masked-language-model head."""
+    pairs = (*_encoder(config), *_HEAD)
+    unused = (*_BUFFERS, *(pair.theirs for pair in _DETECTION))
+    if config.mask_decoder == "enhanced":
+        pairs = (*pairs, _POSITIONS)
+    else:
+        unused = (*unused, _POSITIONS.theirs)
+    return KeyTable(pairs, tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
+
+
+def detection(config: DebertaConfig | DebertaV2Config) -> KeyTable:
+    """The discriminator's parameters (version 3, and the first trained in its way)."""
+    unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD))
+    return KeyTable((*_encoder(config), *_DETECTION), tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
+
+
+def _encoder(config: DebertaConfig | DebertaV2Config) -> tuple[Pair, ...]:
+    if isinstance(config, DebertaConfig):
+        return (*_ENDS, *_LAYER, *_FUSED)
+    return (*_ENDS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
+
+
+def to_json(config: DebertaConfig | DebertaV2Config) -> dict[str, Any]:
+    """The fields of config.json that describe one network; `mask_decoder` is ours alone, and `generator_layers` has no
+    place there.
+
+    Raises ModelError for a model with the term between positions, which transformers' classes would leave out.
+    """
+    if config.position_to_position:
+        raise ModelError(
+            "model.position_to_position has no counterpart in transformers, whose classes would compute something else",
+            remedy="go on from this run with `start:` in another recipe, or train without it to export",
+        )
+    fields = {
+        "model_type": config.family.replace("_", "-"),
+        **shared_to_json(config),
+        "max_position_embeddings": config.max_length,
+        "legacy": False,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "mask_decoder": config.mask_decoder,
+    }
+    if isinstance(config, DebertaConfig):
+        return fields
+    fields |= {"position_buckets": config.buckets, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+    if config.convolution is not None:
+        hidden_act = fields["hidden_act"]
+        fields |= {"conv_kernel_size": config.convolution, "conv_act": hidden_act}
+    return fields
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "deberta": {"vocab_size": 50_265},
+    "deberta-v2": {
+        "vocab_size": 128_100,
+        "hidden_size": 1536,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 24,
+        "intermediate_size": 6144,
+    },
+}
+"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+
+_COMMON_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-7,
+    "pad_token_id": 0,
+    "type_vocab_size": 0,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    "mask_decoder": "enhanced",
+}
+
+
+def from_json(fields: dict[str, Any]) -> DebertaConfig | DebertaV2Config:
+    """The inverse. Raises ModelError for a variant that was never published."""
+    fields = _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
+    _check(fields)
+    values = shared_from_json(fields)
+    values |= {"max_length": fields["max_position_embeddings"], "mask_decoder": fields["mask_decoder"]}
+    if fields["model_type"] == "deberta":
+        return DebertaConfig(**values)
+    kernel = fields.get("conv_kernel_size", 0)
+    if kernel and fields.get("conv_act", "tanh") != fields["hidden_act"]:
+        _refuse("conv_act", fields.get("conv_act", "tanh"), fields["hidden_act"])
+    return DebertaV2Config(**values, buckets=fields.get("position_buckets", -1), convolution=kernel or None)
+
+
+def _check(fields: dict[str, Any]) -> None:
+    """Refuse what is not the published architecture, first difference first."""
+    expected: dict[str, tuple[object, ...]] = {
+        "relative_attention": (True,),
+        "position_biased_input": (False,),
+        "type_vocab_size": (0,),
+        "max_relative_positions": (-1, fields["max_position_embeddings"]),
+    }
+    if fields["model_type"] == "deberta-v2":
+        expected |= {"share_att_key": (True,), "norm_rel_ebd": ("layer_norm",)}
+    for name, values in expected.items():
+        if fields.get(name) not in values:
+            _refuse(name, fields.get(name), values[0])
+    kinds = fields["pos_att_type"] or []
+    if set(kinds.split("|") if isinstance(kinds, str) else kinds) != {"p2c", "c2p"}:
+        _refuse("pos_att_type", kinds, "p2c|c2p")
+
+
+def _refuse(name: str, value: object, expected: object) -> NoReturn:
+    raise ModelError(
+        f"config.json: {name} is {value!r}, which is not supported",
+        remedy=f"use weights of the published architecture, whose {name} is {expected!r}",
     )

@@ -1,10 +1,18 @@
 """EuroBERT (Boizard et al., 2025): Llama's layers, seeing both ways. RMSNorm, SwiGLU, rotary positions, keys and values
-of fewer heads than queries, no biases, a decoder with weights of its own."""
+of fewer heads than queries, no biases, a decoder with weights of its own.
 
-from typing import Literal, Self
+`EuroBertForMaskedLM` of transformers.
+
+The released models name the base of rotary positions `rope_theta`, which all versions read; we write that. Version 5
+writes `rope_parameters` in its place; both are read.
+"""
+
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from encoder_core.errors import ModelError
+from encoder_core.families.interchange import KeyTable, Pair, activation_from_json, activation_to_json
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.encoder import Activation
 from encoder_core.layers.initialise import Initializer
@@ -66,3 +74,107 @@ class EuroBertConfig(PreNormConfig):
 M210 = EuroBertConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=128_256)
 M610 = EuroBertConfig(layers=26, hidden=1152, heads=18, key_value_heads=6, feed_forward=4096, vocab=128_256)
 B2_1 = EuroBertConfig(layers=32, hidden=2304, heads=18, key_value_heads=6, feed_forward=6144, vocab=128_256)
+
+
+_OURS, _THEIRS = "encoder.layers.{layer}", "model.layers.{layer}"
+TABLE = KeyTable(
+    pairs=(
+        Pair("encoder.embeddings.word.weight", "model.embed_tokens.weight"),
+        Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.input_layernorm.weight"),
+        Pair(f"{_OURS}.attention.query.weight", f"{_THEIRS}.self_attn.q_proj.weight"),
+        Pair(f"{_OURS}.attention.key.weight", f"{_THEIRS}.self_attn.k_proj.weight"),
+        Pair(f"{_OURS}.attention.value.weight", f"{_THEIRS}.self_attn.v_proj.weight"),
+        Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.self_attn.o_proj.weight"),
+        Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.post_attention_layernorm.weight"),
+        Pair(f"{_OURS}.feed_forward.gate.weight", f"{_THEIRS}.mlp.gate_proj.weight"),
+        Pair(f"{_OURS}.feed_forward.up.weight", f"{_THEIRS}.mlp.up_proj.weight"),
+        Pair(f"{_OURS}.feed_forward.down.weight", f"{_THEIRS}.mlp.down_proj.weight"),
+        Pair("encoder.final_norm.weight", "model.norm.weight"),
+        Pair("head.decoder.weight", "lm_head.weight"),
+    )
+)
+
+FIELDS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+    "max_length": "max_position_embeddings",
+    "vocab": "vocab_size",
+    "pad_id": "pad_token_id",
+    "dropout": "hidden_dropout",
+    "attention_dropout": "attention_dropout",
+    "layer_norm_eps": "rms_norm_eps",
+    "initializer_range": "initializer_range",
+}
+"""Our configuration fields and theirs, where only the name differs."""
+
+_WITHOUT = ("attention_bias", "mlp_bias")
+
+DEFAULTS: dict[str, Any] = {
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_key_value_heads": None,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 8192,
+    "vocab_size": 128_256,
+    "pad_token_id": 128_001,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_theta": 10_000.0,
+}
+"""What transformers assumes where a config.json is silent."""
+
+
+def to_json(config: EuroBertConfig) -> dict[str, Any]:
+    """The fields of config.json that describe the model. Their class has no dropout on hidden states: `hidden_dropout`
+    is in the released files, and is read by nothing there."""
+    return {
+        "model_type": "eurobert",
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        "num_key_value_heads": config.shared_heads,
+        "head_dim": config.hidden // config.heads,
+        "hidden_act": activation_to_json(config.activation),
+        "rope_theta": config.rotary_base,
+        **dict.fromkeys(_WITHOUT, False),
+        "tie_word_embeddings": False,
+    }
+
+
+def from_json(fields: dict[str, Any]) -> EuroBertConfig:
+    """The inverse. Raises ModelError for a model that we cannot load."""
+    fields = DEFAULTS | fields
+    if fields["tie_word_embeddings"]:
+        raise _refused("tie_word_embeddings", fields, "the decoder must have weights of its own")
+    for name in _WITHOUT:
+        if fields.get(name):
+            raise _refused(name, fields, "no Linear may have a bias")
+    if fields.get("head_dim") not in (None, fields["hidden_size"] // fields["num_attention_heads"]):
+        raise _refused("head_dim", fields, "it must be hidden_size / num_attention_heads")
+    shared, heads = fields["num_key_value_heads"], fields["num_attention_heads"]
+    return EuroBertConfig(
+        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
+        key_value_heads=None if shared == heads else shared,
+        activation=activation_from_json(fields, "hidden_act"),
+        rotary_base=_rope_theta(fields),
+    )
+
+
+def _rope_theta(fields: dict[str, Any]) -> float:
+    parameters = fields.get("rope_parameters") or {}
+    if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
+        raise _refused(
+            "rope_scaling" if fields.get("rope_scaling") else "rope_parameters",
+            fields,
+            "only plain rotary positions, of rope_type default, can be loaded",
+        )
+    return float(parameters.get("rope_theta", fields["rope_theta"]))
+
+
+def _refused(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
+    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)

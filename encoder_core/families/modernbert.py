@@ -1,10 +1,25 @@
-"""ModernBERT (Warner et al., 2024): pre-norm, rotary positions, GeGLU, no biases, local attention in most layers."""
+"""ModernBERT (Warner et al., 2024): pre-norm, rotary positions, GeGLU, no biases, local attention in most layers.
+
+`ModernBertForMaskedLM` of transformers.
+
+Of config.json there are two forms. The released models name the period of global layers and the two rotary bases
+(`global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`), which all versions of transformers read; we
+write that form. Version 5 writes `layer_types` and `rope_parameters` in their place; both are read.
+"""
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
+from encoder_core.errors import ModelError
+from encoder_core.families.interchange import (
+    KeyTable,
+    Pair,
+    activation_from_json,
+    activation_to_json,
+    check_tied,
+)
 from encoder_core.families.pre_norm import PreNormConfig
 
 
@@ -40,3 +55,135 @@ class ModernBertConfig(PreNormConfig):
 
 BASE = ModernBertConfig(layers=22, hidden=768, heads=12, feed_forward=1152, vocab=50_368)
 LARGE = ModernBertConfig(layers=28, hidden=1024, heads=16, feed_forward=2624, vocab=50_368)
+
+
+_OURS, _THEIRS = "encoder.layers.{layer}", "model.layers.{layer}"
+
+TABLE = KeyTable(
+    pairs=(
+        Pair("encoder.embeddings.word.weight", "model.embeddings.tok_embeddings.weight"),
+        Pair("encoder.embeddings.norm.weight", "model.embeddings.norm.weight"),
+        Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.attn_norm.weight", first_layer=1),
+        Pair(f"{_OURS}.attention.qkv.weight", f"{_THEIRS}.attn.Wqkv.weight"),
+        Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.attn.Wo.weight"),
+        Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.mlp_norm.weight"),
+        Pair(f"{_OURS}.feed_forward.up.weight", f"{_THEIRS}.mlp.Wi.weight"),
+        Pair(f"{_OURS}.feed_forward.down.weight", f"{_THEIRS}.mlp.Wo.weight"),
+        Pair("encoder.final_norm.weight", "model.final_norm.weight"),
+        Pair("head.dense.weight", "head.dense.weight"),
+        Pair("head.norm.weight", "head.norm.weight"),
+        Pair("head.decoder.bias", "decoder.bias"),
+    ),
+    tied=("decoder.weight",),
+)
+
+FIELDS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+    "max_length": "max_position_embeddings",
+    "vocab": "vocab_size",
+    "pad_id": "pad_token_id",
+    "dropout": "embedding_dropout",
+    "attention_dropout": "attention_dropout",
+    "layer_norm_eps": "norm_eps",
+    "initializer_range": "initializer_range",
+    "local_attention": "local_attention",
+}
+"""Our configuration fields and theirs, where only the name differs."""
+
+_WITHOUT = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+
+DEFAULTS: dict[str, Any] = {
+    "num_hidden_layers": 22,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 1152,
+    "max_position_embeddings": 8192,
+    "vocab_size": 50_368,
+    "pad_token_id": 50_283,
+    "embedding_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "norm_eps": 1e-5,
+    "initializer_range": 0.02,
+    "local_attention": 128,
+    "hidden_activation": "gelu",
+    "classifier_activation": "gelu",
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160_000.0,
+    "local_rope_theta": 10_000.0,
+    "decoder_bias": True,
+    "tie_word_embeddings": True,
+}
+"""What transformers assumes where a config.json is silent."""
+
+
+def to_json(config: ModernBertConfig) -> dict[str, Any]:
+    """The fields of config.json that describe the model. Their class has one rate for both dropouts of attention; it is
+    the one of probabilities, as in the released models, whose 0.1 on attention's output is not in their files."""
+    activation = activation_to_json(config.activation)
+    return {
+        "model_type": "modernbert",
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        "mlp_dropout": config.dropout,
+        "hidden_activation": activation,
+        "classifier_activation": activation,
+        "global_attn_every_n_layers": config.global_every,
+        "global_rope_theta": config.global_rope_base,
+        "local_rope_theta": config.local_rope_base,
+        **dict.fromkeys(_WITHOUT, False),
+        "decoder_bias": True,
+        "tie_word_embeddings": True,
+    }
+
+
+def from_json(fields: dict[str, Any]) -> ModernBertConfig:
+    """The inverse. Raises ModelError for a model that we cannot load."""
+    fields = DEFAULTS | fields
+    check_tied(fields)
+    biases = [name for name in _WITHOUT if fields.get(name)]
+    if biases or not fields["decoder_bias"]:
+        raise _refused(
+            biases[0] if biases else "decoder_bias", fields, "only the decoder may have, and has, a bias"
+        )
+    if fields["classifier_activation"] != fields["hidden_activation"]:
+        raise _refused("classifier_activation", fields, "it must be the same as hidden_activation")
+    return ModernBertConfig(
+        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
+        activation=activation_from_json(fields, "hidden_activation"),
+        attention_output_dropout=fields["attention_dropout"],
+        global_every=_global_every(fields),
+        global_rope_base=_rope_base(fields, "full_attention", "global_rope_theta"),
+        local_rope_base=_rope_base(fields, "sliding_attention", "local_rope_theta"),
+    )
+
+
+def _global_every(fields: dict[str, Any]) -> int:
+    """The period of global layers, from `layer_types` where that is given."""
+    types = fields.get("layer_types")
+    if types is None:
+        return int(fields["global_attn_every_n_layers"])
+    later = [layer for layer, kind in enumerate(types) if kind == "full_attention" and layer]
+    every = later[0] if later else max(len(types), 1)
+    regular = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(types))]
+    if types != regular or len(types) != fields["num_hidden_layers"]:
+        raise _refused(
+            "layer_types", fields, "every n-th layer from the first on must be global, the others local"
+        )
+    return every
+
+
+def _rope_base(fields: dict[str, Any], kind: str, former: str) -> float:
+    parameters = (fields.get("rope_parameters") or {}).get(kind) or {}
+    if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
+        raise _refused(
+            "rope_scaling" if fields.get("rope_scaling") else "rope_parameters",
+            fields,
+            "only plain rotary positions, of rope_type default, can be loaded",
+        )
+    return float(parameters.get("rope_theta", fields[former]))
+
+
+def _refused(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
+    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)

@@ -1,12 +1,19 @@
 """XLM (Conneau and Lample, 2019): BERT's encoder, with an embedding of the language in place of token types, and a
-decoder directly on the last states."""
+decoder directly on the last states.
 
-from typing import Literal, Self
+`XLMWithLMHeadModel` of transformers.
+
+Its class has weights for padding, which is never seen, and adds word embeddings of whatever token types it is given;
+we have no token types.
+"""
+
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
+from encoder_core.families.interchange import KeyTable, Pair, check_tied, with_bias
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
 from encoder_core.layers.initialise import Initializer
@@ -94,3 +101,128 @@ def _embeddings(config: XlmConfig) -> Embeddings:
         eps=config.layer_norm_eps,
         dropout=config.dropout,
     )
+
+
+_LAYER = "encoder.layers.{layer}"
+_LANGUAGES = Pair("encoder.embeddings.language.weight", "transformer.lang_embeddings.weight")
+_PAIRS = (
+    Pair("encoder.embeddings.word.weight", "transformer.embeddings.weight"),
+    Pair("encoder.embeddings.position.weight", "transformer.position_embeddings.weight"),
+    *with_bias("encoder.embeddings.norm", "transformer.layer_norm_emb"),
+    *with_bias(f"{_LAYER}.attention.query", "transformer.attentions.{layer}.q_lin"),
+    *with_bias(f"{_LAYER}.attention.key", "transformer.attentions.{layer}.k_lin"),
+    *with_bias(f"{_LAYER}.attention.value", "transformer.attentions.{layer}.v_lin"),
+    *with_bias(f"{_LAYER}.attention.output", "transformer.attentions.{layer}.out_lin"),
+    *with_bias(f"{_LAYER}.attention_norm", "transformer.layer_norm1.{layer}"),
+    *with_bias(f"{_LAYER}.feed_forward.up", "transformer.ffns.{layer}.lin1"),
+    *with_bias(f"{_LAYER}.feed_forward.down", "transformer.ffns.{layer}.lin2"),
+    *with_bias(f"{_LAYER}.feed_forward_norm", "transformer.layer_norm2.{layer}"),
+    Pair("head.decoder.bias", "pred_layer.proj.bias"),
+)
+
+FIELDS = {
+    "layers": "n_layers",
+    "hidden": "emb_dim",
+    "heads": "n_heads",
+    "max_length": "max_position_embeddings",
+    "vocab": "vocab_size",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "layer_norm_eps": "layer_norm_eps",
+    "initializer_range": "init_std",
+}
+"""Our configuration fields and theirs, where only the name differs."""
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30_145,
+    "emb_dim": 2048,
+    "n_layers": 12,
+    "n_heads": 16,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "gelu_activation": True,
+    "n_langs": 1,
+    "use_lang_emb": True,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "init_std": 0.02,
+    "pad_token_id": 2,
+    "is_encoder": True,
+    "tie_word_embeddings": True,
+}
+"""What transformers assumes where a config.json is silent."""
+
+_WITHOUT = {
+    "sinusoidal_embeddings": "positions must be learned",
+    "causal": "attention must see both ways",
+    "asm": "the decoder must be a plain one, with scores of all ids at once",
+}
+
+
+def table(config: XlmConfig) -> KeyTable:
+    """With the embeddings of languages where the model has them."""
+    languages = (_LANGUAGES,) if config.language_table else ()
+    return KeyTable(
+        pairs=(*_PAIRS, *languages),
+        tied=("pred_layer.proj.weight",),
+        unused=("transformer.position_ids",),
+    )
+
+
+def to_json(config: XlmConfig) -> dict[str, Any]:
+    """The fields of config.json that describe the model. Raises ModelError for an activation that the class lacks."""
+    if config.activation != "gelu":
+        raise ModelError(
+            f"model.activation is {config.activation}, and transformers' XLM knows the exact GELU alone",
+            remedy="export is possible with model.activation: gelu",
+        )
+    ids = {name: number for number, name in enumerate(config.languages)}
+    return {
+        "model_type": "xlm",
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        "embed_init_std": config.initializer_range,
+        "gelu_activation": True,
+        "n_langs": max(1, len(config.languages)),
+        "use_lang_emb": config.language_table > 0,
+        "lang2id": ids,
+        "id2lang": {str(number): name for name, number in ids.items()},
+        "pad_index": config.pad_id,
+        "pad_token_id": config.pad_id,
+        **dict.fromkeys(_WITHOUT, False),
+        "tie_word_embeddings": True,
+    }
+
+
+def from_json(fields: dict[str, Any]) -> XlmConfig:
+    """The inverse. Languages without names are called by their numbers. Raises ModelError for a model that we cannot
+    load."""
+    fields = DEFAULTS | fields
+    check_tied(fields)
+    for name, remedy in _WITHOUT.items():
+        if fields.get(name):
+            raise _refused(name, fields, remedy)
+    for name in ("gelu_activation", "is_encoder"):
+        if not fields[name]:
+            raise _refused(name, fields, "only encoders with GELU can be loaded")
+    return XlmConfig(
+        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
+        feed_forward=FEED_FORWARD * fields["emb_dim"],
+        # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
+        pad_id=next(
+            id_
+            for id_ in (fields.get("pad_index"), fields["pad_token_id"], DEFAULTS["pad_token_id"])
+            if id_ is not None
+        ),
+        languages=_languages(fields),
+    )
+
+
+def _languages(fields: dict[str, Any]) -> tuple[str, ...]:
+    count, names = fields["n_langs"], {number: name for name, number in (fields.get("lang2id") or {}).items()}
+    if not fields["use_lang_emb"] or count < 2:
+        return tuple(names.values()) if len(names) == 1 else ()
+    return tuple(str(names.get(number, number)) for number in range(count))
+
+
+def _refused(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
+    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)

@@ -1,10 +1,15 @@
-"""XLNet (Yang et al. 2019): permuted language modelling over a Transformer-XL."""
+"""XLNet (Yang et al. 2019): permuted language modelling over a Transformer-XL.
 
-from typing import Literal, Self
+`XLNetLMHeadModel` of transformers.
+"""
+
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig
+from encoder_core.families.interchange import ACTIVATIONS, KeyTable, Pair, with_bias
 from encoder_core.layers.xlnet_attention import TwoStreamAttention
 from encoder_core.layers.xlnet_encoder import Recurrence, TwoStreamEncoder, TwoStreamLayer
 
@@ -63,4 +68,120 @@ def _layer(config: XlnetConfig) -> TwoStreamLayer:
         activation=config.activation,
         eps=config.layer_norm_eps,
         dropout=config.dropout,
+    )
+
+
+ARCHITECTURE = "XLNetLMHeadModel"
+
+_OURS, _THEIRS = "encoder.layers.{layer}", "transformer.layer.{layer}"
+
+_ATTENTION = {
+    "query.weight": "q",
+    "key.weight": "k",
+    "value.weight": "v",
+    "output.weight": "o",
+    "distance.weight": "r",
+    "distance_bias.bias": "r_r_bias",
+    "segment_bias.bias": "r_s_bias",
+    "content_bias.bias": "r_w_bias",
+    "segment.weight": "seg_embed",
+    "norm.weight": "layer_norm.weight",
+    "norm.bias": "layer_norm.bias",
+}
+
+TABLE = KeyTable(
+    pairs=(
+        Pair("encoder.embeddings.word.weight", "transformer.word_embedding.weight"),
+        Pair("encoder.mask.weight", "transformer.mask_emb"),
+        *(Pair(f"{_OURS}.attention.{o}", f"{_THEIRS}.rel_attn.{t}") for o, t in _ATTENTION.items()),
+        *with_bias(f"{_OURS}.up", f"{_THEIRS}.ff.layer_1"),
+        *with_bias(f"{_OURS}.down", f"{_THEIRS}.ff.layer_2"),
+        *with_bias(f"{_OURS}.norm", f"{_THEIRS}.ff.layer_norm"),
+        Pair("head.decoder.bias", "lm_loss.bias"),
+    ),
+    tied=("lm_loss.weight",),
+)
+
+FIELDS = {
+    "layers": "n_layer",
+    "hidden": "d_model",
+    "heads": "n_head",
+    "feed_forward": "d_inner",
+    "vocab": "vocab_size",
+    "pad_id": "pad_token_id",
+    "dropout": "dropout",
+    "initializer_range": "initializer_range",
+    "layer_norm_eps": "layer_norm_eps",
+}
+"""Our configuration fields and theirs, where only the name differs."""
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "d_model": 1024,
+    "n_layer": 24,
+    "n_head": 16,
+    "d_inner": 4096,
+    "ff_activation": "gelu",
+    "layer_norm_eps": 1e-12,
+    "dropout": 0.1,
+    "initializer_range": 0.02,
+    "pad_token_id": 5,
+    "mem_len": 512,
+    "reuse_len": None,
+    "longest_row": 512,
+    "attn_type": "bi",
+    "clamp_len": -1,
+    "same_length": False,
+    "tie_word_embeddings": True,
+}
+"""What transformers assumes where a config.json is silent. `longest_row` is ours alone; transformers would drop a
+`max_length` when it saves, a name that generation owns."""
+
+
+def to_json(config: XlnetConfig) -> dict[str, Any]:
+    """The fields of config.json that describe the model.
+
+    transformers has one rate for all dropout; ours on attention probabilities is written beside it and not read there.
+    """
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "xlnet",
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        "ff_activation": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "mem_len": config.memory or None,
+        "reuse_len": config.reuse or None,
+        "longest_row": config.max_length,
+        "attention_dropout": config.attention_dropout,
+        "attn_type": "bi",
+        "bi_data": False,
+        "tie_word_embeddings": True,
+    }
+
+
+def from_json(fields: dict[str, Any]) -> XlnetConfig:
+    """The inverse; a model that says of no tokens that they join its memory has none here.
+
+    Raises ModelError for a model that we do not have.
+    """
+    fields = DEFAULTS | fields
+    expected = {"attn_type": "bi", "clamp_len": -1, "same_length": False, "tie_word_embeddings": True}
+    for name, value in expected.items():
+        if fields[name] != value:
+            raise ModelError(
+                f"config.json: {name} is {fields[name]!r}, which is not supported",
+                remedy=f"use weights of the published architecture, whose {name} is {value!r}",
+            )
+    if fields["ff_activation"] not in ACTIVATIONS:
+        raise ModelError(
+            f"config.json: ff_activation is {fields['ff_activation']!r}, which is not supported",
+            remedy=f"use a model with one of {', '.join(ACTIVATIONS)}",
+        )
+    values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
+    return XlnetConfig(
+        **values,
+        activation=ACTIVATIONS[fields["ff_activation"]],
+        attention_dropout=fields.get("attention_dropout", fields["dropout"]),
+        max_length=fields["longest_row"],
+        memory=(fields["mem_len"] or 0) if fields["reuse_len"] else 0,
+        reuse=fields["reuse_len"] or 0,
     )

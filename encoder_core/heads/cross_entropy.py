@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_core.draws import draw_key, uniforms
-from encoder_core.layers.fused import triton_is_there
+from encoder_core.layers.gpu_attention import triton_is_there
 from encoder_core.layers.kernel_choice import pick
 
 CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32

@@ -38,13 +38,16 @@ from torch import Tensor, nn
 from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
-from encoder_core.layers.flash3 import activate, flash3_takes, flash_takes
-from encoder_core.layers.fused import fused_attention, fused_takes
-from encoder_core.layers.joint import project
+from encoder_core.layers.gpu_attention import (
+    activate,
+    flash3_takes,
+    flash_takes,
+    fused_attention,
+    fused_takes,
+)
 from encoder_core.layers.kernel_choice import Kernel, pick
-from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
-from encoder_core.layers.rotary import Rotation, rotate
-from encoder_core.layers.rows import Rows, for_each_query
+from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
+from encoder_core.layers.rows import Rotation, Rows, for_each_query, rotate
 from encoder_core.layers.torch_internals import flash_attention
 
 Heads = Float[Tensor, "tokens heads width"]

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
-from encoder_core.layers.deberta_attention import DisentangledAttention
-from encoder_core.layers.deberta_positions import Relations, RelativePositions
+from encoder_core.layers.deberta_attention import DisentangledAttention, Relations, RelativePositions
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Activation, Embeddings, FeedForward, activate
 from encoder_core.layers.pieces import Draws, PieceWise, piece

@@ -21,8 +21,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum, sum_and_norm
-from encoder_core.layers.rotary import Rotation
-from encoder_core.layers.rows import Rows
+from encoder_core.layers.rows import Rotation, Rows
 
 
 class DifferenceEmbedding(nn.Embedding):

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.layers.attention import Heads, attend_padded
-from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.gpu_attention import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.rows import Rows
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.layers.dropout import Dropout, threshold_of
-from encoder_core.layers.fused import triton_is_there
+from encoder_core.layers.gpu_attention import triton_is_there
 from encoder_core.layers.kernel_choice import pick
 
 _WIDEST = 8192  # numbers of a row that one program holds in registers

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.cpu_relative import blocked_relative
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.fused import fused_attention, fused_takes
+from encoder_core.layers.gpu_attention import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
 from encoder_core.layers.residual import LayerNorm, normed_sum

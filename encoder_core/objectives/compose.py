@@ -1,12 +1,24 @@
-"""From the terms of an objective to the one module that trains them; and what cannot be trained together."""
+"""From the terms of an objective to the one module that trains them; and what cannot be trained together.
+
+One network by its configuration and heads: what a folder in transformers' format holds.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from torch import nn
 
 from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, Heads, ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
+from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import multitask_model
+from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.replaced import discriminator_model
+from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
 from encoder_core.objectives.term import AroundConfig, HeadConfig, ModuleConfig, Refusal, Setting, TermConfig
 
 
@@ -59,3 +71,29 @@ def _module(
         if isinstance(term, ModuleConfig):
             return term.module(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)
     return multitask_model(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)
+
+
+def network(config: ModelConfig, heads: Heads) -> nn.Module:
+    """The module whose parameter names the key table of (config, heads) knows. Raises ModelError if none is."""
+    match heads:
+        case "mlm":
+            return masked_language_model(config)
+        case "mlm_pair":
+            return masked_language_model_with_pairs(config, "nsp")
+        case "rtd":
+            if not isinstance(config, DetectorConfig):
+                raise ModelError(
+                    f"{config.family} has no detection head",
+                    remedy="use a model of another family than xlnet",
+                )
+            return discriminator_model(config)
+        case "plm":
+            if not isinstance(config, XlnetConfig):
+                raise ModelError(
+                    f"{config.family} does not predict permuted tokens", remedy="use a model of family xlnet"
+                )
+            return permuted_language_model(config)
+        case "none":
+            return contrastive_model(config, ContrastiveConfig())
+        case _:
+            assert_never(heads)

@@ -6,21 +6,21 @@ import torch
 from torch import nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.layers.attention import Attend, automatic
+from encoder_core.objectives.losses import Weight
 from encoder_core.objectives.multitask import MultitaskModel, multitask_model
-from encoder_core.objectives.states import States
 from encoder_core.objectives.term import (
     HeadConfig,
     HeadTerm,
     LateWeight,
     Refusal,
     Setting,
+    States,
     TermSums,
 )
-from encoder_core.objectives.weights import Weight
 
 NAME = "mlm"
 

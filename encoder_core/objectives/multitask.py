@@ -7,15 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import AnyEncoder, ModelConfig, build_encoder
+from encoder_core.families.catalogue import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.states import States
-from encoder_core.objectives.term import HeadConfig, HeadTerm, TermSums
+from encoder_core.objectives.term import HeadConfig, HeadTerm, States, TermSums
 
 
 class MultitaskModel(ObjectiveModule):

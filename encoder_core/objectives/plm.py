@@ -8,14 +8,13 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
 from encoder_core.families import xlnet
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PermutationHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term, last_weight
 from encoder_core.objectives.term import HeadConfig, LateWeight, ModuleConfig, Refusal, Setting
-from encoder_core.objectives.weights import last_weight
 
 
 class PlmConfig(LateWeight, ModuleConfig):

@@ -9,14 +9,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch, sent
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.prediction import MAX_TARGETS, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
+from encoder_core.objectives.losses import Weight
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.multitask import MultitaskModel, multitask_model
-from encoder_core.objectives.states import States
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, TermSums
-from encoder_core.objectives.weights import Weight
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, States, TermSums
 
 NAME = "sbo"
 

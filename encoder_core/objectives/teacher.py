@@ -1,23 +1,63 @@
-"""A network that a student learns from: what it holds likely at each place, and its last states.
+"""Networks that an objective computes with and never trains: a student's teachers.
+
+A network that a student learns from: what it holds likely at each place, and its last states.
 
 Any family that predicts masked tokens can teach; the student may be of another.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import ModelConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.heads.distillation import Scores
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.mlm import tied_head
 from encoder_core.objectives.multitask import mask_decoder
+
+
+class FrozenNetworks(nn.Module):
+    """Holds networks that follow their holder to its device and precision, and are nothing else to it.
+
+    They are no submodules, so that their weights are not among the holder's parameters: no optimizer, no gradient, no
+    ZeRO stage and no checkpoint knows of them, and every rank has them whole. They stay in evaluation mode, without
+    dropout. What they compute must not be trained either: call them under `torch.no_grad`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.networks: tuple[nn.Module, ...] = ()  # nn.Module looks for submodules in no tuple
+
+    def hold(self, networks: Sequence[nn.Module]) -> None:
+        """Take these in place of what is held."""
+        for network in networks:
+            network.requires_grad_(False).eval()
+        self.networks = tuple(networks)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights, by names that no parameter of the holder has."""
+        for number, network in enumerate(self.networks):
+            for name, weight in network.named_parameters():
+                yield f"frozen.{number}.{name}", weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetworks":
+        """What `to`, `bfloat16`, `cuda` and the like come down to."""
+        everything: list[Any] = [*self.networks, super()]  # torch says nothing of the types
+        for part in everything:
+            part._apply(fn, recurse)
+        return self
+
+
+def frozen_weights(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The weights of all frozen networks that `module` computes with."""
+    held: list[Any] = [part for part in module.modules() if isinstance(part, FrozenNetworks)]
+    return [named for networks in held for named in networks.weights()]
 
 
 class Said(NamedTuple):

@@ -1,13 +1,27 @@
-"""Muon (Jordan et al. 2024) as in Moonlight (Liu et al. 2025, arXiv 2502.16982): the momentum of each hidden matrix is
+"""A matrix made orthogonal by products alone: the Newton-Schulz iteration of Muon.
+
+Of M = U S V^T it gives about U V^T: singular values above 0.002 of M's Frobenius norm end between 0.68 and 1.21, which
+serves as well as 1 would (Jordan et al. 2024, kellerjordan.github.io/posts/muon). Smaller ones end smaller.
+
+Matrices that ZeRO cut between ranks, each made whole on one rank and given back.
+
+Of each matrix every rank holds one range, in the order of ranks (`table`). Which rank makes which whole is a function
+of that table, so no rank need ask. One that holds much of a matrix is preferred, since it receives least; where all
+hold alike, as at stage 3, the work is dealt out evenly.
+
+Muon (Jordan et al. 2024) as in Moonlight (Liu et al. 2025, arXiv 2502.16982): the momentum of each hidden matrix is
 made orthogonal before it is applied. Everything else (embeddings, norms, biases, heads) is AdamW's, in the same
 optimizer. Where several matrices lie in one parameter (query, key and value; the halves of a gated block), each is made
 orthogonal by itself.
 
 A matrix must be whole to be orthogonalised. Under ZeRO each is made whole on one rank, and every rank gets its own
-range of the result (`encoder_core.optim.matrix_exchange`). At stage 0 every rank does all of them alike.
+range of the result (`encoder_core.optim.muon`). At stage 0 every rank does all of them alike.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import torch
@@ -15,11 +29,172 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from encoder_core.errors import TrainingError
+from encoder_core.layers.parameters import Joined
 from encoder_core.optim.adamw import Beta, Decayed, update_adamw
-from encoder_core.optim.matrix_exchange import MatrixExchange, Round, meet
-from encoder_core.optim.newton_schulz import flops, parts_of, rows_and_columns, update_of, working_dtype
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
+
+STEPS = 5
+_LINEAR, _CUBIC, _QUINTIC = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # published: steep at 0, at the price of ending near 1 only
+_TINY = 1e-7  # keeps a matrix of zeros zero
+
+
+def working_dtype(device: torch.device) -> torch.dtype:
+    """What the iteration computes in: bfloat16 on a GPU, as published, for its tensor cores; float32 on a CPU, on
+    which ZeRO stages and topologies are compared to the last digits, and which may have no bfloat16 units."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def orthogonalise(matrix: Tensor) -> Tensor:
+    """[rows, columns] of about U V^T, in the dtype of `matrix`, which stays as it is."""
+    wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix  # the smaller Gram matrix
+    x = wide / (wide.norm() + _TINY)
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), x, beta=_LINEAR)
+    whole: Tensor = x.mT if wide is not matrix else x
+    return whole
+
+
+def rms_scale(rows: int, columns: int) -> float:
+    """0.2 sqrt(max(rows, columns)): gives an orthogonal update the root mean square that AdamW's usually have, so that
+    AdamW's learning rate and decay fit (Liu et al. 2025, arXiv 2502.16982, section 2.2)."""
+    return 0.2 * math.sqrt(max(rows, columns))
+
+
+def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
+    """The matrix that a parameter of two or more dimensions is: its first by the product of the others."""
+    return shape[0], math.prod(shape[1:])
+
+
+def parts_of(shape: Sequence[int], joined: Joined | None) -> list[tuple[int, int]]:
+    """Rows and columns of every matrix in a parameter of this shape."""
+    rows, columns = rows_and_columns(shape)
+    return [(rows, columns)] if joined is None else [(joined.times * part, columns) for part in joined.rows]
+
+
+def update_of(matrix: Tensor, joined: Joined | None = None) -> Tensor:
+    """[rows, columns] of a momentum, as Muon applies it: orthogonal and scaled, if `joined` each matrix in it by
+    itself. What is orthogonal together is something else: singular vectors of a whole mix its parts."""
+    if joined is not None:
+        return joined.join([update_of(part) for part in joined.split(matrix)])
+    return orthogonalise(matrix) * rms_scale(*matrix.shape)
+
+
+def flops(shape: tuple[int, int]) -> int:
+    """Floating-point operations of `orthogonalise` for one matrix."""
+    rows, columns = shape
+    short, long = min(rows, columns), max(rows, columns)
+    return STEPS * (4 * short * short * long + 2 * short**3)
+
+
+Round = tuple[int | None, ...]
+"""By rank, the matrix that it makes whole, by number; None for a rank that has no more."""
+
+
+@dataclass(frozen=True)
+class MatrixExchange:
+    """Moves ranges of matrices between ranks.
+
+    Attributes:
+        table: for each matrix by its number, how many of its elements each rank holds.
+        rank: which of them this is.
+        ranks: their process group; None for the default group, which is not used if there is one rank.
+    """
+
+    table: Mapping[int, Sequence[int]]
+    rank: int = 0
+    ranks: dist.ProcessGroup | None = None
+
+    def rounds(self, work: Mapping[int, int]) -> list[Round]:
+        """All matrices of `work`, which says what each costs, one a rank in each round; the largest first, so that
+        ranks seldom wait for each other."""
+        owned: dict[int, list[int]] = {rank: [] for matrix in work for rank in range(len(self.table[matrix]))}
+        load = dict.fromkeys(owned, 0)
+        for matrix, cost in work.items():
+            held = self.table[matrix]
+            able = [rank for rank, length in enumerate(held) if 2 * length >= max(held)]
+            owner = min(able, key=lambda rank: load[rank])
+            owned[owner].append(matrix)
+            load[owner] += cost
+        return list(zip_longest(*(sorted(its, key=lambda matrix: -work[matrix]) for its in owned.values())))
+
+    def gather(self, matrices: Round, mine: Mapping[int, Tensor]) -> Tensor:
+        """This rank's matrix of the round, whole and flat; empty for None. Collective unless `stays(matrices)`.
+
+        `mine`: of each matrix of the round, the range that this rank holds.
+        """
+        own, nothing = matrices[self.rank], next(iter(mine.values())).new_empty(0)
+        if self.stays(matrices):
+            return nothing if own is None else mine[own]
+        sent = [nothing if matrix is None else mine[matrix] for matrix in matrices]
+        return self._exchange(sent, self._held(own, matrices))
+
+    def scatter(self, matrices: Round, whole: Tensor) -> dict[int, Tensor]:
+        """The inverse: this rank's ranges of all matrices of the round. Collective unless `stays(matrices)`.
+
+        `whole`: this rank's matrix, flat.
+        """
+        own = matrices[self.rank]
+        if self.stays(matrices):
+            return {} if own is None else {own: whole}
+        lengths = [0 if matrix is None else self.table[matrix][self.rank] for matrix in matrices]
+        parts = torch.split(self._exchange(torch.split(whole, self._held(own, matrices)), lengths), lengths)
+        return {matrix: part for matrix, part in zip(matrices, parts, strict=True) if matrix is not None}
+
+    def stays(self, matrices: Round) -> bool:
+        """Whether each matrix of the round lies whole on its rank already, so that nothing is sent."""
+        return all(
+            matrix is None or self.table[matrix][rank] == sum(self.table[matrix])
+            for rank, matrix in enumerate(matrices)
+        )
+
+    def _held(self, matrix: int | None, matrices: Round) -> list[int]:
+        """By rank, how much of a matrix it holds."""
+        return [0] * len(matrices) if matrix is None else list(self.table[matrix])
+
+    def _exchange(self, sent: Sequence[Tensor], lengths: list[int]) -> Tensor:
+        """`sent[r]` to each rank r; what each has sent, `lengths[r]` elements of it, end to end."""
+        joined = torch.cat(tuple(sent))
+        received = joined.new_empty(sum(lengths))
+        dist.all_to_all_single(received, joined, lengths, [len(part) for part in sent], group=self.ranks)
+        return received
+
+
+def meet(
+    ranges: Mapping[int, tuple[int, int]],
+    shapes: Sequence[tuple[int, ...]],
+    ranks: dist.ProcessGroup | None,
+    device: torch.device,
+) -> MatrixExchange:
+    """The exchange of ranks that hold parameters of these `shapes`, of which `ranges` are this rank's: by number, the
+    first element and how many. Collective.
+
+    Raises:
+        TrainingError: the ranges of a parameter do not follow each other in the order of ranks.
+    """
+    mine = torch.zeros(len(shapes), 2, dtype=torch.int64, device=device)
+    for parameter, found in ranges.items():
+        mine[parameter] = torch.tensor(found, device=device)
+    tables = [torch.empty_like(mine) for _ in range(dist.get_world_size(ranks))]
+    dist.all_gather(tables, mine, group=ranks)
+    held = torch.stack(tables, dim=1).tolist()
+    for parameter, its in enumerate(held):
+        begins = accumulate((length for _, length in its), initial=0)
+        if any(length and first != begin for (first, length), begin in zip(its, begins, strict=False)):
+            raise TrainingError(
+                f"parameter {parameter} of shape {shapes[parameter]} lies on the ranks as {its} (first element, "
+                "length), which is not one range a rank in the order of ranks",
+                remedy="this version of DeepSpeed cuts matrices as Muon does not expect: use that of pyproject.toml",
+            )
+    table = {parameter: [length for _, length in its] for parameter, its in enumerate(held)}
+    return MatrixExchange(table, dist.get_rank(ranks), ranks)
+
 
 MATRICES = "matrices"
 """The key of a parameter group that says whether it holds hidden matrices, which Muon moves, or others."""

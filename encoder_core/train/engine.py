@@ -29,7 +29,7 @@ from deepspeed.utils import set_z3_leaf_module
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
 from encoder_core.layers.pieces import PieceWise
-from encoder_core.objectives.frozen import frozen_weights
+from encoder_core.objectives.teacher import frozen_weights
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from encoder_core.layers.attention import set_rotary_base
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control, Signals, exchange
 from encoder_core.train.memory import Carried, carry, recall
-from encoder_core.train.metrics import StepReport
+from encoder_core.train.metrics import StepReport, evaluate
 from encoder_core.train.rehearsal import ran_out
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate

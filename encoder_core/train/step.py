@@ -17,9 +17,8 @@ from encoder_core.batch import Batch
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
-from encoder_core.train.coupled import RankExamples
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import Control, RankExamples
 
 
 def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = WHOLE) -> int:

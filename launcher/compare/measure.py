@@ -18,8 +18,7 @@ from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.collate import to_batch
-from encoder_core.train.evaluate import sum_losses
-from encoder_core.train.metrics import means
+from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.diagnose.evaluate import evaluate_commit
 from launcher.diagnose.frozen import Checkpoint, open_checkpoint

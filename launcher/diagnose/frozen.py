@@ -15,8 +15,8 @@ from checkpoints.load import Reader
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.families.build import AnyEncoder, build_encoder
-from encoder_core.families.hf.keys import ENCODER
+from encoder_core.families.catalogue import AnyEncoder, build_encoder
+from encoder_core.families.interchange import ENCODER
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import ObjectiveModule
 from launcher.finetune.pretrained import LocalModel, open_pretrained

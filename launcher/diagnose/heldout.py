@@ -15,8 +15,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
 from encoder_core.objectives.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
-from encoder_core.train.evaluate import sum_losses
-from encoder_core.train.metrics import means
+from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.diagnose.frozen import Checkpoint
 from launcher.diagnose.results import Figure

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import AnyEncoder
+from encoder_core.families.catalogue import AnyEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from launcher.diagnose.frozen import Frozen
 from launcher.recipe.evaluation import Pooling

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import STATE
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from encoder_core.cost.products import Count, Shape
-from encoder_core.optim.newton_schulz import flops as orthogonalisation_flops
+from encoder_core.optim.muon import flops as orthogonalisation_flops
 from launcher.estimate.assumptions import LINK_SHARE, AssumedUtilisation
 from launcher.estimate.cluster import Cluster
 from launcher.estimate.workload import executed, microbatch_flops, microbatch_shape

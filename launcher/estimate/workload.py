@@ -10,8 +10,7 @@ from encoder_core.cost.activations import Activations, of_update_groups
 from encoder_core.cost.flops import Distilled, ObjectiveTerms, first_pass, products
 from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel
-from encoder_core.objectives.distil import DistilConfig
-from encoder_core.objectives.hidden import HiddenConfig
+from encoder_core.objectives.distil import DistilConfig, HiddenConfig
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe, RecipePhase
 from launcher.recipe.timeline import phase_objective

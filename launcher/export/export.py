@@ -14,8 +14,7 @@ from checkpoints.hf.publish import removable
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
-from encoder_core.families.build import DetectorConfig, ModelConfig
-from encoder_core.families.hf.interchange import Heads, Interchange, interchange
+from encoder_core.families.catalogue import DetectorConfig, Heads, Interchange, ModelConfig, interchange
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import Part
 from launcher.export.model_card import ExportedNetwork, facts_of, render

@@ -18,7 +18,7 @@ from data_service.samples.inputs import Lanes, Translations
 from encoder_core.cost import memory
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.build import ModelConfig, language_table
+from encoder_core.families.catalogue import ModelConfig, language_table
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.train.engine_config import BUCKET
 from launcher.errors import EstimateError

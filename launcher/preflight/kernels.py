@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from encoder_core.cost.kernel_trial import Candidate, Limits, TriedKernel, preference, try_kernels
 from encoder_core.cost.trial_network import Subject
-from encoder_core.families.build import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
 from launcher.recipe.load import load
 from launcher.recipe.schema import Recipe

@@ -9,11 +9,10 @@ import torch
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.optim.adamw import AdamW
+from encoder_core.optim.adamw import AdamW, StableAdamW, StableAdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.muon import Muon, MuonConfig
-from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed

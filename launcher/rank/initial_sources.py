@@ -20,9 +20,8 @@ from data_service.store.base import Store
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
-from encoder_core.families.build import DetectorConfig, ModelConfig
-from encoder_core.objectives.gradient_disentangled import is_difference
-from encoder_core.objectives.replaced import EMBEDDINGS, Sharing
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.objectives.replaced import EMBEDDINGS, Sharing, is_difference
 from encoder_core.objectives.teacher import every_other_layer, student_names
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError

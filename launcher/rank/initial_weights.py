@@ -27,8 +27,8 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.transfer import origins
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.keys import ENCODER
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.interchange import ENCODER
 from encoder_core.train.zero_state import MASTER, Read
 from launcher.errors import RunError
 from launcher.rank.fresh_heads import initial_head

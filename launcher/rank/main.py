@@ -25,7 +25,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Trainer
 from encoder_core.train.memory import restore
-from encoder_core.train.probe import ensure_sums
+from encoder_core.train.rehearsal import ensure_sums
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.weight_check import CorruptReplica

@@ -19,7 +19,7 @@ from data_service.samples.inputs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
-from encoder_core.families.build import ModelConfig, language_table
+from encoder_core.families.catalogue import ModelConfig, language_table
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from data_service.samples.inputs import TextPairs, Translations
-from encoder_core.families.build import language_table
+from encoder_core.families.catalogue import language_table
 from launcher.recipe.parts import RecipeIssue
 from launcher.recipe.schema import Recipe
 

@@ -24,13 +24,11 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import Masking
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import AnyEncoder, ModelConfig
-from encoder_core.families.hf.interchange import Heads
+from encoder_core.families.catalogue import AnyEncoder, Heads, ModelConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.contrastive import ContrastiveConfig
-from encoder_core.objectives.distil import CosineConfig, DistilConfig
-from encoder_core.objectives.hidden import HiddenConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, HiddenConfig
 from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.plm import PlmConfig

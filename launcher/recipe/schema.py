@@ -21,16 +21,15 @@ from pydantic.types import ByteSize
 
 from data_service.samples.inputs import Input
 from data_service.samples.masking import MaskingUnit, Replacement
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.weights import Weight
-from encoder_core.optim.adamw import AdamWConfig
+from encoder_core.objectives.losses import Weight
+from encoder_core.optim.adamw import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.muon import MuonConfig
 from encoder_core.optim.schedules import ScheduleConfig
-from encoder_core.optim.stable_adamw import StableAdamWConfig
 from encoder_core.train.engine_config import Precision
-from encoder_core.train.memory_schedule import Refresh
+from encoder_core.train.state import Refresh
 from launcher.policies.elastic import Trainers
 from launcher.policies.spikes import Spikes
 from launcher.policies.stragglers import Stragglers

@@ -3,9 +3,9 @@
 from functools import lru_cache
 from math import prod
 
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.networks import network
+from encoder_core.objectives.compose import network
 from encoder_core.optim.groups import hidden_matrices
 from launcher.format import human_count
 from launcher.recipe.objective import RecipeObjective, meta_module, parameter_count

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from data_service.stream.batches import Rise, StepBatches
 from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.objectives.weights import WeightSchedule, weight_at
+from encoder_core.objectives.losses import WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from launcher.recipe.objective import RecipeObjective
 from launcher.recipe.schema import Recipe, RecipePhase

@@ -8,7 +8,7 @@ from pydantic import ByteSize
 from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs, Translations
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
@@ -16,7 +16,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.weights import Weight, WeightSchedule
+from encoder_core.objectives.losses import Weight, WeightSchedule
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig

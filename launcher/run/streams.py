@@ -7,7 +7,7 @@ from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
 from data_service.samples.spec import SimilarSource, SourceSpec, Stage, StreamSpec, WindowSize
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.families.build import language_table
+from encoder_core.families.catalogue import language_table
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.recipe.mixture import PhaseMixture
 from launcher.recipe.schema import Recipe, RecipePhase

@@ -21,7 +21,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.distil import TeacherSource
 from encoder_core.objectives.teacher import Teacher

@@ -20,7 +20,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.cost.flops import products
 from encoder_core.cost.products import Product, Shape, count
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig

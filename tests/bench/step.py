@@ -19,7 +19,7 @@ from step_peers import MaskedPair, Pair, PairsPair, PermutedPair, ReplacedPair
 from torch import Tensor, nn
 
 from encoder_core.families import albert, bert, deberta, electra, roberta, xlnet
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 

@@ -11,10 +11,9 @@ from step_batch import Permuted, Rectangle, in_random_order
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import ModelConfig
+from encoder_core.families import xlnet as hf_xlnet
+from encoder_core.families.catalogue import Heads, Interchange, ModelConfig, interchange
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.hf import xlnet as hf_xlnet
-from encoder_core.families.hf.interchange import Heads, Interchange, interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import ObjectiveModule

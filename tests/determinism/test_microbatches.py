@@ -11,7 +11,7 @@ from step_batch import in_random_order, make_batch
 
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import CoupledObjective, ObjectiveModule
-from encoder_core.train.coupled import RankExamples
+from encoder_core.train.exchange import RankExamples
 from encoder_core.train.step import seed_draws
 from tests.support.models.small_networks import NETWORKS, Network, build
 

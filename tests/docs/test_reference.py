@@ -7,7 +7,7 @@ from typing import get_args
 
 import yaml
 
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from launcher.cluster.gauges import DESCRIPTIONS
 from launcher.contract import CODES
 from launcher.recipe.identity import kind_of

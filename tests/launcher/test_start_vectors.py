@@ -8,7 +8,7 @@ from transformers import AutoModel
 
 from checkpoints.hf.export import export_model
 from data_service.store.open import open_store
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.errors import RunError

@@ -10,10 +10,15 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from encoder_core.errors import ModelError
 from encoder_core.families import deberta
+from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.hf.interchange import interchange, read_config
-from encoder_core.layers.deberta_attention import AttendDisentangled, automatic, padded, reference
-from encoder_core.layers.deberta_positions import log_buckets
+from encoder_core.layers.deberta_attention import (
+    AttendDisentangled,
+    automatic,
+    log_buckets,
+    padded,
+    reference,
+)
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import assert_close, copy_from, copy_into, make_batch, pad, random_weights

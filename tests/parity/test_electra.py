@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from transformers import ElectraConfig as TheirConfig
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
+from encoder_core.families.catalogue import Heads, interchange
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.hf.interchange import Heads, interchange
-from encoder_core.objectives.networks import network
+from encoder_core.objectives.compose import network
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,

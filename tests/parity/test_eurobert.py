@@ -16,8 +16,8 @@ from transformers import EuroBertForMaskedLM
 from transformers.models.eurobert.modeling_eurobert import EuroBertRMSNorm
 
 from encoder_core.errors import ModelError
+from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.hf.interchange import interchange, read_config
 from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model

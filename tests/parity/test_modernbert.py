@@ -16,12 +16,11 @@ from transformers import ModernBertForMaskedLM
 from transformers.models.modernbert import modeling_modernbert
 
 from encoder_core.errors import ModelError
-from encoder_core.families.hf.interchange import interchange, read_config
+from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference
 from encoder_core.layers.initialise import initialise
-from encoder_core.layers.rotary import rotate, rotation
-from encoder_core.layers.rows import Rows
+from encoder_core.layers.rows import Rows, rotate, rotation
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import (

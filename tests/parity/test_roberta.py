@@ -5,7 +5,7 @@ import torch
 from transformers import RobertaConfig as TheirConfig
 from transformers import RobertaForMaskedLM
 
-from encoder_core.families.hf.interchange import interchange
+from encoder_core.families.catalogue import interchange
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import masked_language_model

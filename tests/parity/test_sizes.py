@@ -5,11 +5,9 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import Heads, interchange
-from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
-from encoder_core.objectives.networks import network
-from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.families.catalogue import Heads, ModelConfig, interchange
+from encoder_core.objectives.compose import network
+from encoder_core.objectives.replaced import ReplacedTokenConfig, gradient_disentangled_detection
 
 SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     # name: configuration, heads, published millions of parameters from, to

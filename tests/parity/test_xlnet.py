@@ -12,8 +12,8 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families import xlnet
-from encoder_core.families.hf import xlnet as hf
-from encoder_core.families.hf.interchange import Interchange
+from encoder_core.families import xlnet as hf
+from encoder_core.families.catalogue import Interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model

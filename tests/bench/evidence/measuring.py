@@ -13,7 +13,7 @@ from checkpoints.hf.pair import export_pair
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.open import open_store
-from encoder_core.families.build import DetectorConfig
+from encoder_core.families.catalogue import DetectorConfig
 from launcher.diagnose.evaluate import CommitOutcome, evaluate_checkpoint, evaluate_commit
 from launcher.diagnose.frozen import untrained
 from launcher.diagnose.results import write_commit

@@ -13,15 +13,14 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import Heads, ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.hf.interchange import Heads
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.networks import network
+from encoder_core.objectives.compose import network
 from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
 from tests.support.models.parity import parameters_of, random_weights
 

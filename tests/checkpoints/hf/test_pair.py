@@ -12,18 +12,18 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import DetectorConfig
+from encoder_core.families.catalogue import DetectorConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.replaced import (
     ReplacedTokenConfig,
     ReplacedTokenDetection,
     Sharing,
     discriminator_model,
+    gradient_disentangled_detection,
     replaced_token_detection,
 )
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights

@@ -17,12 +17,11 @@ from transformers import AutoConfig, AutoModel
 from checkpoints.hf.load import load_pretrained
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig, build_encoder
+from encoder_core.families.catalogue import Heads, ModelConfig, build_encoder, interchange
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.hf.interchange import Heads, interchange
-from encoder_core.families.hf.keys import ENCODER
+from encoder_core.families.interchange import ENCODER
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
@@ -177,7 +176,7 @@ def test_robertas_row_of_types_is_added_exactly(
     ],
 )
 def test_xlms_padding_under_either_name(written: dict[str, int | None], pad_id: int) -> None:
-    from encoder_core.families.hf import xlm
+    from encoder_core.families import xlm
 
     fields = xlm.to_json(XlmConfig(layers=1, hidden=8, heads=1, feed_forward=32, max_length=16, vocab=VOCAB))
     fields = {name: value for name, value in fields.items() if not name.startswith("pad_")}

@@ -17,8 +17,8 @@ from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.layers.xlnet_attention import TwoStreamAttention
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
-from encoder_core.objectives.frozen import FrozenNetworks
 from encoder_core.objectives.losses import ObjectiveModule as Module
+from encoder_core.objectives.teacher import FrozenNetworks
 from launcher.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 

@@ -11,7 +11,7 @@ from encoder_core.cost.kernel_attempts import serve
 from encoder_core.cost.kernel_trial import TriedKernel, Unit, merged, preference
 from encoder_core.cost.trial_network import Subject, settings
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig

@@ -29,7 +29,7 @@ from kernels import (
     widths_of,
 )
 
-from encoder_core.families.build import DetectorConfig
+from encoder_core.families.catalogue import DetectorConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.recipe.load import load
 from launcher.recipe.source import bundled

@@ -6,8 +6,15 @@ from torch import Tensor
 
 from encoder_core.layers import cpu_attention as blocked_module
 from encoder_core.layers import cpu_relative as kernel_module
-from encoder_core.layers.deberta_attention import AttendDisentangled, Operands, blocked, padded, reference
-from encoder_core.layers.deberta_positions import Relations, RelativePositions
+from encoder_core.layers.deberta_attention import (
+    AttendDisentangled,
+    Operands,
+    Relations,
+    RelativePositions,
+    blocked,
+    padded,
+    reference,
+)
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
 

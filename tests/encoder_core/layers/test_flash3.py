@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import attention as torch_attention
 
-from encoder_core.layers import attention, flash3
+from encoder_core.layers import attention
+from encoder_core.layers import gpu_attention as flash3
 from encoder_core.layers.kernel_choice import Preference, prefer
 from encoder_core.layers.rows import Rows
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from encoder_core.layers import attention, deberta_attention
-from encoder_core.layers.joint import joint, project
+from encoder_core.layers.parameters import joint, project
 from encoder_core.train.step import seed_draws
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 

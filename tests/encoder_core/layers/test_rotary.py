@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from encoder_core.families.build import build_encoder
+from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig

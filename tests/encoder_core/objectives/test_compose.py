@@ -13,7 +13,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
@@ -24,14 +24,13 @@ from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose, refusals
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.distil import CosineConfig, DistilConfig, TeacherSource
-from encoder_core.objectives.losses import LossSums, ObjectiveModule
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, WeightSchedule, last_weight, weight_at
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.plm import PlmConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.term import RowFacts, Setting, TermConfig
-from encoder_core.objectives.weights import WeightSchedule, last_weight, weight_at
 from tests.support.models.parity import make_batch, random_weights
 
 SHAPE = {"layers": 2, "hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 40, "vocab": 50}

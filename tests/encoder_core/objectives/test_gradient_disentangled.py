@@ -8,18 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import DetectorConfig
+from encoder_core.families.catalogue import DetectorConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.heads.classification import ReplacedTokenHead
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.gradient_disentangled import (
-    GradientDisentangledDetection,
-    gradient_disentangled_detection,
-)
 from encoder_core.objectives.replaced import (
+    GradientDisentangledDetection,
     ReplacedTokenConfig,
     corrupt,
+    gradient_disentangled_detection,
     replaced_token_detection,
 )
 from tests.support.models.parity import make_batch, random_weights

@@ -7,12 +7,17 @@ import torch
 
 from encoder_core.errors import ModelError
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.distil import CosineConfig, DistilConfig, TeacherSource, hold_teachers
-from encoder_core.objectives.hidden import HiddenConfig
+from encoder_core.objectives.distil import (
+    CosineConfig,
+    DistilConfig,
+    HiddenConfig,
+    TeacherSource,
+    hold_teachers,
+)
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.teacher import Teacher

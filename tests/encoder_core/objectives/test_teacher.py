@@ -11,16 +11,22 @@ from torch import nn
 
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.frozen import FrozenNetworks, frozen_weights
-from encoder_core.objectives.networks import network
-from encoder_core.objectives.teacher import Teacher, every_other_layer, student_names, teacher_of
+from encoder_core.objectives.compose import network
+from encoder_core.objectives.teacher import (
+    FrozenNetworks,
+    Teacher,
+    every_other_layer,
+    frozen_weights,
+    student_names,
+    teacher_of,
+)
 from tests.support.models.parity import make_batch
 
 VOCAB = 40

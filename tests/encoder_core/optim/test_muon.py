@@ -18,8 +18,7 @@ from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
-from encoder_core.optim.matrix_exchange import MatrixExchange
-from encoder_core.optim.muon import Muon, MuonConfig
+from encoder_core.optim.muon import MatrixExchange, Muon, MuonConfig
 from encoder_core.optim.updates import set_update
 
 SMALL = {"layers": 2, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 8, "vocab": 20}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.optim.newton_schulz import flops, orthogonalise, rms_scale, rows_and_columns, working_dtype
+from encoder_core.optim.muon import flops, orthogonalise, rms_scale, rows_and_columns, working_dtype
 
 LEAST = 2e-3  # of the Frobenius norm: what becomes about 1
 SIZES = st.integers(1, 20)

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.adamw import AdamW, AdamWConfig
-from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
+from encoder_core.optim.adamw import AdamW, AdamWConfig, StableAdamW, StableAdamWConfig
 from encoder_core.optim.updates import set_update
 
 RATE, BETAS = 0.01, (0.9, 0.98)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.adamw import AdamW, AdamWConfig, StableAdamW, StableAdamWConfig
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.muon import Muon, MuonConfig
-from encoder_core.optim.stable_adamw import StableAdamW, StableAdamWConfig
 from encoder_core.optim.updates import set_update
 
 

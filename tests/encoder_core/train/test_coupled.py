@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig

@@ -5,7 +5,7 @@ import pytest
 from encoder_core.cost.flops import ObjectiveTerms, products
 from encoder_core.cost.products import Shape, count
 from encoder_core.families import albert, bert, electra, roberta
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.estimate.cluster import Cluster, find_gpu

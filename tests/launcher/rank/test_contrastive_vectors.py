@@ -15,12 +15,11 @@ from torch import nn
 from checkpoints.hf.export import write_model
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import interchange
+from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel, contrastive_model
-from encoder_core.train.coupled import RankExamples
+from encoder_core.train.exchange import RankExamples
 from launcher.export.sentence_transformer import write_sentence_transformer
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, fitting_tokenizer

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModel
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from launcher.recipe.objective import RecipeObjective
 from launcher.run.inputs import unigram_probabilities

@@ -10,7 +10,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.extend import extend_tokenizer
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from encoder_core.objectives.span_boundary import SboConfig
 from launcher.errors import RunError

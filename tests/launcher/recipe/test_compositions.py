@@ -14,13 +14,13 @@ from data_service.samples.texts import TextLayout
 from data_service.types import Block
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.build import language_table
+from encoder_core.families.catalogue import language_table
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.train.collate import to_batch
-from encoder_core.train.coupled import RankExamples
+from encoder_core.train.exchange import RankExamples
 from launcher.recipe.objective import objective_module
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL
 from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, Row, model_of, refused

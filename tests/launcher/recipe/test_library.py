@@ -8,7 +8,7 @@ import yaml
 from torch.nn import functional
 
 from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from launcher.recipe.load import load, loads
 from launcher.recipe.objective import meta_module, parameter_count
 from launcher.recipe.schema import PLACEHOLDER, Recipe

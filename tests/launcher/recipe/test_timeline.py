@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_core.objectives.weights import Weight, WeightSchedule, weight_at
+from encoder_core.objectives.losses import Weight, WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.cli.recipe_timeline import plot

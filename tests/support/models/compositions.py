@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from data_service.samples.inputs import Input
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.compose import refusals
 from encoder_core.objectives.term import Refusal, Setting
 from launcher.recipe.objective import RecipeObjective, row_facts

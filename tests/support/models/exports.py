@@ -17,7 +17,7 @@ from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.hf.interchange import Interchange, interchange
+from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
 from encoder_core.layers.rows import Rows
 from encoder_core.objectives.multitask import MultitaskModel
 

@@ -11,7 +11,7 @@ from encoder_core.cost.flops import ObjectiveTerms
 from encoder_core.cost.products import Shape
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
@@ -27,7 +27,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.teacher import Teacher
-from encoder_core.train.coupled import RankExamples
+from encoder_core.train.exchange import RankExamples
 from launcher.estimate.workload import terms
 from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 

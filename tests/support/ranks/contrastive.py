@@ -13,15 +13,15 @@ from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel, contrastive_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
-from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control
+from encoder_core.train.metrics import evaluate
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from tests.support.ranks.fragments import Piece, kind_of, pieces
 from tests.support.ranks.small_training import BUCKET

@@ -11,8 +11,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.contrastive import ContrastiveConfig
-from encoder_core.objectives.contrastive_beside import WithVectors
+from encoder_core.objectives.contrastive import ContrastiveConfig, WithVectors
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import SopConfig
@@ -21,8 +20,8 @@ from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
-from encoder_core.train.evaluate import evaluate
 from encoder_core.train.exchange import Control
+from encoder_core.train.metrics import evaluate
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from tests.support.ranks.fragments import Piece, pieces
 from tests.support.ranks.small_training import BUCKET

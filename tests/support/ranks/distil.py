@@ -11,17 +11,20 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.compose import compose
-from encoder_core.objectives.distil import CosineConfig, DistilConfig, TeacherSource, hold_teachers
-from encoder_core.objectives.frozen import frozen_weights
-from encoder_core.objectives.hidden import HiddenConfig
+from encoder_core.objectives.compose import compose, network
+from encoder_core.objectives.distil import (
+    CosineConfig,
+    DistilConfig,
+    HiddenConfig,
+    TeacherSource,
+    hold_teachers,
+)
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.networks import network
-from encoder_core.objectives.teacher import teacher_of
+from encoder_core.objectives.teacher import frozen_weights, teacher_of
 from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups

@@ -15,13 +15,13 @@ from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.gradient_disentangled import gradient_disentangled_detection
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.replaced import (
     ReplacedTokenConfig,
     ReplacedTokenDetection,
     discriminator_model,
+    gradient_disentangled_detection,
     replaced_token_detection,
     stored_name,
 )

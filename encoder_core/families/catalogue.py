@@ -1,33 +1,125 @@
-"""A transformers class as a whole: its configuration, its parameters, and ours."""
+"""From a model configuration to its encoder, whatever the family.
+
+A transformers class as a whole: its configuration, its parameters, and ours.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, assert_never
+
+from pydantic import Field
 
 from encoder_core.errors import ModelError
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
-from encoder_core.families.build import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.hf import (
+from encoder_core.families import (
     albert,
     bert,
     deberta,
-    distilbert,
     electra,
     eurobert,
     modernbert,
+    pre_norm,
     roberta,
     xlm,
     xlnet,
 )
-from encoder_core.families.hf.keys import KeyTable
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.interchange import KeyTable
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
+from encoder_core.layers.encoder import Embeddings, Encoder
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
+
+ModelConfig = Annotated[
+    BertConfig
+    | RobertaConfig
+    | AlbertConfig
+    | ElectraConfig
+    | DebertaConfig
+    | DebertaV2Config
+    | XlnetConfig
+    | ModernBertConfig
+    | EuroBertConfig
+    | XlmConfig,
+    Field(discriminator="family"),
+]
+"""The configuration of any family, told apart by its `family` field."""
+
+DetectorConfig = (
+    BertConfig
+    | RobertaConfig
+    | AlbertConfig
+    | ElectraConfig
+    | DebertaConfig
+    | DebertaV2Config
+    | ModernBertConfig
+    | EuroBertConfig
+    | XlmConfig
+)
+"""Families that have a `generator`, a smaller one of their kind on the same embeddings."""
+
+
+def language_table(config: ModelConfig) -> tuple[str, ...]:
+    """The languages that the model has embeddings of, in their order; empty in most families."""
+    return config.languages if isinstance(config, XlmConfig) and config.language_table else ()
+
+
+AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
+"""Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
+
+
+def build_encoder(
+    config: ModelConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> AnyEncoder:
+    """The family's encoder, weights not yet initialised. Raises ModelError if the vocabulary is unknown.
+
+    `embeddings`: shared with another network of the family, if given; XLNet shares none. `attend` is the kernel of
+    plain attention; disentangled and two-stream attention have their own.
+    """
+    match config:
+        case BertConfig():
+            return bert.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case AlbertConfig():
+            return albert.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case ElectraConfig():
+            return electra.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case RobertaConfig():
+            return roberta.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case XlmConfig():
+            return xlm.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case DebertaConfig() | DebertaV2Config():
+            return deberta.build(config, embeddings=embeddings, checkpoint_activations=checkpoint_activations)
+        case XlnetConfig():
+            return xlnet.build(config, checkpoint_activations=checkpoint_activations)
+        case PreNormConfig():
+            return pre_norm.build(
+                config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case _ as never:
+            assert_never(never)
+
 
 Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
 """What sits on the encoder: the masked-language-model head, that and a pair head, ELECTRA's detection head, XLNet's
@@ -65,7 +157,7 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             _, table, fields = _described(config, _HEADS.get(config.family, "mlm"))
             return _ALONE[fields["model_type"]], table.encoder(), fields
         case BertConfig(token_types=0), "mlm":
-            return "DistilBertForMaskedLM", distilbert.TABLE, distilbert.to_json(config)
+            return "DistilBertForMaskedLM", bert.DISTILLED, bert.to_json(config)
         case BertConfig(), "mlm":
             return "BertForMaskedLM", bert.MASKED_LM, bert.to_json(config)
         case BertConfig(), "mlm_pair" if config.token_types:
@@ -135,7 +227,7 @@ _HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network 
 
 _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "bert": bert.from_json,
-    "distilbert": distilbert.from_json,
+    "distilbert": bert.from_json,
     "albert": albert.from_json,
     "electra": electra.from_json,
     "roberta": roberta.from_json,
