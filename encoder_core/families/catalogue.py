@@ -157,7 +157,7 @@ def _described(config: ModelConfig, heads: Heads) -> tuple[str, KeyTable, dict[s
             _, table, fields = _described(config, _HEADS.get(config.family, "mlm"))
             return _ALONE[fields["model_type"]], table.encoder(), fields
         case BertConfig(token_types=0), "mlm":
-            return "DistilBertForMaskedLM", bert.DISTILLED, bert.to_json(config)
+            return "DistilBertForMaskedLM", bert.DISTILLED, bert.distilled_to_json(config)
         case BertConfig(), "mlm":
             return "BertForMaskedLM", bert.MASKED_LM, bert.to_json(config)
         case BertConfig(), "mlm_pair" if config.token_types:
@@ -227,7 +227,7 @@ _HEADS: dict[str, Heads] = {"electra": "rtd", "xlnet": "plm"}  # of the network 
 
 _READERS: dict[str, Callable[[dict[str, Any]], ModelConfig]] = {
     "bert": bert.from_json,
-    "distilbert": bert.from_json,
+    "distilbert": bert.distilled_from_json,
     "albert": albert.from_json,
     "electra": electra.from_json,
     "roberta": roberta.from_json,

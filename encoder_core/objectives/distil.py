@@ -2,7 +2,7 @@
 al. 2019, section 3).
 
 The teachers are frozen networks that read the same rows, masks included. Their weights are given after the module is
-built (`hold_teachers`): they are no part of it (`objectives/frozen.py`).
+built (`hold_teachers`): they are no part of it (`teacher.py`).
 
 Distillation layer by layer: a student's states learn those of chosen layers of its teacher (TinyBERT: Jiao et al.
 2020, section 3.1). The paper's loss on attention scores is left out: no kernel here keeps scores, and without them it

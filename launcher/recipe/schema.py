@@ -29,7 +29,7 @@ from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.muon import MuonConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.engine_config import Precision
-from encoder_core.train.state import Refresh
+from encoder_core.train.memory_schedule import Refresh
 from launcher.policies.elastic import Trainers
 from launcher.policies.spikes import Spikes
 from launcher.policies.stragglers import Stragglers

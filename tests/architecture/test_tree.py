@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", *PACKAGES, "infra", "tests"}
-LONGEST_FILE, LONGEST_FUNCTION = 350, 60
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 
 def tracked() -> list[Path]:

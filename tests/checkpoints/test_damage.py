@@ -20,7 +20,7 @@ from checkpoints.ownership import StopRequest, presence, request_stop, stop_requ
 from checkpoints.rewind import Rewind, record, rewinds
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
-from encoder_core.train.state import MEMORY
+from encoder_core.train.memory_schedule import MEMORY
 from tests.support.ranks.checkpointing import assert_holds, commit_steps, random_state
 from tests.support.stores.faulty import ClockedStore
 

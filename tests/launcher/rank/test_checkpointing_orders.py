@@ -16,7 +16,8 @@ from checkpoints.rewind import Rewind, record, rewinds
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.memory import Carried
-from encoder_core.train.state import MEMORY, TrainState
+from encoder_core.train.memory_schedule import MEMORY
+from encoder_core.train.state import TrainState
 from encoder_core.train.zero_state import Fragment
 from launcher.run.record import BEGAN
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of

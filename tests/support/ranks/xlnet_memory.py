@@ -18,8 +18,9 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Fetched, Trainer, TrainPlan
 from encoder_core.train.memory import Carried, restore
+from encoder_core.train.memory_schedule import MEMORY, Refresh
 from encoder_core.train.metrics import StepReport
-from encoder_core.train.state import MEMORY, Refresh, TrainState
+from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
