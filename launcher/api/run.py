@@ -45,20 +45,22 @@ class Run:
 
     @property
     def uri(self) -> str:
+        """Its folder or s3:// URI."""
         return self._opened.uri
 
     @property
     def name(self) -> str:
+        """The recipe's `name`."""
         return self._opened.recipe.name
 
     @property
     def recipe(self) -> Recipe:
-        """As it resolved: complete, defaults written out."""
+        """The complete recipe, with every default written out."""
         return self._opened.recipe
 
     @property
     def total_steps(self) -> int:
-        """Of all phases."""
+        """The steps of all phases together."""
         return self._opened.recipe.total_steps
 
     def status(self) -> "RunStatus":
