@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from encoder_core.cost.flops import (
-    Deberta,
     Distilled,
     ObjectiveTerms,
     at_places,
@@ -45,7 +44,7 @@ from encoder_core.cost.saved import (
 )
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.deberta import Deberta, DebertaConfig, DebertaV2Config
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.cross_entropy import CHUNKS

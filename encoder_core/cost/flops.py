@@ -28,7 +28,7 @@ from encoder_core.cost.products import (
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.deberta import Deberta, DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -39,7 +39,6 @@ from encoder_core.layers.deberta_attention import log_buckets
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 
-Deberta = DebertaConfig | DebertaV2Config
 Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig
 
 

@@ -30,7 +30,6 @@ from encoder_core.families.interchange import (
 from encoder_core.layers.attention import Attend
 from encoder_core.layers.attention import automatic as plain_attention
 from encoder_core.layers.deberta_attention import (
-    AttendDisentangled,
     DisentangledAttention,
     FusedProjections,
     RelativePositions,
@@ -69,13 +68,7 @@ class DebertaConfig(WithGenerator):
         return _built(self, embeddings, checkpoint_activations)
 
     def written(self, heads: Heads) -> Written | None:
-        match heads:
-            case "mlm":
-                return Written("DebertaForMaskedLM", table(self), to_json(self))
-            case "rtd":
-                return Written("DebertaModel", detection(self), to_json(self))
-            case _:
-                return None
+        return _written(self, heads, "Deberta")
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
@@ -131,13 +124,7 @@ class DebertaV2Config(EncoderConfig):
         return super().small(form) | own
 
     def written(self, heads: Heads) -> Written | None:
-        match heads:
-            case "mlm":
-                return Written("DebertaV2ForMaskedLM", table(self), to_json(self))
-            case "rtd":
-                return Written("DebertaV2Model", detection(self), to_json(self))
-            case _:
-                return None
+        return _written(self, heads, "DebertaV2")
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
@@ -146,53 +133,50 @@ class DebertaV2Config(EncoderConfig):
 
 BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
 LARGE = DebertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
-XLARGE = DebertaConfig(
-    layers=48, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal"
-)
+XLARGE = LARGE.model_copy(update={"layers": 48})
 
 V2_XLARGE = DebertaV2Config(
     layers=24, hidden=1536, heads=24, feed_forward=6144, vocab=128_100, convolution=3, initializer="normal"
 )
 V2_XXLARGE = V2_XLARGE.model_copy(update={"layers": 48})
 
-V3_XSMALL = DebertaV2Config(
-    layers=12, hidden=384, heads=6, feed_forward=1536, vocab=128_100, initializer="normal"
-)
-V3_SMALL = DebertaV2Config(
-    layers=6, hidden=768, heads=12, feed_forward=3072, vocab=128_100, initializer="normal"
-)
-V3_BASE = V3_SMALL.model_copy(update={"layers": 12})
-V3_LARGE = DebertaV2Config(
-    layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=128_100, initializer="normal"
-)
+
+def _v3(layers: int, hidden: int) -> DebertaV2Config:
+    shape = V2_XLARGE.model_copy(update={"layers": layers, "hidden": hidden, "convolution": None})
+    return shape.model_copy(update={"heads": hidden // 64, "feed_forward": 4 * hidden})
+
+
+V3_XSMALL, V3_SMALL, V3_BASE, V3_LARGE = _v3(12, 384), _v3(6, 768), _v3(12, 768), _v3(24, 1024)
+
+Deberta = DebertaConfig | DebertaV2Config
 
 
 def _built(
-    config: DebertaConfig | DebertaV2Config, embeddings: Embeddings | None, checkpoint_activations: bool
+    config: Deberta, embeddings: Embeddings | None, checkpoint_activations: bool
 ) -> DisentangledEncoder:
     return DisentangledEncoder(
         embeddings or _embeddings(config),
         _positions(config),
-        [_layer(config, automatic) for _ in range(config.layers)],
+        [_layer(config) for _ in range(config.layers)],
         convolution=_convolution(config),
         checkpoint_activations=checkpoint_activations,
     )
 
 
-def _embeddings(config: DebertaConfig | DebertaV2Config) -> Embeddings:
+def _embeddings(config: Deberta) -> Embeddings:
     return Embeddings(
         config.vocabulary, config.hidden, positions=0, eps=config.layer_norm_eps, dropout=config.dropout
     )
 
 
-def _positions(config: DebertaConfig | DebertaV2Config) -> RelativePositions:
+def _positions(config: Deberta) -> RelativePositions:
     buckets = config.buckets if isinstance(config, DebertaV2Config) else None
     return RelativePositions(
         config.max_length, config.hidden, buckets=buckets, norm=buckets is not None, eps=config.layer_norm_eps
     )
 
 
-def _layer(config: DebertaConfig | DebertaV2Config, attend: AttendDisentangled) -> DisentangledLayer:
+def _layer(config: Deberta) -> DisentangledLayer:
     projections = SharedProjections if isinstance(config, DebertaV2Config) else FusedProjections
     attention = DisentangledAttention(
         projections(config.hidden, config.heads),
@@ -200,7 +184,7 @@ def _layer(config: DebertaConfig | DebertaV2Config, attend: AttendDisentangled) 
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
         position_to_position=config.position_to_position,
-        attend=attend,
+        attend=automatic,
     )
     return DisentangledLayer(
         attention,
@@ -211,7 +195,7 @@ def _layer(config: DebertaConfig | DebertaV2Config, attend: AttendDisentangled) 
     )
 
 
-def _convolution(config: DebertaConfig | DebertaV2Config) -> Convolution | None:
+def _convolution(config: Deberta) -> Convolution | None:
     if not isinstance(config, DebertaV2Config) or config.convolution is None:
         return None
     return Convolution(
@@ -289,7 +273,7 @@ _DETECTION = (
 _BUFFERS = ("deberta.embeddings.position_ids",)
 
 
-def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
+def table(config: Deberta) -> KeyTable:
     """The parameters of this model and its masked-language-model head."""
     pairs = (*_encoder(config), *_HEAD)
     unused = (*_BUFFERS, *(pair.theirs for pair in _DETECTION))
@@ -300,19 +284,29 @@ def table(config: DebertaConfig | DebertaV2Config) -> KeyTable:
     return KeyTable(pairs, tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 
 
-def detection(config: DebertaConfig | DebertaV2Config) -> KeyTable:
+def detection(config: Deberta) -> KeyTable:
     """The discriminator's parameters (version 3, and the first trained in its way)."""
     unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD))
     return KeyTable((*_encoder(config), *_DETECTION), tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 
 
-def _encoder(config: DebertaConfig | DebertaV2Config) -> tuple[Pair, ...]:
+def _encoder(config: Deberta) -> tuple[Pair, ...]:
     if isinstance(config, DebertaConfig):
         return (*_ENDS, *_LAYER, *_FUSED)
     return (*_ENDS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
 
 
-def to_json(config: DebertaConfig | DebertaV2Config) -> dict[str, Any]:
+def _written(config: Deberta, heads: Heads, name: str) -> Written | None:
+    match heads:
+        case "mlm":
+            return Written(f"{name}ForMaskedLM", table(config), to_json(config))
+        case "rtd":
+            return Written(f"{name}Model", detection(config), to_json(config))
+        case _:
+            return None
+
+
+def to_json(config: Deberta) -> dict[str, Any]:
     """The fields of config.json that describe one network; `mask_decoder` is ours alone, and `generator_layers` has no
     place there.
 
@@ -369,7 +363,7 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 }
 
 
-def from_json(fields: dict[str, Any]) -> DebertaConfig | DebertaV2Config:
+def from_json(fields: dict[str, Any]) -> Deberta:
     """The inverse. Raises ModelError for a variant that was never published."""
     fields = _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
     _check(fields)
