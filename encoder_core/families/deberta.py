@@ -154,18 +154,13 @@ Deberta = DebertaConfig | DebertaV2Config
 def _built(
     config: Deberta, embeddings: Embeddings | None, checkpoint_activations: bool
 ) -> DisentangledEncoder:
+    eps, dropout = config.layer_norm_eps, config.dropout
     return DisentangledEncoder(
-        embeddings or _embeddings(config),
+        embeddings or Embeddings(config.vocabulary, config.hidden, positions=0, eps=eps, dropout=dropout),
         _positions(config),
         [_layer(config) for _ in range(config.layers)],
         convolution=_convolution(config),
         checkpoint_activations=checkpoint_activations,
-    )
-
-
-def _embeddings(config: Deberta) -> Embeddings:
-    return Embeddings(
-        config.vocabulary, config.hidden, positions=0, eps=config.layer_norm_eps, dropout=config.dropout
     )
 
 
