@@ -19,6 +19,7 @@ from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.interchange import Format, Heads, KeyTable, Written
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -34,6 +35,7 @@ DetectorConfig = (
     | DebertaV2Config
     | ModernBertConfig
     | EuroBertConfig
+    | NeoBertConfig
     | XlmConfig
 )
 """Families that have a `generator`, a smaller one of their kind on the same embeddings."""

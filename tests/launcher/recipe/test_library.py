@@ -7,7 +7,18 @@ import torch
 import yaml
 from torch.nn import functional
 
-from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm, xlnet
+from encoder_core.families import (
+    albert,
+    bert,
+    deberta,
+    electra,
+    eurobert,
+    modernbert,
+    neobert,
+    roberta,
+    xlm,
+    xlnet,
+)
 from encoder_core.families.catalogue import ModelConfig
 from launcher.recipe.load import load, loads
 from launcher.recipe.objective import meta_module, parameter_count
@@ -67,6 +78,7 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
         310_266_624,
         (210 + 98, 311),
     ),  # with the decoder, which they do not count
+    "neobert-base": (neobert.BASE, 245_136_954, (240, 250)),
     "xlm-mlm-tlm-base": (xlm.BASE, 249_071_384, (248, 250)),
 }
 
