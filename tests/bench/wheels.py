@@ -50,8 +50,6 @@ SHOWN = (
 MARKS = ("<!-- wheels -->", "<!-- /wheels -->")
 _KEPT = frozenset({"index-url", "cert", "client-cert", "proxy", "trusted-host"})
 _NEEDED = (
-    "MANIFEST.in",
-    "CHANGELOG.md",
     "pyproject.toml",
     "README.md",
     "LICENSE",
