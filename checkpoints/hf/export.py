@@ -21,9 +21,10 @@ from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import Heads, Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 
 _CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"

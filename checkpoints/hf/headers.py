@@ -14,7 +14,8 @@ from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import Heads, ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import network
 

@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import Heads, ModelConfig, interchange, read_config
-from encoder_core.families.interchange import KeyTable
-from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.families.roberta import RobertaConfig
-from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.families.catalogue import ModelConfig, interchange, read_config
+from encoder_core.families.interchange import Heads, KeyTable
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import network
 
@@ -96,9 +93,8 @@ def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> Non
 
 
 def _shape(config: ModelConfig) -> dict[str, object]:
-    free = _FREE | (set() if isinstance(config, RobertaConfig) else {"pad_id"})
-    unbounded = isinstance(config, XlnetConfig | PreNormConfig)  # no table of positions
-    return config.model_dump(exclude=free | ({"max_length"} if unbounded else set()))
+    free = _FREE | (set() if config.counts_from_padding else {"pad_id"})
+    return config.model_dump(exclude=free | ({"max_length"} if not config.bounded else set()))
 
 
 def read_folder_config(folder: Path) -> ModelConfig:

@@ -15,7 +15,8 @@ from checkpoints.hf.export import published, write_model
 from checkpoints.hf.load import weights_for
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import DetectorConfig, Heads, ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.objectives.replaced import Part, Sharing, is_difference, stored_name
 
 ReadParameter = Callable[[str], Tensor]

@@ -16,7 +16,6 @@ from encoder_core.cost.flops import (
     ObjectiveTerms,
     at_places,
     disentangled_size,
-    embedding_width,
     forgetful,
     is_enhanced,
     passes,
@@ -44,11 +43,9 @@ from encoder_core.cost.saved import (
     total,
     two_stream_layer,
 )
-from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.cross_entropy import CHUNKS
@@ -62,12 +59,12 @@ def kept_by_embeddings(model: ModelConfig, shape: Shape, kernel: Kernel = "gpu")
     if isinstance(model, PreNormConfig):
         yield from _around_pre_norm_layers(model, shape, kernel)
         return
-    wide = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
+    wide = model.embedding_width
     yield Saved("ids", shape.tokens, INDEX, 1 if isinstance(model, Deberta) else 3)
     yield from norm(shape.tokens, wide)
     if model.dropout:
         yield Saved("dropout masks", shape.tokens * wide, MASK)
-    if isinstance(model, AlbertConfig) or wide != model.hidden:
+    if model.projects_embeddings:
         yield Saved("embeddings before their projection", shape.tokens * wide)
 
 
@@ -238,7 +235,7 @@ def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape, ker
 def _masked_language_model(
     model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool = False
 ) -> Activations:
-    width = model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
+    width = model.embedding_width
     targets = shape.targets
     outside = [
         *([] if model.bare_head else _transform(model.hidden, width, targets)),
@@ -312,7 +309,7 @@ def _pair(model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool) -> A
 
 def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape, kernel: Kernel) -> Activations:
     """The student's head at the places where it learns (of DeBERTa the mask decoder too), and what teachers said."""
-    width, places = embedding_width(model), at_places(distilled, shape)
+    width, places = model.embedding_width, at_places(distilled, shape)
     outside = (
         *(() if model.bare_head else _transform(model.hidden, width, places.targets)),
         *_decoder(width, model.vocabulary, places.targets, bias=model.decoder_bias),
@@ -338,7 +335,7 @@ def _layers_alike(model: ModelConfig, distilled: Distilled, shape: Shape) -> Ite
 
 
 def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
-    targets, hidden, width = shape.targets, model.hidden, embedding_width(model)
+    targets, hidden, width = shape.targets, model.hidden, model.embedding_width
     yield Saved("head: boundaries and places", targets * (2 * hidden + POSITION_WIDTH))
     yield Saved("head: before activations, and between", targets * hidden, count=2)
     yield Saved("head: before activations, and between", targets * width)

@@ -191,7 +191,7 @@ def _masked_language_model(model: ModelConfig, shape: Shape, *, whole: bool = Fa
 
 
 def _head(model: ModelConfig, shape: Shape) -> Iterator[Product]:
-    width = embedding_width(model)
+    width = model.embedding_width
     if not model.bare_head:
         yield Product("head: dense", shape.targets, model.hidden, width)
     yield from _decoder(width, model.vocabulary, shape.targets)
@@ -218,14 +218,10 @@ def _pair(model: ModelConfig, shape: Shape, *, whole: bool) -> Iterator[Product]
 def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Product]:
     """Every target taken to have a boundary; those of spans at the ends of a row have none, and from the sixteenth of a
     span on (encoder_core/objectives/span_boundary.py)."""
-    hidden, width = model.hidden, embedding_width(model)
+    hidden, width = model.hidden, model.embedding_width
     yield Product("head: span boundary", shape.targets, 2 * hidden + POSITION_WIDTH, hidden)
     yield Product("head: span boundary", shape.targets, hidden, width)
     yield from _decoder(width, model.vocabulary, shape.targets)
-
-
-def embedding_width(model: ModelConfig) -> int:
-    return model.embedding if isinstance(model, AlbertConfig | ElectraConfig) else model.hidden
 
 
 def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
@@ -250,10 +246,8 @@ def _encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
 
 
 def _plain(model: Plain, shape: Shape) -> Iterator[Product]:
-    if isinstance(model, AlbertConfig | ElectraConfig) and (
-        isinstance(model, AlbertConfig) or model.embedding != model.hidden
-    ):
-        yield Product("embeddings to hidden", shape.tokens, model.embedding, model.hidden)
+    if model.projects_embeddings:
+        yield Product("embeddings to hidden", shape.tokens, model.embedding_width, model.hidden)
     size = (shape.rows, shape.length, model.heads, model.hidden)
     yield from times(plain_layer(*size, model.feed_forward), model.layers)
     if isinstance(model, BertConfig) and model.position != "absolute":

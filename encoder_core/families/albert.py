@@ -1,18 +1,23 @@
-"""ALBERT (Lan et al., 2019): a narrow factorised embedding, and layers that share their parameters.
+"""ALBERT (Lan et al., 2019, arXiv 1909.11942): BERT with a tenth of the parameters.
 
-`AlbertForMaskedLM` and `AlbertForPreTraining` of transformers.
+The table of words is narrow, and a Linear widens it (section 3.1, factorised embeddings). All layers are one layer,
+run again and again (cross-layer sharing). The order of two segments is learned in place of whether they belong
+together.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 from torch import nn
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import WithGenerator, encoder_layers
+from encoder_core.families.config import SmallForm, WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
+    Format,
+    Heads,
     KeyTable,
     Pair,
+    Written,
     embedding_pairs,
     shared_from_json,
     shared_to_json,
@@ -32,6 +37,8 @@ class AlbertConfig(WithGenerator):
     """
 
     family: Literal["albert"] = "albert"
+    name: ClassVar[str] = "ALBERT"
+    recipe: ClassVar[str] = "albert-base"
     embedding: int = Field(default=128, gt=0)
     groups: int = Field(default=1, gt=0)
     token_types: int = Field(default=2, ge=1)
@@ -46,6 +53,49 @@ class AlbertConfig(WithGenerator):
         shallow = super().generator
         return shallow.model_copy(update={"groups": min(self.groups, shallow.layers)})
 
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> Encoder:
+        return Encoder(
+            embeddings or _embeddings(self),
+            encoder_layers(self, self.groups, lambda: attend),
+            schedule=[depth * self.groups // self.layers for depth in range(self.layers)],
+            projection=nn.Linear(self.embedding, self.hidden),
+            checkpoint_activations=checkpoint_activations,
+        )
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding
+
+    @property
+    def projects_embeddings(self) -> bool:
+        return True
+
+    def with_layers(self, layers: int) -> Self:
+        return super().with_layers(layers).model_copy(update={"groups": min(self.groups, layers)})
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        own = {"embedding": form.embedding, "groups": min(self.groups, form.layers)}
+        return super().small(form) | own
+
+    def written(self, heads: Heads) -> Written | None:
+        match heads:
+            case "mlm":
+                return Written("AlbertForMaskedLM", MASKED_LM, to_json(self))
+            case "mlm_pair":
+                return Written("AlbertForPreTraining", PRETRAINING, to_json(self))
+            case _:
+                return None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("albert", "AlbertModel", from_json),)
+
 
 def _size(layers: int, hidden: int, heads: int) -> AlbertConfig:
     return AlbertConfig(layers=layers, hidden=hidden, heads=heads, feed_forward=4 * hidden, vocab=30_000)
@@ -55,26 +105,6 @@ BASE = _size(12, 768, 12)
 LARGE = _size(24, 1024, 16)
 XLARGE = _size(24, 2048, 16)
 XXLARGE = _size(12, 4096, 64)
-
-
-def build(
-    config: AlbertConfig,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> Encoder:
-    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
-
-    Raises ModelError if the vocabulary is unknown.
-    """
-    return Encoder(
-        embeddings or _embeddings(config),
-        encoder_layers(config, config.groups, lambda: attend),
-        schedule=[depth * config.groups // config.layers for depth in range(config.layers)],
-        projection=nn.Linear(config.embedding, config.hidden),
-        checkpoint_activations=checkpoint_activations,
-    )
 
 
 def _embeddings(config: AlbertConfig) -> Embeddings:

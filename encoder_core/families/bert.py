@@ -1,21 +1,27 @@
-"""BERT (Devlin et al., 2018). SpanBERT (Joshi et al., 2020) has the same encoder, and differs in its objective.
-DistilBERT (Sanh et al., 2019) is half as deep, and has no token types.
+"""BERT (Devlin et al., 2018, arXiv 1810.04805): the encoder of the Transformer, trained to find masked words.
 
-`BertForMaskedLM` and `BertForPreTraining` of transformers.
+Before it, models read a text from one side. BERT hides 15 % of the tokens and predicts them from both sides (section
+3.1). Its layers are those of Vaswani et al. (2017): attention, then a feed-forward block, each with a residual sum
+and a LayerNorm behind it (post-norm). Embeddings of the word, of the position and of the segment are summed.
 
-`DistilBertForMaskedLM` of transformers: BERT without token types and pooler (Sanh et al. 2019, section 3).
+SpanBERT (Joshi et al., 2020) has the same encoder, and differs in its objective. DistilBERT (Sanh et al., 2019,
+section 3) is half as deep, and has no token types; transformers has a class of its own for it, whose names stand at
+the end.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
+    Format,
+    Heads,
     KeyTable,
     Pair,
+    Written,
     activation_from_json,
     activation_to_json,
     check_tied,
@@ -40,8 +46,43 @@ class BertConfig(WithGenerator):
     """
 
     family: Literal["bert"] = "bert"
+    name: ClassVar[str] = "BERT"
+    recipe: ClassVar[str] = "bert-base"
     token_types: int = Field(default=2, ge=0)
     position: Literal["absolute", "relative_key", "relative_key_query"] = "absolute"
+
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> Encoder:
+        layers = encoder_layers(self, self.layers, _kernels(self, attend))
+        return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
+
+    def title(self, terms: Collection[str]) -> str:
+        if not self.token_types:
+            return "DistilBERT"
+        return "SpanBERT" if "sbo" in terms else self.name
+
+    def written(self, heads: Heads) -> Written | None:
+        match heads:
+            case "mlm" if not self.token_types:
+                return Written("DistilBertForMaskedLM", DISTILLED, distilled_to_json(self))
+            case "mlm":
+                return Written("BertForMaskedLM", MASKED_LM, to_json(self))
+            case "mlm_pair" if self.token_types:
+                return Written("BertForPreTraining", PRETRAINING, to_json(self))
+            case _:
+                return None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (
+            Format("bert", "BertModel", from_json),
+            Format("distilbert", "DistilBertModel", distilled_from_json),
+        )
 
 
 def _size(layers: int, hidden: int, vocab: int = 30_522) -> BertConfig:
@@ -58,22 +99,6 @@ LARGE = _size(24, 1024)
 DISTILBERT_BASE = _size(6, 768).model_copy(update={"token_types": 0, "initializer": "normal"})
 SPANBERT_BASE = _size(12, 768, vocab=28_996).model_copy(update={"initializer": "normal"})
 SPANBERT_LARGE = _size(24, 1024, vocab=28_996).model_copy(update={"initializer": "normal"})
-
-
-def build(
-    config: BertConfig,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> Encoder:
-    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised. `attend` is the
-    kernel of absolute positions.
-
-    Raises ModelError if the vocabulary is unknown.
-    """
-    layers = encoder_layers(config, config.layers, _kernels(config, attend))
-    return Encoder(embeddings or _embeddings(config), layers, checkpoint_activations=checkpoint_activations)
 
 
 def _embeddings(config: BertConfig) -> Embeddings:

@@ -1,7 +1,12 @@
-"""What all families share: the configuration of an encoder, and its layers."""
+"""What every model has: its shape, and what the rest of the system asks of a family.
 
-from collections.abc import Callable
-from typing import Self
+A family is a class of configurations in a file of this folder. It builds its encoder, says how transformers names it,
+and what its small form is. Nothing else asks which family a model is of, but for what only one family has."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -13,15 +18,47 @@ from pydantic import (
 )
 
 from encoder_core.errors import ModelError
-from encoder_core.layers.attention import Attend, SelfAttention
-from encoder_core.layers.encoder import Activation, EncoderLayer, FeedForward
+from encoder_core.families.interchange import Format, Heads, Written
+from encoder_core.layers.attention import Attend, SelfAttention, automatic
+from encoder_core.layers.deberta_encoder import DisentangledEncoder
+from encoder_core.layers.encoder import Activation, Embeddings, Encoder, EncoderLayer, FeedForward
 from encoder_core.layers.initialise import Initializer
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
+
+AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
+"""Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
 
 
-class EncoderConfig(BaseModel):
-    """The shape of a BERT-like encoder; each family adds its own fields.
+@dataclass(frozen=True)
+class SmallForm:
+    """The shape that a recipe's model is shrunk to. Which of the settings a family has, it says itself.
 
     Attributes:
+        length: of the longest row, in tokens.
+        drops: whether dropout stays as it is; otherwise there is none.
+        layers, hidden, heads, embedding: of the small model.
+        window, buckets: tokens of a local layer's window; rows of DeBERTa's table of distances each way.
+        memory_refresh: steps after which XLNet's memory is made again.
+    """
+
+    length: int
+    drops: bool
+    layers: int
+    hidden: int
+    heads: int
+    embedding: int
+    window: int
+    buckets: int
+    memory_refresh: int
+
+
+class EncoderConfig(BaseModel, ABC):
+    """The shape of an encoder; each family adds its own fields, and answers for itself.
+
+    Attributes:
+        name: what the family is called.
+        recipe: the bundled recipe whose settings a model of the family goes on with; `pair_recipe` with a generator.
+        main_heads: of the network that goes on to other tasks.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: longest row in tokens, special tokens included.
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
@@ -33,6 +70,11 @@ class EncoderConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str]
+    recipe: ClassVar[str]
+    pair_recipe: ClassVar[str | None] = None
+    main_heads: ClassVar[Heads] = "mlm"
 
     layers: int = Field(gt=0)
     hidden: int = Field(gt=0)
@@ -65,6 +107,61 @@ class EncoderConfig(BaseModel):
                 remedy="leave model.vocab out, or set it to at least the tokenizer's size",
             )
         return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
+
+    @abstractmethod
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> AnyEncoder:
+        """The encoder, on `embeddings` shared with another network if given; its weights not yet initialised. `attend`
+        is the kernel of plain attention.
+
+        Raises ModelError if the vocabulary is unknown.
+        """
+
+    @abstractmethod
+    def written(self, heads: Heads) -> Written | None:
+        """The class of transformers that holds the encoder with these heads; None if there is none."""
+
+    @classmethod
+    @abstractmethod
+    def formats(cls) -> tuple[Format, ...]:
+        """The types of model in transformers that are of this family."""
+
+    def title(self, terms: Collection[str]) -> str:
+        """The name that the model is known by when it is trained by `terms`."""
+        return self.name
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        """What only this family changes in the small form of a recipe."""
+        return {}
+
+    def with_layers(self, layers: int) -> Self:
+        """The same model with another depth."""
+        return self.model_copy(update={"layers": layers})
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings, in which the masked-language-model head works too."""
+        return self.hidden
+
+    @property
+    def projects_embeddings(self) -> bool:
+        """Whether a Linear brings embeddings to the width of the layers."""
+        return self.embedding_width != self.hidden
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a table of positions bounds a row's length."""
+        return True
+
+    @property
+    def counts_from_padding(self) -> bool:
+        """Whether positions begin behind the padding id, so that parameters depend on it."""
+        return False
 
     @property
     def distinct_layers(self) -> int:
@@ -127,6 +224,9 @@ class WithGenerator(EncoderConfig):
         """The generator, as a model in its own right."""
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        return {"generator_layers": self.generator_layers and 1}
 
     @model_serializer(mode="wrap")
     def _unspoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:

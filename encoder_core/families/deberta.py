@@ -1,19 +1,34 @@
-"""DeBERTa (He et al. 2021): disentangled attention; v2 and v3 share its projections and bucket its distances.
+"""DeBERTa (He et al., 2020, arXiv 2006.03654): words and distances are kept apart in attention.
 
-`DebertaForMaskedLM` and `DebertaV2ForMaskedLM` of transformers, with the prediction head of the published weights.
+A score is the sum of content to content, content to position and position to content (section 3.1, disentangled
+attention). Absolute positions enter only before the prediction, in the enhanced mask decoder (section 3.2). Version 2
+shares its projections between contents and positions, counts distances in logarithmic buckets, and may convolve
+beside its first layer. Version 3 (2111.09543) is version 2's encoder, trained as ELECTRA's discriminator.
 
-It has no class for version 3's discriminator: a folder of one is loaded as `DebertaV2Model`, without its head.
 transformers has no enhanced mask decoder: there our logits are those of the plain decoder. The decoder's absolute
-positions travel under the name that the published weights give them, which transformers skips.
+positions travel under the name that the published weights give them, which transformers skips. It has no class for
+version 3's discriminator: a folder of one is loaded as `DebertaV2Model`, without its head.
 """
 
-from typing import Any, Literal, NoReturn
+from collections.abc import Collection
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import Field
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import EncoderConfig, WithGenerator
-from encoder_core.families.interchange import KeyTable, Pair, shared_from_json, shared_to_json, with_bias
+from encoder_core.families.config import EncoderConfig, SmallForm, WithGenerator
+from encoder_core.families.interchange import (
+    Format,
+    Heads,
+    KeyTable,
+    Pair,
+    Written,
+    shared_from_json,
+    shared_to_json,
+    with_bias,
+)
+from encoder_core.layers.attention import Attend
+from encoder_core.layers.attention import automatic as plain_attention
 from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
     DisentangledAttention,
@@ -37,9 +52,34 @@ class DebertaConfig(WithGenerator):
     """
 
     family: Literal["deberta"] = "deberta"
+    name: ClassVar[str] = "DeBERTa"
+    recipe: ClassVar[str] = "deberta-base"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     position_to_position: bool = False
+
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = plain_attention,
+    ) -> DisentangledEncoder:
+        """Disentangled attention has kernels of its own, in place of `attend`."""
+        return _built(self, embeddings, checkpoint_activations)
+
+    def written(self, heads: Heads) -> Written | None:
+        match heads:
+            case "mlm":
+                return Written("DebertaForMaskedLM", table(self), to_json(self))
+            case "rtd":
+                return Written("DebertaModel", detection(self), to_json(self))
+            case _:
+                return None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("deberta", "DebertaModel", from_json),)
 
 
 class DebertaV2Config(EncoderConfig):
@@ -53,6 +93,9 @@ class DebertaV2Config(EncoderConfig):
     """
 
     family: Literal["deberta_v2"] = "deberta_v2"
+    name: ClassVar[str] = "DeBERTa v2"
+    recipe: ClassVar[str] = "deberta-v2-xlarge"
+    pair_recipe: ClassVar[str] = "deberta-v3-base"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     position_to_position: bool = False
@@ -65,6 +108,40 @@ class DebertaV2Config(EncoderConfig):
         """The generator, as a model in its own right: as wide, half as deep (DeBERTaV3, section 3.1)."""
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
+
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = plain_attention,
+    ) -> DisentangledEncoder:
+        """Disentangled attention has kernels of its own, in place of `attend`."""
+        return _built(self, embeddings, checkpoint_activations)
+
+    def title(self, terms: Collection[str]) -> str:
+        return "DeBERTa v3" if "rtd" in terms else "DeBERTa v2"
+
+    def with_layers(self, layers: int) -> Self:
+        deep = self.generator_layers and min(self.generator_layers, layers)
+        return super().with_layers(layers).model_copy(update={"generator_layers": deep})
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        own = {"buckets": form.buckets, "generator_layers": self.generator_layers and 1}
+        return super().small(form) | own
+
+    def written(self, heads: Heads) -> Written | None:
+        match heads:
+            case "mlm":
+                return Written("DebertaV2ForMaskedLM", table(self), to_json(self))
+            case "rtd":
+                return Written("DebertaV2Model", detection(self), to_json(self))
+            case _:
+                return None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("deberta-v2", "DebertaV2Model", from_json),)
 
 
 BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
@@ -90,21 +167,13 @@ V3_LARGE = DebertaV2Config(
 )
 
 
-def build(
-    config: DebertaConfig | DebertaV2Config,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: AttendDisentangled = automatic,
+def _built(
+    config: DebertaConfig | DebertaV2Config, embeddings: Embeddings | None, checkpoint_activations: bool
 ) -> DisentangledEncoder:
-    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
-
-    Raises ModelError if the vocabulary is unknown.
-    """
     return DisentangledEncoder(
         embeddings or _embeddings(config),
         _positions(config),
-        [_layer(config, attend) for _ in range(config.layers)],
+        [_layer(config, automatic) for _ in range(config.layers)],
         convolution=_convolution(config),
         checkpoint_activations=checkpoint_activations,
     )
@@ -153,8 +222,6 @@ def _convolution(config: DebertaConfig | DebertaV2Config) -> Convolution | None:
         dropout=config.dropout,
     )
 
-
-ARCHITECTURES = {"deberta": "DebertaForMaskedLM", "deberta_v2": "DebertaV2ForMaskedLM"}
 
 _LAYER = (
     *with_bias(

@@ -1,18 +1,23 @@
-"""ELECTRA (Clark et al., 2020): BERT's encoder twice, the generator narrower, on one set of embeddings.
+"""ELECTRA (Clark et al., 2020, arXiv 2003.10555): tell replaced tokens from original ones.
 
-`ElectraForPreTraining` (the discriminator) and `ElectraForMaskedLM` (the generator) of transformers.
+A small generator fills masks, and the discriminator says of every token whether it was replaced: it learns from all
+tokens, not from 15 % (section 2). Both are BERT's encoder on one set of embeddings; the generator is narrower
+(section 3.2).
 """
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
-from encoder_core.families.config import EncoderConfig, encoder_layers
+from encoder_core.families.config import EncoderConfig, SmallForm, encoder_layers
 from encoder_core.families.interchange import (
+    Format,
+    Heads,
     KeyTable,
     Pair,
+    Written,
     embedding_pairs,
     layer_pairs,
     shared_from_json,
@@ -33,6 +38,9 @@ class ElectraConfig(EncoderConfig):
     """
 
     family: Literal["electra"] = "electra"
+    name: ClassVar[str] = "ELECTRA"
+    recipe: ClassVar[str] = "electra-base"
+    main_heads: ClassVar[Heads] = "rtd"
     embedding: int = Field(default=128, gt=0)
     token_types: int = Field(default=2, ge=1)
     generator_divisor: int = Field(default=4, ge=1)
@@ -54,6 +62,42 @@ class ElectraConfig(EncoderConfig):
         }
         return ElectraConfig.model_validate(self.model_dump() | shape)
 
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> Encoder:
+        return Encoder(
+            embeddings or _embeddings(self),
+            encoder_layers(self, self.layers, lambda: attend),
+            projection=nn.Linear(self.embedding, self.hidden) if self.embedding != self.hidden else None,
+            checkpoint_activations=checkpoint_activations,
+        )
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        narrow = self.embedding < self.hidden
+        own = {"embedding": form.embedding if narrow else form.hidden, "generator_divisor": 4}
+        return super().small(form) | own
+
+    def written(self, heads: Heads) -> Written | None:
+        match heads:
+            case "mlm":
+                return Written("ElectraForMaskedLM", masked_lm(self), to_json(self))
+            case "rtd":
+                return Written("ElectraForPreTraining", detection(self), to_json(self))
+            case _:
+                return None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("electra", "ElectraModel", from_json),)
+
 
 def _size(layers: int, hidden: int, embedding: int, generator_divisor: int) -> ElectraConfig:
     return ElectraConfig(
@@ -70,25 +114,6 @@ def _size(layers: int, hidden: int, embedding: int, generator_divisor: int) -> E
 SMALL = _size(12, 256, 128, 4)
 BASE = _size(12, 768, 768, 3)
 LARGE = _size(24, 1024, 1024, 4)
-
-
-def build(
-    config: ElectraConfig,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> Encoder:
-    """One encoder, on `embeddings` shared with another if given; its weights not yet initialised.
-
-    Raises ModelError if the vocabulary is unknown.
-    """
-    return Encoder(
-        embeddings or _embeddings(config),
-        encoder_layers(config, config.layers, lambda: attend),
-        projection=nn.Linear(config.embedding, config.hidden) if config.embedding != config.hidden else None,
-        checkpoint_activations=checkpoint_activations,
-    )
 
 
 def _embeddings(config: ElectraConfig) -> Embeddings:

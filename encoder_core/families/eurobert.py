@@ -1,18 +1,28 @@
-"""EuroBERT (Boizard et al., 2025): Llama's layers, seeing both ways. RMSNorm, SwiGLU, rotary positions, keys and values
-of fewer heads than queries, no biases, a decoder with weights of its own.
+"""EuroBERT (Boizard et al., 2025, arXiv 2503.05500): Llama's layers, seeing both ways.
 
-`EuroBertForMaskedLM` of transformers.
+Against ModernBERT: RMSNorm in place of LayerNorm, SwiGLU in place of GeGLU, all layers global, and in the larger
+sizes keys and values of fewer heads than queries. The decoder has weights of its own.
 
-The released models name the base of rotary positions `rope_theta`, which all versions read; we write that. Version 5
-writes `rope_parameters` in its place; both are read.
+The released models name the base of rotary positions `rope_theta`, which all versions of transformers read; we write
+that. Version 5 writes `rope_parameters` in its place; both are read.
 """
 
-from typing import Any, Literal, Self
+import math
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
-from encoder_core.families.interchange import KeyTable, Pair, activation_from_json, activation_to_json
+from encoder_core.families.config import SmallForm
+from encoder_core.families.interchange import (
+    Format,
+    Heads,
+    KeyTable,
+    Pair,
+    Written,
+    activation_from_json,
+    activation_to_json,
+)
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.encoder import Activation
 from encoder_core.layers.initialise import Initializer
@@ -27,6 +37,8 @@ class EuroBertConfig(PreNormConfig):
     """
 
     family: Literal["eurobert"] = "eurobert"
+    name: ClassVar[str] = "EuroBERT"
+    recipe: ClassVar[str] = "eurobert-210m"
     activation: Activation = "silu"
     initializer: Initializer = "normal"
     key_value_heads: int | None = Field(default=None, gt=0)
@@ -69,6 +81,20 @@ class EuroBertConfig(PreNormConfig):
 
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"rotary_base": base})
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        """Heads of keys and values in about the same share to those of queries."""
+        shared = self.key_value_heads
+        if shared is not None:
+            shared = math.gcd(form.heads, max(1, form.heads * shared // self.heads))
+        return super().small(form) | {"key_value_heads": shared}
+
+    def written(self, heads: Heads) -> Written | None:
+        return Written("EuroBertForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("eurobert", "EuroBertModel", from_json),)
 
 
 M210 = EuroBertConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=128_256)

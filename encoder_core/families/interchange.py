@@ -1,15 +1,19 @@
-"""Parameter names here and in transformers, as one declarative table read in both directions.
+"""How a model is written in transformers' format: its parameters' names, as one table read in both directions, and its
+config.json. The pairs and fields that BERT-like classes share are at the end."""
 
-Key pairs and configuration fields that the BERT-like classes of transformers have in common.
-"""
-
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import EncoderConfig
 from encoder_core.layers.encoder import Activation
+
+if TYPE_CHECKING:
+    from encoder_core.families.config import EncoderConfig
+
+Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
+"""What sits on the encoder: the masked-language-model head, that and a pair head, ELECTRA's detection head, XLNet's
+head for permuted tokens, or nothing."""
 
 ENCODER = "encoder."
 """What our names of an encoder's parameters begin with; all others belong to heads."""
@@ -122,6 +126,29 @@ class KeyTable:
         return [name for name in stored if name not in known]
 
 
+@dataclass(frozen=True)
+class Written:
+    """One network in transformers' format: the class that loads it, its parameters' names and its config.json."""
+
+    architecture: str
+    table: KeyTable
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A `model_type` of config.json.
+
+    Attributes:
+        encoder: the class that holds the encoder alone.
+        read: from the fields of config.json to our configuration. Raises ModelError for a model that we cannot load.
+    """
+
+    model_type: str
+    encoder: str
+    read: "Callable[[dict[str, Any]], EncoderConfig]"
+
+
 def modern_name(name: str) -> str:
     """The present name of a parameter that an old file may call otherwise."""
     for old, new in _LEGACY_ENDINGS.items():
@@ -205,7 +232,7 @@ def embedding_pairs(ours: str, theirs: str) -> tuple[Pair, ...]:
     )
 
 
-def shared_to_json(config: EncoderConfig) -> dict[str, Any]:
+def shared_to_json(config: "EncoderConfig") -> dict[str, Any]:
     """The fields of config.json that all these classes share."""
     return {
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},

@@ -1,6 +1,7 @@
-"""ModernBERT (Warner et al., 2024): pre-norm, rotary positions, GeGLU, no biases, local attention in most layers.
+"""ModernBERT (Warner et al., 2024, arXiv 2412.13663): BERT with what language models learned since.
 
-`ModernBertForMaskedLM` of transformers.
+Norms come before each block, positions are rotary, feed-forward blocks are gated (GeGLU), nothing has a bias (section
+2.1). Two of three layers see a window of 128 tokens, so rows of 8,192 cost little (alternating attention).
 
 Of config.json there are two forms. The released models name the period of global layers and the two rotary bases
 (`global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`), which all versions of transformers read; we
@@ -8,14 +9,18 @@ write that form. Version 5 writes `layer_types` and `rope_parameters` in their p
 """
 
 import math
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from encoder_core.errors import ModelError
+from encoder_core.families.config import SmallForm
 from encoder_core.families.interchange import (
+    Format,
+    Heads,
     KeyTable,
     Pair,
+    Written,
     activation_from_json,
     activation_to_json,
     check_tied,
@@ -33,6 +38,8 @@ class ModernBertConfig(PreNormConfig):
     """
 
     family: Literal["modernbert"] = "modernbert"
+    name: ClassVar[str] = "ModernBERT"
+    recipe: ClassVar[str] = "modernbert-base"
     local_attention: int = Field(default=128, gt=0, multiple_of=2)
     global_every: int = Field(default=3, gt=0)
     global_rope_base: float = Field(default=160_000.0, gt=0)
@@ -51,6 +58,21 @@ class ModernBertConfig(PreNormConfig):
 
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"global_rope_base": base})
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        own = {
+            "feed_forward": form.hidden * self.feed_forward // self.hidden,
+            "local_attention": form.window,
+            "attention_output_dropout": self.attention_output_dropout if form.drops else 0.0,
+        }
+        return super().small(form) | own
+
+    def written(self, heads: Heads) -> Written | None:
+        return Written("ModernBertForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("modernbert", "ModernBertModel", from_json),)
 
 
 BASE = ModernBertConfig(layers=22, hidden=768, heads=12, feed_forward=1152, vocab=50_368)

@@ -75,24 +75,23 @@ class PreNormConfig(WithGenerator):
         """Whether a layer's attention takes normalised states."""
         return layer > 0 or not self.embedding_norm
 
+    @property
+    def bounded(self) -> bool:
+        return False
 
-def build(
-    config: PreNormConfig,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> Encoder:
-    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
-
-    Raises ModelError if the vocabulary is unknown.
-    """
-    return Encoder(
-        embeddings or _embeddings(config),
-        [_layer(config, layer, attend) for layer in range(config.layers)],
-        final_norm=_norm(config),
-        checkpoint_activations=checkpoint_activations,
-    )
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> Encoder:
+        return Encoder(
+            embeddings or _embeddings(self),
+            [_layer(self, layer, attend) for layer in range(self.layers)],
+            final_norm=_norm(self),
+            checkpoint_activations=checkpoint_activations,
+        )
 
 
 def _embeddings(config: PreNormConfig) -> Embeddings:

@@ -1,15 +1,19 @@
-"""RoBERTa (Liu et al., 2019): BERT's encoder without token types, positions counted from padding id + 1.
+"""RoBERTa (Liu et al., 2019, arXiv 1907.11692): BERT, trained longer on more text, without next sentences (section 4).
 
-`RobertaForMaskedLM` of transformers.
+The encoder is BERT's without token types. As in fairseq, positions are counted from the padding id + 1. transformers'
+class adds one token type to every token: reading folds it into the positions, writing gives zeros.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
     Fold,
+    Format,
+    Heads,
     KeyTable,
     Pair,
+    Written,
     embedding_pairs,
     layer_pairs,
     shared_from_json,
@@ -25,6 +29,8 @@ class RobertaConfig(WithGenerator):
     1e-5."""
 
     family: Literal["roberta"] = "roberta"
+    name: ClassVar[str] = "RoBERTa"
+    recipe: ClassVar[str] = "roberta-base"
     pad_id: int = 1
     layer_norm_eps: float = 1e-5
 
@@ -38,24 +44,30 @@ class RobertaConfig(WithGenerator):
         """Row of the position table for a row's first token; the rows before it are never used (fairseq)."""
         return self.pad_id + 1
 
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> Encoder:
+        layers = encoder_layers(self, self.layers, lambda: attend)
+        return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
+
+    @property
+    def counts_from_padding(self) -> bool:
+        return True
+
+    def written(self, heads: Heads) -> Written | None:
+        return Written("RobertaForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("roberta", "RobertaModel", from_json),)
+
 
 BASE = RobertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
 LARGE = RobertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
-
-
-def build(
-    config: RobertaConfig,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> Encoder:
-    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
-
-    Raises ModelError if the vocabulary is unknown.
-    """
-    layers = encoder_layers(config, config.layers, lambda: attend)
-    return Encoder(embeddings or _embeddings(config), layers, checkpoint_activations=checkpoint_activations)
 
 
 def _embeddings(config: RobertaConfig) -> Embeddings:

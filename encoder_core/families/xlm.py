@@ -1,19 +1,19 @@
-"""XLM (Conneau and Lample, 2019): BERT's encoder, with an embedding of the language in place of token types, and a
-decoder directly on the last states.
+"""XLM (Conneau and Lample, 2019, arXiv 1901.07291): BERT for many languages at once.
 
-`XLMWithLMHeadModel` of transformers.
+An embedding of the language stands in place of token types (section 3.4, translation language modelling, puts a
+sentence and its translation into one row). The decoder stands directly on the last states, without a transform.
 
-Its class has weights for padding, which is never seen, and adds word embeddings of whatever token types it is given;
-we have no token types.
+transformers' class has weights for padding, which is never seen, and adds word embeddings of whatever token types it
+is given; we have no token types.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
-from encoder_core.families.interchange import KeyTable, Pair, check_tied, with_bias
+from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Written, check_tied, with_bias
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
 from encoder_core.layers.initialise import Initializer
@@ -29,6 +29,8 @@ class XlmConfig(WithGenerator):
     """
 
     family: Literal["xlm"] = "xlm"
+    name: ClassVar[str] = "XLM"
+    recipe: ClassVar[str] = "xlm-mlm-tlm-base"
     pad_id: int = Field(default=2, ge=0)
     initializer: Initializer = "normal"
     languages: tuple[str, ...] = ()
@@ -70,26 +72,28 @@ class XlmConfig(WithGenerator):
             )
         return self.languages.index(name)
 
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> Encoder:
+        layers = encoder_layers(self, self.layers, lambda: attend)
+        return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
+
+    def written(self, heads: Heads) -> Written | None:
+        return Written("XLMWithLMHeadModel", table(self), to_json(self)) if heads == "mlm" else None
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("xlm", "XLMModel", from_json),)
+
 
 XNLI15 = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 """The languages of the published model, in the order of its configuration."""
 
 BASE = XlmConfig(layers=12, hidden=1024, heads=8, feed_forward=4096, vocab=95_000, languages=XNLI15)
-
-
-def build(
-    config: XlmConfig,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> Encoder:
-    """The encoder, on `embeddings` shared with another if given; its weights not yet initialised.
-
-    Raises ModelError if the vocabulary is unknown.
-    """
-    layers = encoder_layers(config, config.layers, lambda: attend)
-    return Encoder(embeddings or _embeddings(config), layers, checkpoint_activations=checkpoint_activations)
 
 
 def _embeddings(config: XlmConfig) -> Embeddings:

@@ -1,15 +1,19 @@
-"""XLNet (Yang et al. 2019): permuted language modelling over a Transformer-XL.
+"""XLNet (Yang et al., 2019, arXiv 1906.08237): predict tokens in a random order, without masks.
 
-`XLNetLMHeadModel` of transformers.
+Each token is predicted from those before it in a permutation, so nothing that is read differs from real text (section
+2.2). A query stream knows the place of a token and not the token; a content stream knows both (section 2.3). Memory
+of earlier rows and relative positions are Transformer-XL's (section 2.4).
 """
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import EncoderConfig
-from encoder_core.families.interchange import ACTIVATIONS, KeyTable, Pair, with_bias
+from encoder_core.families.config import EncoderConfig, SmallForm
+from encoder_core.families.interchange import ACTIVATIONS, Format, Heads, KeyTable, Pair, Written, with_bias
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.encoder import Embeddings
 from encoder_core.layers.xlnet_attention import TwoStreamAttention
 from encoder_core.layers.xlnet_encoder import Recurrence, TwoStreamEncoder, TwoStreamLayer
 
@@ -25,6 +29,9 @@ class XlnetConfig(EncoderConfig):
     """
 
     family: Literal["xlnet"] = "xlnet"
+    name: ClassVar[str] = "XLNet"
+    recipe: ClassVar[str] = "xlnet-base"
+    main_heads: ClassVar[Heads] = "plm"
     pad_id: int = 5
     reuse: int = Field(default=256, ge=0)
     memory: int = Field(default=384, ge=0)
@@ -36,21 +43,51 @@ class XlnetConfig(EncoderConfig):
             raise ValueError(f"memory ({self.memory}) needs tokens that join it: set reuse, or memory to 0")
         return self
 
+    def encoder(
+        self,
+        *,
+        embeddings: Embeddings | None = None,
+        checkpoint_activations: bool = False,
+        attend: Attend = automatic,
+    ) -> TwoStreamEncoder:
+        return TwoStreamEncoder(
+            self.vocabulary,
+            self.hidden,
+            [_layer(self) for _ in range(self.layers)],
+            recurrence=Recurrence(self.reuse, self.memory) if self.memory else None,
+            dropout=self.dropout,
+            checkpoint_activations=checkpoint_activations,
+        )
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    def small(self, form: SmallForm) -> dict[str, object]:
+        scale = form.length / self.max_length
+        own = {
+            "reuse": round(scale * self.reuse),
+            "memory": round(scale * self.memory),
+            "memory_refresh": form.memory_refresh,
+        }
+        return super().small(form) | own
+
+    def written(self, heads: Heads) -> Written | None:
+        """Raises ModelError for other heads than XLNet's own."""
+        if heads != "plm":
+            raise ModelError(
+                "xlnet has no masked-language-model head: it predicts tokens in an order, not behind masks",
+                remedy="use a model that was trained with masks; XLNet is exported with its own head (plm)",
+            )
+        return Written(ARCHITECTURE, TABLE, to_json(self))
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("xlnet", "XLNetModel", from_json),)
+
 
 BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000, initializer="normal")
 LARGE = XlnetConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000, initializer="normal")
-
-
-def build(config: XlnetConfig, *, checkpoint_activations: bool = False) -> TwoStreamEncoder:
-    """The encoder, its weights not yet initialised. Raises ModelError if the vocabulary is unknown."""
-    return TwoStreamEncoder(
-        config.vocabulary,
-        config.hidden,
-        [_layer(config) for _ in range(config.layers)],
-        recurrence=Recurrence(config.reuse, config.memory) if config.memory else None,
-        dropout=config.dropout,
-        checkpoint_activations=checkpoint_activations,
-    )
 
 
 def _layer(config: XlnetConfig) -> TwoStreamLayer:

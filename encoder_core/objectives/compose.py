@@ -9,7 +9,8 @@ from typing import assert_never
 from torch import nn
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import DetectorConfig, Heads, ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
-from encoder_core.families import xlnet
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PermutationHead
@@ -108,5 +107,5 @@ def permuted_language_model(
 
     Raises ModelError if the configuration's vocabulary is unknown.
     """
-    encoder = xlnet.build(config, checkpoint_activations=checkpoint_activations)
+    encoder = config.encoder(checkpoint_activations=checkpoint_activations)
     return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word), weight)

@@ -1,5 +1,5 @@
 """Replaced-token detection (ELECTRA: Clark et al. 2020): a generator fills the masks, a discriminator says which
-tokens it replaced. Here one update trains both; DeBERTa v3's two updates are in `gradient_disentangled.py`.
+tokens it replaced. One update trains both in ELECTRA; DeBERTa v3 has two updates a step.
 
 Replaced-token detection with gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2).
 

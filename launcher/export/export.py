@@ -14,7 +14,8 @@ from checkpoints.hf.publish import removable
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
-from encoder_core.families.catalogue import DetectorConfig, Heads, Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
+from encoder_core.families.interchange import Heads
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import Part
 from launcher.export.model_card import ExportedNetwork, facts_of, render

@@ -65,7 +65,7 @@ def layout_of(encoder: nn.Module) -> LayerDepths:
     if not numbers:
         raise TaskMismatch(
             f"{type(encoder).__name__} has no numbered layers, so it is no encoder that can be fine-tuned here",
-            remedy="give an encoder such as BERT, RoBERTa, ALBERT, XLNet, ELECTRA, DeBERTa, ModernBERT, EuroBERT, XLM",
+            remedy="give an encoder of a family that can be trained here, or one built like it",
         )
     layers = max(numbers) + 1
     used = int(getattr(encoder.config, "num_hidden_layers", layers))

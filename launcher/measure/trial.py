@@ -17,9 +17,7 @@ import torch
 from data_service.samples.inputs import Lanes, Translations
 from encoder_core.cost import memory
 from encoder_core.cost.saved import Kernel
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.catalogue import ModelConfig, language_table
-from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.catalogue import language_table
 from encoder_core.train.engine_config import BUCKET
 from launcher.errors import EstimateError
 from launcher.estimate.assumptions import usable
@@ -167,7 +165,7 @@ class _Sizes(dict[int, int]):
         self._recipe = recipe
 
     def __missing__(self, layers: int) -> int:
-        model = _with_layers(known(self._recipe.model), layers)
+        model = known(self._recipe.model).with_layers(layers)
         self[layers] = parameters(self._recipe.model_copy(update={"model": model}))
         return self[layers]
 
@@ -215,7 +213,7 @@ def _trial(
     batch = BatchSize(sequences=rows * rounds * machine.ranks)
     changes = {
         "start": "scratch",
-        "model": _with_layers(known(recipe.model), layers),
+        "model": known(recipe.model).with_layers(layers),
         "phases": (RecipePhase(steps=recipe.total_steps, length=phase.length, batch=batch, mlm=phase.mlm),),
         "microbatch": rows,
         "trainers": machine.ranks,
@@ -265,15 +263,6 @@ def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | N
         share = assumed(recipe, microbatch_shape(recipe, phase), machine.gpu).share
     done = executed(recipe, microbatch_shape(recipe, phase))
     return rounds * done / (machine.peak * share)
-
-
-def _with_layers(model: ModelConfig, layers: int) -> ModelConfig:
-    changes: dict[str, object] = {"layers": layers}
-    if isinstance(model, AlbertConfig):
-        changes["groups"] = min(model.groups, layers)
-    if isinstance(model, DebertaV2Config) and model.generator_layers:
-        changes["generator_layers"] = min(model.generator_layers, layers)
-    return model.model_copy(update=changes)
 
 
 def _processor() -> str:

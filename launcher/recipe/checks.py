@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from data_service.samples.inputs import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.catalogue import FAMILIES
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.policies.elastic import Trainers
@@ -214,13 +215,18 @@ def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
+_TURNED = " or ".join(
+    its.model_fields["family"].default for its in FAMILIES if issubclass(its, PreNormConfig)
+)
+
+
 def _rope_bases(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         if phase.rope_base is not None and not isinstance(recipe.model, PreNormConfig):
             yield RecipeIssue(
                 ("phases", index, "rope_base"),
                 f"a model of family {recipe.model.family} has no rotary positions",
-                "leave it out, or train a family that has them: modernbert or eurobert",
+                f"leave it out, or train a family that has them: {_TURNED}",
             )
 
 

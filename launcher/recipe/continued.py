@@ -29,19 +29,6 @@ from launcher.recipe.document import Document
 from launcher.recipe.load import from_document, load
 from launcher.recipe.schema import PLACEHOLDER, Recipe
 
-_BASES = {
-    "bert": "bert-base",
-    "roberta": "roberta-base",
-    "albert": "albert-base",
-    "electra": "electra-base",
-    "deberta": "deberta-base",
-    "deberta_v2": "deberta-v2-xlarge",
-    "xlnet": "xlnet-base",
-    "modernbert": "modernbert-base",
-    "eurobert": "eurobert-210m",
-    "xlm": "xlm-mlm-tlm-base",
-}
-_PAIR_BASE = {"electra": "electra-base", "deberta_v2": "deberta-v3-base"}
 _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
 STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
 WARMUP = STEPS // 10
@@ -81,7 +68,7 @@ def continued(folder: str) -> Recipe:
     """
     store = open_store(folder)
     found = _find(store, folder)
-    base = load(_base(found.config.family, pair=found.pair))
+    base = load(_base(found.config, pair=found.pair))
     data = base.to_data() | {
         "name": _name(folder),
         "start": folder,
@@ -129,12 +116,12 @@ def _yaml(key: str, value: object) -> str:
 
 
 def _bundled(recipe: Recipe) -> str:
-    return _base(recipe.model.family, pair=recipe.objective.rtd is not None)
+    return _base(recipe.model, pair=recipe.objective.rtd is not None)
 
 
-def _base(family: str, *, pair: bool) -> str:
+def _base(config: ModelConfig, *, pair: bool) -> str:
     """The bundled recipe of a family, or of its generator and discriminator where there is one."""
-    return _PAIR_BASE.get(family, _BASES[family]) if pair else _BASES[family]
+    return (config.pair_recipe if pair else None) or config.recipe
 
 
 def _find(store: Store, folder: str) -> _Found:

@@ -24,7 +24,8 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import Masking
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import AnyEncoder, Heads, ModelConfig
+from encoder_core.families.catalogue import AnyEncoder, ModelConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.contrastive import ContrastiveConfig

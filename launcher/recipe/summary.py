@@ -17,29 +17,7 @@ _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to
 
 def kind(recipe: Recipe) -> str:
     """The name that the model is known by: its family's, or, if two share a family, told apart by the objective."""
-    match recipe.model.family:
-        case "bert":
-            if not recipe.model.token_types:
-                return "DistilBERT"
-            return "SpanBERT" if recipe.objective.sbo is not None else "BERT"
-        case "roberta":
-            return "RoBERTa"
-        case "albert":
-            return "ALBERT"
-        case "xlnet":
-            return "XLNet"
-        case "modernbert":
-            return "ModernBERT"
-        case "eurobert":
-            return "EuroBERT"
-        case "xlm":
-            return "XLM"
-        case "electra":
-            return "ELECTRA"
-        case "deberta":
-            return "DeBERTa"
-        case "deberta_v2":
-            return "DeBERTa v3" if recipe.objective.rtd is not None else "DeBERTa v2"
+    return recipe.model.title(recipe.objective.terms)
 
 
 def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:

@@ -1,21 +1,10 @@
 """Shrinks any recipe to minutes on a CPU: the same structure with small numbers, and it still learns."""
 
-import math
-from typing import assert_never
-
 from pydantic import ByteSize
 
 from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs, Translations
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.families.roberta import RobertaConfig
-from encoder_core.families.xlm import XlmConfig
-from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.families.config import SmallForm
 from encoder_core.objectives.losses import Weight, WeightSchedule
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
@@ -165,6 +154,17 @@ def _weight(weight: Weight, was: int, steps: int) -> Weight:
 
 def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
     """The tokenizer's own vocabulary; activation, epsilon, tying and sharing as they are."""
+    form = SmallForm(
+        length=length,
+        drops=drops,
+        layers=LAYERS,
+        hidden=HIDDEN,
+        heads=HEADS,
+        embedding=EMBEDDING,
+        window=WINDOW,
+        buckets=BUCKETS,
+        memory_refresh=MEMORY_REFRESH,
+    )
     return model.model_copy(
         update={
             "layers": LAYERS,
@@ -177,55 +177,7 @@ def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
             "attention_dropout": model.attention_dropout if drops else 0.0,
             "initializer_range": INITIALIZER_RANGE,
         }
-        | _family(model, length, drops=drops)
-    )
-
-
-def _family(model: ModelConfig, length: int, *, drops: bool) -> dict[str, object]:
-    """What only this family has."""
-    match model:
-        case AlbertConfig():
-            return {
-                "generator_layers": model.generator_layers and 1,
-                "embedding": EMBEDDING,
-                "groups": min(model.groups, LAYERS),
-            }
-        case ElectraConfig():
-            embedding = EMBEDDING if model.embedding < model.hidden else HIDDEN
-            return {"embedding": embedding, "generator_divisor": 4}
-        case DebertaV2Config():
-            return {"buckets": BUCKETS, "generator_layers": model.generator_layers and 1}
-        case ModernBertConfig():
-            return {
-                "generator_layers": model.generator_layers and 1,
-                "feed_forward": HIDDEN * model.feed_forward // model.hidden,
-                "local_attention": WINDOW,
-                "attention_output_dropout": model.attention_output_dropout if drops else 0.0,
-            }
-        case EuroBertConfig():
-            return {
-                "generator_layers": model.generator_layers and 1,
-                "key_value_heads": _key_value_heads(model),
-            }
-        case XlnetConfig():
-            scale = length / model.max_length
-            return {
-                "reuse": round(scale * model.reuse),
-                "memory": round(scale * model.memory),
-                "memory_refresh": MEMORY_REFRESH,
-            }
-        case BertConfig() | RobertaConfig() | DebertaConfig() | XlmConfig():
-            return {"generator_layers": model.generator_layers and 1}
-        case _ as never:
-            assert_never(never)
-
-
-def _key_value_heads(model: EuroBertConfig) -> int | None:
-    """In about the same share to the heads of queries."""
-    return (
-        None
-        if model.key_value_heads is None
-        else math.gcd(HEADS, max(1, HEADS * model.key_value_heads // model.heads))
+        | model.small(form)
     )
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families import xlnet as hf_xlnet
-from encoder_core.families.catalogue import Heads, Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import ObjectiveModule

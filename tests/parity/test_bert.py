@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraini
 
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import Heads, ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.interchange import Heads
 from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs

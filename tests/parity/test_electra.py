@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from transformers import ElectraConfig as TheirConfig
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-from encoder_core.families.catalogue import Heads, interchange
+from encoder_core.families.catalogue import interchange
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.objectives.compose import network
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm
-from encoder_core.families.catalogue import Heads, ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.interchange import Heads
 from encoder_core.objectives.compose import network
 from encoder_core.objectives.replaced import ReplacedTokenConfig, gradient_disentangled_detection
 

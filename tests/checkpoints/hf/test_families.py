@@ -13,9 +13,10 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import Heads, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig

@@ -22,7 +22,7 @@ from transformers import RobertaConfig as TheirRoberta
 
 from checkpoints.hf.load import read_folder_config, weights_for
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import Heads
+from encoder_core.families.interchange import Heads
 from tests.support.models.parity import random_weights
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}

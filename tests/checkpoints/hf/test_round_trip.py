@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModel
 from checkpoints.hf.load import load_pretrained
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import Heads, ModelConfig, build_encoder, interchange
+from encoder_core.families.catalogue import ModelConfig, build_encoder, interchange
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.interchange import ENCODER
+from encoder_core.families.interchange import ENCODER, Heads
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig

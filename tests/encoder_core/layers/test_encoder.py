@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from encoder_core.families import roberta
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import Initializer, initialise
 from tests.support.models.parity import make_batch, random_weights
@@ -14,7 +13,7 @@ CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length
 
 
 def gradients(checkpoint_activations: bool) -> dict[str, torch.Tensor]:
-    model = random_weights(roberta.build(CONFIG, checkpoint_activations=checkpoint_activations)).train()
+    model = random_weights(CONFIG.encoder(checkpoint_activations=checkpoint_activations)).train()
     torch.manual_seed(7)
     model(make_batch([5, 24, 9], 50)).square().sum().backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -29,7 +28,7 @@ def test_activation_checkpointing_changes_no_bit() -> None:
 def test_activation_checkpointing_holds_less() -> None:
     held: dict[bool, int] = {}
     for flag in (False, True):
-        model = random_weights(roberta.build(CONFIG, checkpoint_activations=flag)).train()
+        model = random_weights(CONFIG.encoder(checkpoint_activations=flag)).train()
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
@@ -40,14 +39,14 @@ def test_activation_checkpointing_holds_less() -> None:
 
 
 def test_rows_are_independent_of_their_company() -> None:
-    model = random_weights(roberta.build(CONFIG)).double().eval()
+    model = random_weights(CONFIG.encoder()).double().eval()
     together = make_batch([5, 24, 9], 50)
     alone = replace(make_batch([24], 50), tokens=together.tokens[5:29])
     torch.testing.assert_close(model(alone), model(together)[5:29], rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_acts_in_training_only() -> None:
-    model = random_weights(roberta.build(CONFIG))
+    model = random_weights(CONFIG.encoder())
     batch = make_batch([5, 9], 50)
     assert torch.equal(model.eval()(batch), model(batch))
     assert not torch.equal(model.train()(batch), model(batch))
@@ -55,7 +54,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 @pytest.mark.parametrize(("initializer", "std"), [("truncated_normal", 0.0176), ("normal", 0.02)])
 def test_initial_values_follow_the_table(initializer: Initializer, std: float) -> None:
-    model = roberta.build(CONFIG.model_copy(update={"hidden": 128, "feed_forward": 512}))
+    model = CONFIG.model_copy(update={"hidden": 128, "feed_forward": 512}).encoder()
     torch.manual_seed(0)
     initialise(model, 0.02, initializer)
     for name, parameter in model.named_parameters():

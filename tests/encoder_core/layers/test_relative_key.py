@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.families import bert
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
@@ -48,7 +47,7 @@ def test_bert_with_relative_positions(position: str) -> None:
     config = BertConfig(
         layers=2, hidden=16, heads=2, feed_forward=32, max_length=12, vocab=50, position=position
     )
-    encoder = bert.build(config)
+    encoder = config.encoder()
     names = {name for name, _ in encoder.named_parameters()}
     assert "embeddings.position.weight" not in names
     assert "layers.1.attention.attend.distance.weight" in names

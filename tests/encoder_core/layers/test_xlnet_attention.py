@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.families.xlnet import XlnetConfig, build
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers import cpu_attention, cpu_relative
 from encoder_core.layers.kernel_choice import Kernel, only
 from encoder_core.layers.xlnet_encoder import Memory, TwoStreamEncoder
@@ -46,7 +46,7 @@ def encoder(dropout: float) -> TwoStreamEncoder:
         dropout=dropout,
         attention_dropout=dropout,
     )
-    return random_weights(build(config)).double()
+    return random_weights(config.encoder()).double()
 
 
 def outcome(kernel: Kernel, network: TwoStreamEncoder, batch: Batch, carried: int) -> list[Tensor]:

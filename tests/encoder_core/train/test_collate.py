@@ -14,7 +14,6 @@ from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
 from encoder_core.batch import Batch
-from encoder_core.families import xlnet
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.train.collate import idle_batch, to_batch
@@ -113,7 +112,7 @@ def test_a_prediction_never_depends_on_tokens_at_or_after_its_place_in_the_order
         family="xlnet", vocab=VOCABULARY, layers=2, hidden=16, heads=2, feed_forward=32, memory=0, dropout=0.0
     )
     torch.manual_seed(0)
-    encoder = xlnet.build(config).double().eval()
+    encoder = config.encoder().double().eval()
     initialise(encoder, 0.5)
     before = query_states(encoder, batch)
     assert batch.order is not None

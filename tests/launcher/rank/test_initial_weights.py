@@ -13,7 +13,8 @@ from checkpoints.hf.publish import WEIGHTS
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import Heads, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig

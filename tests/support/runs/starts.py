@@ -16,9 +16,10 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import Heads, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
