@@ -1,6 +1,7 @@
 """What README's line installs on GPU machines, asked of the package index: it resolves, and takes what was tested."""
 
 import os
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from program import BenchError
 from wheels import MACHINES, PYTHONS, Place
 
 TESTED = {one["release"]: one["triton"] for one in yaml.safe_load(wheels.TESTED.read_text("utf-8"))["torch"]}
+VERSION = tomllib.loads((wheels.ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 PLACES = [Place(python, machine) for machine in MACHINES for python in PYTHONS]
 
 
@@ -53,7 +55,7 @@ def test_readmes_line_takes_the_lock_and_cudas_wheels(folder: Path, python: str)
 def assert_locked(versions: Mapping[str, str]) -> None:
     pins = wheels.pins()
     assert {name: version for name, version in versions.items() if pins.get(name) != version} == {
-        "maskfleet": "0.1.0"
+        "maskfleet": VERSION
     }
 
 

@@ -1,0 +1,147 @@
+"""The counts of "Contributing" hold: each addition is made in a scratch copy, in so many files, and works."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "infra/docs/contributing.md"
+
+
+@dataclass
+class Scratch:
+    """A copy of packages that a test may change. `touched`: files that it changed or created."""
+
+    root: Path
+    touched: set[str] = field(default_factory=set)
+
+    def create(self, name: str, text: str) -> None:
+        path = self.root / name
+        assert not path.exists()
+        path.write_text(text, "utf-8")
+        self.touched.add(name)
+
+    def replace(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        text = path.read_text("utf-8")
+        assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
+        path.write_text(text.replace(old, new), "utf-8")
+        self.touched.add(name)
+
+    def run(self, program: str) -> str:
+        """What a program prints that imports the packages of the copy."""
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(self.root)!r})\n{program}",
+        ]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def data_service(tmp_path: Path) -> Scratch:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "data_service", tmp_path / "data_service", ignore=ignored)
+    return Scratch(tmp_path)
+
+
+def counted(heading: str) -> int:
+    """The number in "That is N files" of a section of the page."""
+    (section,) = re.findall(
+        rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (number,) = re.findall(r"That is (\d+) files of code", section)
+    return int(number)
+
+
+STORE = '''
+"""Objects in the memory that processes of one machine share."""
+
+from pathlib import Path
+
+from data_service.store.local import LocalStore
+
+
+class SharedMemoryStore(LocalStore):
+    @property
+    def uri(self) -> str:
+        return f"memory:/{self.root}"
+'''
+
+
+def test_a_store(data_service: Scratch) -> None:
+    data_service.create("data_service/store/shared_memory.py", STORE)
+    case = '        case "s3":\n'
+    data_service.replace(
+        "data_service/store/open.py",
+        case,
+        '        case "memory":\n'
+        "            from data_service.store.shared_memory import SharedMemoryStore\n\n"
+        f"            return SharedMemoryStore(Path(rest))\n{case}",
+    )
+    said = data_service.run(
+        "from data_service.store.open import open_store\n"
+        f"store = open_store('memory://{data_service.root}/objects')\n"
+        "store.put('a/b', b'held')\n"
+        "print(store.uri.split(':')[0], store.get('a/b'), store.put_if_absent('a/b', b'other'))"
+    )
+    assert said.split() == ["memory", "b'held'", "False"]
+    assert len(data_service.touched) == counted("Add a store")
+
+
+READER = '''
+"""Documents of .lines files: every line is one."""
+
+from collections.abc import Iterator
+
+from data_service.ingest.files import open_text
+from data_service.ingest.formats import LinePlace, read_lines
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import BadRecord, Text, accept, decode
+from data_service.ingest.splits import FilePiece
+
+
+def read_one_a_line(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    with open_text(piece.file) as stream:
+        for line in read_lines(stream, 0, options.max_document_bytes):
+            yield accept(options, decode, line.data.rstrip(), options, LinePlace(piece.file, line.offset))
+'''
+
+
+def test_an_input_format(data_service: Scratch) -> None:
+    data_service.create("data_service/ingest/one_a_line.py", READER)
+    inputs = "data_service/ingest/inputs.py"
+    data_service.replace(inputs, 'Literal["txt", ', 'Literal["lines", "txt", ')
+    data_service.replace(inputs, '    ".txt": "txt",\n', '    ".txt": "txt",\n    ".lines": "lines",\n')
+    data_service.replace("data_service/ingest/splits.py", "_UNCUT = (", '_UNCUT = ("lines", ')
+    documents = "data_service/ingest/documents.py"
+    branch = '        case "jsonl":\n'
+    data_service.replace(
+        documents,
+        branch,
+        f'        case "lines":\n            return read_one_a_line(piece, options)\n{branch}',
+    )
+    imported = "from data_service.ingest.options import BuildOptions\n"
+    data_service.replace(
+        documents, imported, f"from data_service.ingest.one_a_line import read_one_a_line\n{imported}"
+    )
+    (data_service.root / "poems.lines").write_text("first\nsecond\n")
+    said = data_service.run(
+        "from data_service.ingest.documents import read_documents\n"
+        "from data_service.ingest.inputs import list_inputs\n"
+        "from data_service.ingest.options import BuildOptions\n"
+        "from data_service.ingest.splits import plan_splits\n"
+        "options = BuildOptions()\n"
+        "(split,) = plan_splits(list_inputs(['poems.lines']).files, options)\n"
+        "print(*(document.text for document in read_documents(split, options)))"
+    )
+    assert said.split() == ["first", "second"]
+    assert len(data_service.touched) == counted("Add an input format")
