@@ -145,3 +145,15 @@ def test_an_input_format(data_service: Scratch) -> None:
     )
     assert said.split() == ["first", "second"]
     assert len(data_service.touched) == counted("Add an input format")
+
+
+def test_a_family() -> None:
+    """NeoBERT's, which was added when families had moved into one place each. Pages may name it, too."""
+    naming = subprocess.run(
+        ["git", "grep", "-il", "neobert", "--", ".", ":!*.md", ":!tests/architecture/test_habits.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(naming.stdout.split()) == counted("Add a family"), naming.stdout

@@ -11,7 +11,7 @@ from encoder_core.cost.flops import ObjectiveTerms
 from encoder_core.cost.products import Shape
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.catalogue import FAMILIES, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
@@ -63,7 +63,7 @@ def _taught(*teachers: ModelConfig, **further: object) -> dict[str, object]:
     return {"distil": {"teachers": sources, **further}, "cosine": {}}
 
 
-NETWORKS = (
+NETWORKS: tuple[Network, ...] = (
     _mlm(
         "distilbert",
         BertConfig(token_types=0, **_SIZE),
@@ -125,6 +125,9 @@ NETWORKS = (
         RecipeObjective(plm=PlmTerm(predict=6, permutation=20)),
     ),
 )
+
+_NAMED = {type(network.model) for network in NETWORKS}
+NETWORKS += tuple(_mlm(family.name, family(**_SIZE)) for family in FAMILIES if family not in _NAMED)
 
 
 def build(network: Network, *, checkpoint_activations: bool = False) -> Module:

@@ -1,0 +1,71 @@
+"""What every family of the list promises: nobody who adds one has to name it here."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoints.hf.export import export_model
+from checkpoints.hf.load import load_pretrained
+from data_service.store.open import open_store
+from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.compose import compose, network
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import TermConfig
+from launcher.recipe.load import load
+from launcher.recipe.tiny import tiny
+from tests.support.models.parity import make_batch
+
+VOCABULARY = 60
+SMALL: dict[str, ModelConfig] = {
+    family.name: tiny(load(family.recipe)).model.with_tokenizer(VOCABULARY, 0) for family in FAMILIES
+}
+OBJECTIVES: dict[str, dict[str, TermConfig]] = {
+    "masks": {"mlm": MlmConfig()},
+    "spans": {"mlm": MlmConfig(), "sbo": SboConfig()},
+    "replaced tokens": {"mlm": MlmConfig(), "rtd": ReplacedTokenConfig()},
+}
+DETECTORS = {name: config for name, config in SMALL.items() if isinstance(config, DetectorConfig)}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_its_own_recipe_is_of_it(family: type[ModelConfig]) -> None:
+    assert type(load(family.recipe).model) is family
+
+
+@pytest.mark.parametrize("terms", OBJECTIVES)
+@pytest.mark.parametrize("name", DETECTORS)
+def test_it_is_trained_by_any_objective_but_xlnets(name: str, terms: str) -> None:
+    """Every parameter has a finite gradient after a microbatch."""
+    torch.manual_seed(0)
+    module = compose(DETECTORS[name], OBJECTIVES[terms])
+    initialise(module, 0.1)
+    sums = module(make_batch([9, 20, 5], VOCABULARY))
+    sum(term.loss_sum for term in sums.terms).backward()  # type: ignore[union-attr]
+    for parameter_name, parameter in module.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_is_exported_and_read_back(name: str, tmp_path: Path) -> None:
+    """With its main heads and alone, bit for bit."""
+    for heads in {SMALL[name].main_heads, "none"}:
+        module = network(SMALL[name], heads)
+        initialise(module, 0.1)
+        parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        out = tmp_path / heads
+        export_model(parameters.__getitem__, SMALL[name], {}, open_store(str(out)), heads)
+        found = load_pretrained(out, heads)
+        assert found.tensors.keys() == parameters.keys()
+        assert all(torch.equal(found.tensors[name], parameters[name]) for name in parameters)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_order_is_learned_beside_masks(name: str) -> None:
+    module = compose(DETECTORS[name], {"mlm": MlmConfig(), "sop": SopConfig()})
+    assert {"mlm", "sop"} == set(module.target_counts(make_batch([9, 20], VOCABULARY)))
