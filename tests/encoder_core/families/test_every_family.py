@@ -29,6 +29,7 @@ OBJECTIVES: dict[str, dict[str, TermConfig]] = {
     "spans": {"mlm": MlmConfig(), "sbo": SboConfig()},
     "replaced tokens": {"mlm": MlmConfig(), "rtd": ReplacedTokenConfig()},
 }
+UNREACHED = {"language", "convolution"}  # of rows without languages; of a generator of one layer
 DETECTORS = {name: config for name, config in SMALL.items() if isinstance(config, DetectorConfig)}
 
 
@@ -40,13 +41,15 @@ def test_its_own_recipe_is_of_it(family: type[ModelConfig]) -> None:
 @pytest.mark.parametrize("terms", OBJECTIVES)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_it_is_trained_by_any_objective_but_xlnets(name: str, terms: str) -> None:
-    """Every parameter has a finite gradient after a microbatch."""
+    """Every parameter that the microbatch reaches has a finite gradient after it."""
     torch.manual_seed(0)
     module = compose(DETECTORS[name], OBJECTIVES[terms])
     initialise(module, 0.1)
     sums = module(make_batch([9, 20, 5], VOCABULARY))
     sum(term.loss_sum for term in sums.terms).backward()  # type: ignore[union-attr]
     for parameter_name, parameter in module.named_parameters():
+        if UNREACHED & set(parameter_name.split(".")):
+            continue
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
 
