@@ -43,7 +43,7 @@ DetectorConfig = (
 ModelConfig = Annotated[DetectorConfig | XlnetConfig, Field(discriminator="family")]
 """The configuration of any family, told apart by its `family` field."""
 
-FAMILIES: tuple[type[EncoderConfig], ...] = (*get_args(DetectorConfig), XlnetConfig)
+FAMILIES: tuple[type[DetectorConfig | XlnetConfig], ...] = (*get_args(DetectorConfig), XlnetConfig)
 
 
 def language_table(config: ModelConfig) -> tuple[str, ...]:

@@ -229,7 +229,7 @@ def _recipe(job: Job, tokens: int) -> Recipe:
 def tokenizer_kind(recipe: Recipe) -> Kind:
     """The kind of tokenizer that the family was published with."""
     match recipe.model.family:
-        case "bert" | "electra" | "xlm":
+        case "bert" | "electra" | "neobert" | "xlm":
             return "wordpiece"
         case "roberta" | "deberta" | "modernbert" | "eurobert":
             return "byte_bpe"

@@ -13,7 +13,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.mlm import MultitaskModel
+from encoder_core.objectives.multitask import MultitaskModel
 from tests.support.models.parity import make_batch, pad
 
 

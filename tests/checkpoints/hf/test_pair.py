@@ -1,6 +1,7 @@
 """Generator and discriminator out to transformers and back: shared and gradient-disentangled embeddings."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,14 @@ from encoder_core.objectives.replaced import (
 )
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
 
-SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 90}
+SHAPE: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "feed_forward": 48,
+    "max_length": 40,
+    "vocab": 90,
+}
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
 DEBERTA = DebertaV2Config(**SHAPE, buckets=8, mask_decoder="plain")
 CASES: dict[str, tuple[DetectorConfig, Sharing]] = {

@@ -1,6 +1,8 @@
 """New words become one token, everything else keeps its ids, and transformers agrees."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from data_service.tokenizers.check import check_tokenizer
 from data_service.tokenizers.extend import extend_tokenizer
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
 from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 
 TERMS = ["neurotransmitter", "Zürich", "neuro", "日", "the"]
@@ -43,13 +45,15 @@ def test_each_term_is_one_token(tokenizer: Tokenizer) -> None:
     assert not new.special_mask[tokenizer.vocab_size :].any()
 
 
-def test_byte_level_terms_begin_words_after_a_space(trained) -> None:
+def test_byte_level_terms_begin_words_after_a_space(trained: Callable[[Kind], Tokenizer]) -> None:
     new = extend_tokenizer(trained("byte_bpe"), ["neurotransmitter"]).tokenizer
     assert new.pieces[-2:] == ("neurotransmitter", "Ġneurotransmitter")
     assert new.word_starts[-2:].tolist() == [False, True]
 
 
-def test_existing_ids_stay_and_text_without_terms_is_split_as_before(tokenizer, lines: list[str]) -> None:
+def test_existing_ids_stay_and_text_without_terms_is_split_as_before(
+    tokenizer: Tokenizer, lines: list[str]
+) -> None:
     new = extend_tokenizer(tokenizer, TERMS).tokenizer
     assert new.pieces[: tokenizer.vocab_size] == tokenizer.pieces
     assert new.special == tokenizer.special
@@ -63,7 +67,9 @@ def test_existing_ids_stay_and_text_without_terms_is_split_as_before(tokenizer, 
 
 @pytest.mark.drawn(4)
 @pytest.mark.parametrize("model_type", [None, "roberta", "deberta-v2"])
-def test_auto_tokenizer_gives_the_same_ids(tokenizer, model_type, lines: list[str], tmp_path) -> None:
+def test_auto_tokenizer_gives_the_same_ids(
+    tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path
+) -> None:
     new = extend_tokenizer(tokenizer, TERMS).tokenizer
     save_tokenizer(new, str(tmp_path))
     if model_type is not None:  # as in an exported model's folder
@@ -82,7 +88,7 @@ def tokenizer_row(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.special.cls, *tokenizer.encode(text).tolist(), tokenizer.special.sep]
 
 
-def test_extending_twice_is_extending_once(tokenizer, lines: list[str]) -> None:
+def test_extending_twice_is_extending_once(tokenizer: Tokenizer, lines: list[str]) -> None:
     once = extend_tokenizer(tokenizer, ["neuro", "Zürich"]).tokenizer
     twice = extend_tokenizer(extend_tokenizer(tokenizer, ["neuro"]).tokenizer, ["Zürich"]).tokenizer
     assert sorted(once.pieces) == sorted(twice.pieces)
@@ -91,7 +97,7 @@ def test_extending_twice_is_extending_once(tokenizer, lines: list[str]) -> None:
     assert decoded == [[twice.piece(i) for i in ids] for ids in _ids(twice, texts)]
 
 
-def test_the_check_passes(tokenizer, documents: list[str]) -> None:
+def test_the_check_passes(tokenizer: Tokenizer, documents: list[str]) -> None:
     before, after = (
         check_tokenizer(t, documents) for t in (tokenizer, extend_tokenizer(tokenizer, TERMS).tokenizer)
     )
@@ -99,7 +105,7 @@ def test_the_check_passes(tokenizer, documents: list[str]) -> None:
     assert after.tokens <= before.tokens
 
 
-def test_the_sentencepiece_model_is_extended_too(trained) -> None:
+def test_the_sentencepiece_model_is_extended_too(trained: Callable[[Kind], Tokenizer]) -> None:
     new = extend_tokenizer(trained("unigram"), TERMS).tokenizer
     model = new.save_files()["spiece.model"]
     original = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -107,7 +113,9 @@ def test_the_sentencepiece_model_is_extended_too(trained) -> None:
     assert from_files({"spiece.model": model}).pieces == new.pieces
 
 
-def test_added_tokens_after_the_model_keep_their_ids(trained, documents: list[str]) -> None:
+def test_added_tokens_after_the_model_keep_their_ids(
+    trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     """As in DeBERTa's folders, whose [MASK] is no piece of the SentencePiece model."""
     files = trained("unigram").save_files()
     definition = json.loads(files["tokenizer.json"])
@@ -131,6 +139,6 @@ def test_an_uncased_vocabulary_folds_its_terms(documents: list[str]) -> None:
 
 
 @pytest.mark.parametrize("terms", [["two words"], ["", "  "]])
-def test_what_cannot_be_one_word_is_refused(tokenizer, terms: list[str]) -> None:
+def test_what_cannot_be_one_word_is_refused(tokenizer: Tokenizer, terms: list[str]) -> None:
     with pytest.raises(TokenizerError, match=r"'two words' is not one word|no terms"):
         extend_tokenizer(tokenizer, terms)

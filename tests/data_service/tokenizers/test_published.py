@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 from tests.support.data.made_up import scripts_text
 from tests.support.data.published_tokenizers import FAMILIES, published_folder
 
@@ -77,7 +78,7 @@ def test_random_text_gives_the_ids_of_each_class(published: Folder, text: str) -
 
 
 @cache
-def _pair(folder: str):
+def _pair(folder: str) -> tuple[PreTrainedTokenizerBase, Tokenizer]:
     return AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
 
 

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from data_service.errors import InputError, TokenizerError
 from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.specials import Style
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 
 _TRAIN = """
@@ -19,7 +22,7 @@ print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).ha
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind) -> None:
+def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> None:
     hashes = {
         subprocess.run(
             [sys.executable, "-c", _TRAIN, kind], capture_output=True, text=True, check=True
@@ -29,19 +32,19 @@ def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind) -> None:
     assert len(hashes) == 1
 
 
-def test_the_same_text_gives_the_same_files(tokenizer, documents: list[str]) -> None:
+def test_the_same_text_gives_the_same_files(tokenizer: Tokenizer, documents: list[str]) -> None:
     assert train_tokenizer(tokenizer.kind, iter(documents), 1500).save_files() == tokenizer.save_files()
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 @pytest.mark.parametrize("texts", [[], ["", " \n\t"]])
-def test_no_text_is_an_error(kind, texts) -> None:
+def test_no_text_is_an_error(kind: Kind, texts: list[str]) -> None:
     with pytest.raises(TokenizerError, match="no text"):
         train_tokenizer(kind, texts, 1000)
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_a_vocabulary_too_small_names_the_least(kind, documents: list[str]) -> None:
+def test_a_vocabulary_too_small_names_the_least(kind: Kind, documents: list[str]) -> None:
     with pytest.raises(TokenizerError, match=r"too small.*\n.*ask for") as raised:
         train_tokenizer(kind, documents, 20)
     least = int("".join(c for c in raised.value.remedy.split(",")[0] if c.isdigit()))
@@ -49,7 +52,7 @@ def test_a_vocabulary_too_small_names_the_least(kind, documents: list[str]) -> N
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_a_vocabulary_too_large_names_the_most(kind, documents: list[str]) -> None:
+def test_a_vocabulary_too_large_names_the_most(kind: Kind, documents: list[str]) -> None:
     with pytest.raises(TokenizerError, match=r"too large.*\n.*ask for") as raised:
         train_tokenizer(kind, documents[:3], 50_000)
     most = int(raised.value.remedy.split()[2])
@@ -57,8 +60,8 @@ def test_a_vocabulary_too_large_names_the_most(kind, documents: list[str]) -> No
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_an_error_while_reading_comes_through_as_it_is(kind) -> None:
-    def texts():
+def test_an_error_while_reading_comes_through_as_it_is(kind: Kind) -> None:
+    def texts() -> Iterator[str]:
         yield "some text"
         raise InputError("book.txt: byte 17 is not UTF-8", remedy="replace it")
 
@@ -114,7 +117,9 @@ def test_a_line_longer_than_sentencepiece_takes_is_not_lost() -> None:
         ("xlnet", "bpe", ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]),
     ],
 )
-def test_special_tokens_stand_first_in_the_family_order(style, kind, first, documents: list[str]) -> None:
+def test_special_tokens_stand_first_in_the_family_order(
+    style: Style, kind: Kind, first: list[str], documents: list[str]
+) -> None:
     tokenizer = train_tokenizer(kind, documents, 1200, TokenizerOptions(specials=style))
     assert list(tokenizer.pieces[: len(first)]) == first
     assert tokenizer.piece(tokenizer.special.mask) == next(

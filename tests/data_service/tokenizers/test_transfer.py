@@ -1,6 +1,7 @@
 """Where the pieces of one vocabulary come from in another."""
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.extend import extend_tokenizer
 from data_service.tokenizers.load import from_files
 from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from data_service.tokenizers.transfer import Origins, origins
 
@@ -30,7 +31,9 @@ def test_a_new_word_comes_from_the_pieces_it_was_split_into(tokenizer: Tokenizer
         assert len(_of(found, new_id)) > 1
 
 
-def test_pieces_are_matched_by_name_whatever_their_ids(tokenizer, trained, documents: list[str]) -> None:
+def test_pieces_are_matched_by_name_whatever_their_ids(
+    tokenizer: Tokenizer, trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     other = train_tokenizer(tokenizer.kind, documents[20:], 1300)
     found = origins(tokenizer, other)
     known = {piece: i for i, piece in enumerate(tokenizer.pieces)}
@@ -41,7 +44,9 @@ def test_pieces_are_matched_by_name_whatever_their_ids(tokenizer, trained, docum
     assert found.ids.max() < tokenizer.vocab_size
 
 
-def test_word_beginnings_and_continuations_are_told_apart(trained, documents: list[str]) -> None:
+def test_word_beginnings_and_continuations_are_told_apart(
+    trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     wordpiece = trained("wordpiece")
     other = train_tokenizer("wordpiece", documents, 3000)
     found = origins(wordpiece, other)
@@ -56,7 +61,9 @@ def test_word_beginnings_and_continuations_are_told_apart(trained, documents: li
         assert all(piece.startswith("##") for piece in rest)
 
 
-def test_special_tokens_follow_their_roles(trained, documents: list[str]) -> None:
+def test_special_tokens_follow_their_roles(
+    trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     old = trained("unigram")
     new = train_tokenizer("unigram", documents, 1300, TokenizerOptions(specials="xlnet"))
     found = origins(old, new)
@@ -64,7 +71,7 @@ def test_special_tokens_follow_their_roles(trained, documents: list[str]) -> Non
         assert _of(found, getattr(new.special, role)) == [getattr(old.special, role)]
 
 
-def test_part_of_a_character_comes_from_its_bytes(trained) -> None:
+def test_part_of_a_character_comes_from_its_bytes(trained: Callable[[Kind], Tokenizer]) -> None:
     old = trained("byte_bpe")
     files = old.save_files()
 
@@ -75,7 +82,7 @@ def test_part_of_a_character_comes_from_its_bytes(trained) -> None:
     assert _of(origins(old, new), 1500) == [old.piece_id(byte) for byte in piece]
 
 
-def test_unrelated_tokenizers_are_refused(trained) -> None:
+def test_unrelated_tokenizers_are_refused(trained: Callable[[Kind], Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match="write words in different ways"):
         origins(trained("wordpiece"), trained("byte_bpe"))
     latin, greek = (
