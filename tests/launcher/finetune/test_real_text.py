@@ -24,8 +24,7 @@ from transformers import AutoModel, AutoTokenizer
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from launcher.cli.recipe import load_recipe
 from launcher.embed.evaluate import CellSettings, embed_cell
 from launcher.embed.export import export_embeddings

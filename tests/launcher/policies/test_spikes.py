@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoints.layout import CheckpointName
-from checkpoints.rewind import Rewind
+from checkpoints.listing import Rewind
 from launcher.policies.failures import Stop
 from launcher.policies.spikes import (
     LOSS,
