@@ -130,8 +130,9 @@ def test_an_input_format(data_service: Scratch) -> None:
         f'        case "lines":\n            return read_one_a_line(piece, options)\n{branch}',
     )
     imported = "from data_service.ingest.options import BuildOptions\n"
+    reader = "one_a_line"
     data_service.replace(
-        documents, imported, f"from data_service.ingest.one_a_line import read_one_a_line\n{imported}"
+        documents, imported, f"from data_service.ingest.{reader} import read_one_a_line\n{imported}"
     )
     (data_service.root / "poems.lines").write_text("first\nsecond\n")
     said = data_service.run(
