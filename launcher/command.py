@@ -24,12 +24,11 @@ from typing import IO, TYPE_CHECKING
 from data_service import processes
 from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
 from launcher.progress import others_write
-from launcher.signals import as_python_has_them, ended_when_asked, heeded
+from launcher.signals import heeded
 
 if TYPE_CHECKING:
     import psutil  # else where it is used: commands that only look need not wait for it
 
-_TRAINING = ("train", "demo", "evaluate")  # the commands whose process tree is looked after
 _NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid, start, namespace and boot
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
@@ -40,22 +39,19 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _saves = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to end now; it ever did
 
 
-def main() -> None:
-    """The console script."""
-    if sys.argv[1:2] and sys.argv[1] in _TRAINING and not {"-h", "--help"} & set(sys.argv):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded(), signal.SIGCHLD})  # from here on none is lost
-        as_python_has_them()
-        sys.exit(_look_after(_run))
-    from launcher.cli.main import main as run
-
-    with ended_when_asked():
-        run()
-
-
-def _run() -> None:
-    from launcher.cli.main import main as run
-
-    run()
+def look_after(work: Callable[[], None]) -> int:
+    """Run `work` in a child process. Returns the exit code of the command."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    name = f"{os.getpid()}-{processes.started(os.getpid())}-{_place()}"
+    _sweep()
+    os.environ[_NAME] = name
+    try:
+        parent, driver = os.getpid(), os.fork()
+        if driver == 0:
+            _be_driver(work, parent)
+        return _verdict(*_await(driver))
+    finally:
+        _kill_all(name)
 
 
 def looked_after_by() -> int:
@@ -99,21 +95,6 @@ def screen(number: int = 1) -> IO[str]:
     """Standard output (2: error), whatever becomes of it: redirected (`output_into`), or gone with its terminal."""
     stream: IO[str] = _Lasting(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
     return stream
-
-
-def _look_after(work: Callable[[], None]) -> int:
-    """Run `work` in a child process. Returns the exit code of the command."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-    name = f"{os.getpid()}-{processes.started(os.getpid())}-{_place()}"
-    _sweep()
-    os.environ[_NAME] = name
-    try:
-        parent, driver = os.getpid(), os.fork()
-        if driver == 0:
-            _be_driver(work, parent)
-        return _verdict(*_await(driver))
-    finally:
-        _kill_all(name)
 
 
 def _be_driver(work: Callable[[], None], parent: int) -> None:

@@ -43,12 +43,12 @@ from typing import TYPE_CHECKING  # noqa: E402
 if TYPE_CHECKING:
     from data_service.errors import UserError as UserError
     from encoder_core.errors import ModelError as ModelError
-    from launcher.api.ending import Ending as Ending
-    from launcher.api.ending import train as train
-    from launcher.api.run import Run as Run
-    from launcher.api.run import open_run as open_run
-    from launcher.api.stream import StepDataset as StepDataset
-    from launcher.inspect.show import Shown as Shown
+    from launcher.app.api.run import Run as Run
+    from launcher.app.api.run import open_run as open_run
+    from launcher.app.api.stream import StepDataset as StepDataset
+    from launcher.observe.inspect.show import Shown as Shown
+    from launcher.runtime.cluster.ending import Ending as Ending
+    from launcher.runtime.cluster.ending import train as train
 
 __all__ = [
     "Ending",
@@ -63,14 +63,14 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Ending": "launcher.api.ending",
+    "Ending": "launcher.runtime.cluster.ending",
     "ModelError": "encoder_core.errors",
-    "Run": "launcher.api.run",
-    "Shown": "launcher.inspect.show",
-    "StepDataset": "launcher.api.stream",
+    "Run": "launcher.app.api.run",
+    "Shown": "launcher.observe.inspect.show",
+    "StepDataset": "launcher.app.api.stream",
     "UserError": "data_service.errors",
-    "open_run": "launcher.api.run",
-    "train": "launcher.api.ending",
+    "open_run": "launcher.app.api.run",
+    "train": "launcher.runtime.cluster.ending",
 }
 _PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
 _HOMES = (

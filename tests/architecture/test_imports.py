@@ -130,7 +130,7 @@ def test_ray_stays_where_processes_are_placed() -> None:
 
 
 def test_transformers_is_for_tests_and_the_types_of_the_api() -> None:
-    assert all(path.startswith("launcher/api/") for path in importing("transformers"))
+    assert all(path.startswith("launcher/app/api/") for path in importing("transformers"))
 
 
 def test_importing_maskfleet_waits_for_nothing() -> None:
@@ -138,17 +138,18 @@ def test_importing_maskfleet_waits_for_nothing() -> None:
 
 
 def test_the_command_line_starts_without_heavy_libraries() -> None:
-    loaded = loaded_with(["launcher.cli.main"])
+    loaded = loaded_with(["launcher.app.cli.main"])
     assert not loaded & {"torch", "ray", "deepspeed", "numpy", "boto3", "pydantic", "tokenizers"}
 
 
 def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
     """CUDA is asked when torch or DeepSpeed is imported, and would show the one GPU that Ray gave the rank."""
-    loaded = loaded_with(["launcher.cluster.seat", "ray._private.worker", "ray.util"])
+    loaded = loaded_with(["launcher.runtime.cluster.seat", "ray._private.worker", "ray.util"])
     assert not loaded & {"torch", "deepspeed"}
     assert {name for name in loaded if name.startswith("launcher.")} == {
-        "launcher.cluster",
-        "launcher.cluster.seat",
+        "launcher.runtime",
+        "launcher.runtime.cluster",
+        "launcher.runtime.cluster.seat",
         "launcher.errors",
     }
 
@@ -157,7 +158,7 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
     """By what cloudpickle writes: the class, and the modules that it names."""
     code = (
         "import pickletools, ray.cloudpickle\n"
-        "from launcher.cluster.rank_group import RankProcess\n"
+        "from launcher.runtime.cluster.rank_group import RankProcess\n"
         "from ray.actor import _modify_class\n"
         "words = pickletools.genops(ray.cloudpickle.dumps(_modify_class(RankProcess)))\n"
         "print(*{word for _, word, _ in words if isinstance(word, str)})"
@@ -168,27 +169,27 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
     named = {
         word for word in result.stdout.split() if word.split(".")[0] in (*PACKAGES, "torch", "deepspeed")
     }
-    assert named == {"launcher.cluster.seat"}
+    assert named == {"launcher.runtime.cluster.seat"}
 
 
 LIGHT = {
     "recipe list": (),
-    "runs status": ("launcher.inspect.status", "launcher.inspect.status_text"),
-    "runs watch": ("launcher.watch.server",),
-    "tasks list": ("launcher.tasks.summary",),
+    "runs status": ("launcher.observe.inspect.status", "launcher.observe.inspect.status_text"),
+    "runs watch": ("launcher.observe.watch.server",),
+    "tasks list": ("launcher.after.tasks.summary",),
 }
 """Commands that only look, and what they import of ours."""
 SHOWING = (
-    "launcher.run.record",
-    "launcher.inspect.show",
-    "launcher.inspect.report.write",
-    "launcher.recipe.summary",
+    "launcher.runtime.run.record",
+    "launcher.observe.inspect.show",
+    "launcher.observe.inspect.report.write",
+    "launcher.runtime.recipe.summary",
 )
 """What commands import that read a recipe, whose types are those of modules."""
 
 
 def test_commands_that_look_do_not_wait_for_torch() -> None:
-    loaded = loaded_with(["launcher.cli.main", *(name for names in LIGHT.values() for name in names)])
+    loaded = loaded_with(["launcher.app.cli.main", *(name for names in LIGHT.values() for name in names)])
     assert not loaded & {"torch", "ray", "deepspeed", "transformers"}
 
 

@@ -9,26 +9,27 @@ import pytest
 from tests.support.checks.names import Tree, Use
 
 ROOT = Path(__file__).parents[2]
-MODULE = "launcher/run/create.py"
+MODULE = "launcher/runtime/run/create.py"
+TAKEN = "launcher.runtime.run.create.create_run"
 FORMS = {
-    "from launcher.run.create import create_run": "launcher.run.create.create_run",
-    "def f():\n    from launcher.run.create import create_run": "launcher.run.create.create_run",
-    "from launcher.run import create": "launcher.run.create",
-    "from launcher.run import create as runs\ndef f():\n    return runs.create_run": "launcher.run.create.create_run",
-    "import launcher.run.create as runs\nlambda: runs.create_run()": "launcher.run.create.create_run",
-    "import launcher.run.create\nx = launcher.run.create.create_run": "launcher.run.create.create_run",
-    "from launcher.run import create\nclass A:\n    x: create.create_run": "launcher.run.create.create_run",
-    "from launcher.run import create\nsetattr(create, 'create_run', 1)": "launcher.run.create.create_run",
-    "patch('launcher.run.create.create_run')": "launcher.run.create.create_run",
-    "CODE = '''\nfrom launcher.run.create import create_run\n'''": "launcher.run.create.create_run",
+    "from launcher.runtime.run.create import create_run": TAKEN,
+    "def f():\n    from launcher.runtime.run.create import create_run": TAKEN,
+    "from launcher.runtime.run import create": "launcher.runtime.run.create",
+    "from launcher.runtime.run import create as runs\ndef f():\n    return runs.create_run": TAKEN,
+    "import launcher.runtime.run.create as runs\nlambda: runs.create_run()": TAKEN,
+    "import launcher.runtime.run.create\nx = launcher.runtime.run.create.create_run": TAKEN,
+    "from launcher.runtime.run import create\nclass A:\n    x: create.create_run": TAKEN,
+    "from launcher.runtime.run import create\nsetattr(create, 'create_run', 1)": TAKEN,
+    "patch('launcher.runtime.run.create.create_run')": TAKEN,
+    "CODE = '''\nfrom launcher.runtime.run.create import create_run\n'''": TAKEN,
 }
 """Programs, and what each takes."""
 HARMLESS = (
-    "from launcher.run import create\ndef f(create):\n    return create.elsewhere",
-    "from launcher.run import create\ndef f():\n    create = []\n    return create.elsewhere",
-    "from launcher.run import create\ntry:\n    pass\nexcept OSError as create:\n    create.elsewhere",
+    "from launcher.runtime.run import create\ndef f(create):\n    return create.elsewhere",
+    "from launcher.runtime.run import create\ndef f():\n    create = []\n    return create.elsewhere",
+    "from launcher.runtime.run import create\ntry:\n    pass\nexcept OSError as create:\n    create.elsewhere",
     "import json\njson.elsewhere",
-    "from launcher.run.create import create_run\ncreate_run.elsewhere",
+    "from launcher.runtime.run.create import create_run\ncreate_run.elsewhere",
 )
 """Programs in which a name of the module is another thing."""
 
@@ -53,7 +54,13 @@ def uses(sources: dict[str, str]) -> list[Use]:
 def test_every_name_that_is_taken_from_a_module_of_ours_is_there(uses: list[Use]) -> None:
     assert len(uses) > 5000
     files = {use.file.rpartition("/")[0] for use in uses}
-    assert {"tests/bench", "tests/bench/evidence", "tests/faults", "launcher/cli", "checkpoints/hf"} <= files
+    assert {
+        "tests/bench",
+        "tests/bench/evidence",
+        "tests/faults",
+        "launcher/app/cli",
+        "checkpoints/hf",
+    } <= files
 
 
 @pytest.mark.parametrize("program", FORMS)
@@ -61,7 +68,7 @@ def test_a_name_that_is_gone_is_told_however_it_is_taken(program: str) -> None:
     there, elsewhere = "def create_run(): ...", "def create_one(): ..."
     assert Tree({MODULE: there, "tests/one.py": program}).missing() == []
     text = elsewhere if FORMS[program].endswith("run") else None
-    files = {"launcher/run/log.py": ""} | ({MODULE: text} if text else {})
+    files = {"launcher/runtime/run/log.py": ""} | ({MODULE: text} if text else {})
     missing = {f"{use.module}.{use.name}" for use in Tree(files | {"tests/one.py": program}).missing()}
     assert FORMS[program] in missing
 
@@ -73,7 +80,7 @@ def test_a_name_that_is_something_else_is_let_alone(program: str) -> None:
 
 def test_what_only_type_checkers_import_is_not_there() -> None:
     module = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from json import loads\n"
-    (use,) = Tree({MODULE: module, "tests/one.py": "from launcher.run.create import loads"}).missing()
+    (use,) = Tree({MODULE: module, "tests/one.py": "from launcher.runtime.run.create import loads"}).missing()
     assert (use.name, use.line) == ("loads", 1)
 
 

@@ -16,18 +16,21 @@ ROOT = Path(__file__).parents[2]
 CORE = {
     "data_service": ("corpus", "samples", "store", "stream", "tokenizers"),
     "encoder_core": ("families", "heads", "layers", "objectives", "optim"),
-    "launcher": ("estimate", "inspect", "policies", "recipe", "run", "tasks"),
+    "launcher": (
+        *("runtime/policies", "runtime/recipe", "runtime/run"),
+        *("plan/estimate", "observe/inspect", "after/tasks"),
+    ),
     "checkpoints": ("",),
 }
 IMPURE = {
     "a process by itself": "launcher/test_command.py",
     "ranks": "encoder_core/train/test_engine.py",
     "Ray, through a helper": "cluster/test_hang.py",
-    "DeepSpeed, through the product": "launcher/rank/test_checkpointing.py",
+    "DeepSpeed, through the product": "launcher/runtime/rank/test_checkpointing.py",
     "a server": "faults/store/test_requests.py",
     "transformers": "parity/test_bert.py",
     "a build": "data_service/ingest/test_heldout.py",
-    "the command line": "launcher/cli/test_remedies.py",
+    "the command line": "launcher/app/cli/test_remedies.py",
 }
 
 
@@ -77,7 +80,12 @@ def test_with_the_option_only_pure_tests_are_collected_and_nothing_foreign_is_im
     """The session itself says whether anything was."""
     folders = [
         f"tests/{place}"
-        for place in ("launcher/policies", "launcher/cluster", "encoder_core/optim", "cluster")
+        for place in (
+            "launcher/runtime/policies",
+            "launcher/runtime/cluster",
+            "encoder_core/optim",
+            "cluster",
+        )
     ]
     command = [
         sys.executable,
@@ -93,5 +101,8 @@ def test_with_the_option_only_pure_tests_are_collected_and_nothing_foreign_is_im
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     files = {line.partition("::")[0] for line in shown.stdout.splitlines() if "::" in line}
-    assert {"tests/encoder_core/optim/test_groups.py", "tests/launcher/policies/test_watchdog.py"} <= files
+    assert {
+        "tests/encoder_core/optim/test_groups.py",
+        "tests/launcher/runtime/policies/test_watchdog.py",
+    } <= files
     assert all(is_pure(ROOT / file) for file in files)

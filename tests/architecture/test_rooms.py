@@ -6,30 +6,35 @@ from tests.support.rooms import PACKAGES, arrows, circle
 
 DRAWN = {
     "launcher": """
-        command -> cli
-        maskfleet -> api inspect
-        api -> export inspect rank recipe run
-        cli -> burnin cluster compare diagnose embed estimate evaluate export finetune inspect measure preflight
-        cli -> rank recipe run schedulers tasks watch
-        compare -> api diagnose estimate inspect recipe run
-        watch -> diagnose evaluate inspect run
-        inspect -> diagnose evaluate recipe run
-        evaluate -> cluster diagnose embed finetune recipe run tasks
-        cluster -> diagnose policies preflight rank recipe run trackers
-        diagnose -> finetune rank recipe run tasks
-        embed -> export finetune recipe tasks
-        finetune -> export run tasks
-        export -> recipe run
-        burnin -> estimate inspect measure preflight rank recipe
-        measure -> estimate preflight rank recipe run
-        rank -> estimate policies preflight recipe run
-        trackers -> recipe run
-        preflight -> estimate recipe run
-        run -> recipe tasks
-        tasks -> recipe
-        schedulers -> recipe
-        estimate -> recipe
+        maskfleet -> app observe runtime
+        app -> after observe plan runtime
+        after -> observe runtime
+        plan -> observe runtime
+        observe -> runtime
+    """,
+    "launcher.runtime": """
+        cluster -> policies preflight rank recipe run
+        rank -> capacity policies preflight recipe run
+        preflight -> capacity recipe run
+        run -> recipe
+        capacity -> recipe
         recipe -> policies
+    """,
+    "launcher.observe": "watch -> inspect",
+    "launcher.plan": """
+        burnin -> estimate measure
+        measure -> estimate
+    """,
+    "launcher.after": """
+        compare -> diagnose tasks
+        evaluate -> diagnose embed finetune tasks
+        diagnose -> finetune tasks
+        embed -> export finetune tasks
+        finetune -> export tasks
+    """,
+    "launcher.app": """
+        console -> cli
+        cli -> schedulers
     """,
     "data_service": """
         ingest -> corpus service store tokenizers words

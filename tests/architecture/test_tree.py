@@ -66,19 +66,19 @@ EVERYTHING = "catches everything"
 LAST_RESORTS = (
     "encoder_core/cost/compile_trial.py",  # a compiler and its machine may fail in any way: the run goes on in Python
     "data_service/ingest/ray_pool.py",  # Ray raises this very class where a busy machine takes too long
-    "launcher/cli/main.py",  # only to add a hint to it: it is raised again
-    "launcher/burnin/child.py",  # what a check dies of is what it found
-    "launcher/burnin/report.py",
-    "launcher/cluster/train.py",
-    "launcher/cluster/evaluators.py",
-    "launcher/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
-    "launcher/finetune/export.py",
-    "launcher/finetune/inputs.py",
-    "launcher/finetune/network.py",
-    "launcher/finetune/sentences.py",
-    "launcher/run/recording.py",
-    "launcher/watch/server.py",
-    "launcher/watch/watched.py",
+    "launcher/app/cli/main.py",  # only to add a hint to it: it is raised again
+    "launcher/plan/burnin/child.py",  # what a check dies of is what it found
+    "launcher/plan/burnin/report.py",
+    "launcher/runtime/cluster/train.py",
+    "launcher/after/diagnose/evaluators.py",
+    "launcher/after/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
+    "launcher/after/finetune/export.py",
+    "launcher/after/finetune/inputs.py",
+    "launcher/after/finetune/network.py",
+    "launcher/after/finetune/sentences.py",
+    "launcher/runtime/run/recording.py",
+    "launcher/observe/watch/server.py",
+    "launcher/observe/watch/watched.py",
 )
 
 
@@ -157,7 +157,7 @@ def test_commands_in_the_documentation_exist() -> None:
     """Every `maskfleet ...` in a README names a command that the CLI has."""
     import typer.main
 
-    from launcher.cli.main import app
+    from launcher.app.cli.main import app
 
     commands = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer carries its own click
     documents = [path for path in tracked() if path.name == "README.md"]

@@ -26,9 +26,9 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import ObjectiveModule
-from launcher.estimate.workload import terms
-from launcher.recipe.load import load
-from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
+from launcher.runtime.capacity.workload import terms
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
 _SIZE, _PEAK_S = 1024, 2.0  # of the square matrices; seconds of measuring them
 _TARGETS = 0.15

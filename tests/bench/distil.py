@@ -22,12 +22,12 @@ from program import note, run
 from recipes import prepare
 from train_alone import train_alone
 
-from launcher.cli.options import InputsArgument
-from launcher.inspect.baselines import baselines
-from launcher.recipe.load import load, reload
-from launcher.recipe.schema import Recipe
-from launcher.recipe.tiny import tiny
-from launcher.run.create import create_run
+from launcher.app.cli.options import InputsArgument
+from launcher.observe.inspect.baselines import baselines
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.tiny import tiny
+from launcher.runtime.run.create import create_run
 
 WAYS = ("alone", "alone, from layers", "taught", "taught, from layers")
 _TEACHER_LAYERS, _HELDOUT, _EVALUATED = 4, 0.05, 1024

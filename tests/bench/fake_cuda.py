@@ -31,9 +31,9 @@ from encoder_core.batch import Batch
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
-from launcher.recipe.load import load
-from launcher.recipe.objective import objective_module
-from launcher.recipe.schema import Recipe
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.schema import Recipe
 
 LENGTHS = (512, 37, 300, 128)
 VOCABULARY = 30_522  # of recipes that take their tokenizer's

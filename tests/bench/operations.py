@@ -23,12 +23,12 @@ from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.optim.updates import set_update
-from launcher.rank.build import build_optimizer
-from launcher.recipe.load import load
-from launcher.recipe.objective import objective_module
-from launcher.recipe.schema import Recipe
-from launcher.recipe.source import bundled
-from launcher.recipe.tiny import tiny
+from launcher.runtime.rank.build import build_optimizer
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.source import bundled
+from launcher.runtime.recipe.tiny import tiny
 
 RECIPES = {
     "BERT": "bert-base",

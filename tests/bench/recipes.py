@@ -27,21 +27,21 @@ from data_service.stream.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from launcher.cli.options import InputsArgument
-from launcher.cli.texts import sample_texts
-from launcher.diagnose.frozen import open_checkpoint, untrained
-from launcher.diagnose.linear_probe import linear_probe
-from launcher.diagnose.own_data import probe_splits
-from launcher.diagnose.results import Figure
-from launcher.inspect.baselines import baselines
-from launcher.recipe.evaluation import ProbeSettings
-from launcher.recipe.load import load, reload
-from launcher.recipe.schema import Recipe
-from launcher.recipe.summary import tokens_per_step
-from launcher.recipe.tiny import tiny
-from launcher.run.create import create_run
-from launcher.run.record import Run
-from launcher.run.streams import stream_spec
+from launcher.after.diagnose.frozen import open_checkpoint, untrained
+from launcher.after.diagnose.linear_probe import linear_probe
+from launcher.after.diagnose.own_data import probe_splits
+from launcher.app.cli.options import InputsArgument
+from launcher.app.cli.texts import sample_texts
+from launcher.observe.inspect.baselines import baselines
+from launcher.runtime.recipe.evaluation import ProbeSettings
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.summary import tokens_per_step
+from launcher.runtime.recipe.tiny import tiny
+from launcher.runtime.run.create import create_run
+from launcher.runtime.run.evaluations import Figure
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import stream_spec
 
 RECIPES = (
     "bert-base",

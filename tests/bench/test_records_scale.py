@@ -16,10 +16,10 @@ import pytest
 
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.base import Store
-from launcher.run.log import encode
-from launcher.run.packing import pack_once
-from launcher.run.record import open_run
-from launcher.run.segments import EVENTS, METRICS, segment_key
+from launcher.runtime.run.log import encode
+from launcher.runtime.run.packing import pack_once
+from launcher.runtime.run.record import open_run
+from launcher.runtime.run.segments import EVENTS, METRICS, segment_key
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.long
@@ -36,7 +36,7 @@ MOST_BYTES, MOST_SECONDS = 300 * MEBIBYTE, 10.0
 # that program, for the resource usage of a process counts what it was before, too: a copy of this one.
 COMMAND = """
 import json, pathlib, sys, time
-from launcher.cli.main import main
+from launcher.app.cli.main import main
 try:
     main()
 finally:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.history import read_history
-from launcher.run.record import open_run
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.record import open_run
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import (
     await_commit,

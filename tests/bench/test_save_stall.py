@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.run.step_table import Record
+from launcher.runtime.run.step_table import Record
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.stores.fault_proxy import FaultProxy

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from checkpoints.attempt import Attempt, claim
 from checkpoints.gather import Alone
 from encoder_core.train.exchange import Control
-from launcher.measure.rows import InProcess
-from launcher.rank.journal import Startup
-from launcher.rank.main import run_rank
-from launcher.run.record import Run
+from launcher.plan.measure.rows import InProcess
+from launcher.runtime.rank.journal import Startup
+from launcher.runtime.rank.main import run_rank
+from launcher.runtime.run.record import Run
 
 
 @dataclass(frozen=True)

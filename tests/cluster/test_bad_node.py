@@ -8,7 +8,7 @@ import pytest
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
-from launcher.policies.failures import NODE_FAILURES
+from launcher.runtime.policies.failures import NODE_FAILURES
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed, output, title, training, wait_for
 

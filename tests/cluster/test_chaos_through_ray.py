@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.inspect.report.figures import measure
+from launcher.observe.inspect.report.figures import measure
 from tests.support.faults.command import RayChaos
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.cluster.evaluators import pending
-from launcher.diagnose.results import evaluated
-from launcher.inspect.report.write import write_report
-from launcher.run.record import open_run
+from launcher.after.diagnose.evaluators import pending
+from launcher.observe.inspect.report.write import write_report
+from launcher.runtime.run.evaluations import evaluated
+from launcher.runtime.run.record import open_run
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import output, titled, training
 from tests.support.tasks.small_tasks import task_files

@@ -16,12 +16,12 @@ import pytest
 import transformers
 from recipes import RECIPES, prepare, tokenizer_kind
 
-from launcher.cli.demo_text import write_jsonl
-from launcher.inspect.baselines import baselines
-from launcher.recipe.load import load
-from launcher.recipe.source import bundled
-from launcher.recipe.tiny import tiny
-from launcher.run.record import open_run
+from launcher.app.cli.demo_text import write_jsonl
+from launcher.observe.inspect.baselines import baselines
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.source import bundled
+from launcher.runtime.recipe.tiny import tiny
+from launcher.runtime.run.record import open_run
 from tests.support.data.translated import LANGUAGES as KNOWN
 from tests.support.data.translated import prepare_translations, source_settings
 from tests.support.ranks.run_group import finish

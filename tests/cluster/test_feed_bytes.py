@@ -21,7 +21,7 @@ from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.stream import Stream
 from data_service.stream.window import StepLayout
 from data_service.tokenizers.load import save_tokenizer
-from launcher.rank.data import cut
+from launcher.runtime.rank.data import cut
 from tests.support.data.corpora import (
     assert_same,
     block_of_pairs,

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoints.attempt import Attempt
 from checkpoints.listing import Rewind, record, rewinds
-from launcher.run.record import open_run
+from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import output, training

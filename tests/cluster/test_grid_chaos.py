@@ -18,8 +18,8 @@ import psutil
 import pytest
 from ray.cluster_utils import Cluster
 
-from launcher.evaluate.cell import Result
-from launcher.evaluate.table import rows
+from launcher.after.evaluate.cell import Result
+from launcher.after.evaluate.table import rows
 from tests.support.faults.ranks import STORE_FAULTS
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server

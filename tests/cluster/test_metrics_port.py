@@ -12,10 +12,10 @@ from checkpoints.attempt import Owner, claim
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.service.gauges import DESCRIPTIONS as SERVICE
 from data_service.store.open import open_store
-from launcher.cluster.coordinator import start_coordinator
-from launcher.cluster.gauges import DESCRIPTIONS
-from launcher.policies.elastic import Sizing
-from launcher.run.log import evaluation_record
+from launcher.runtime.cluster.coordinator import start_coordinator
+from launcher.runtime.cluster.gauges import DESCRIPTIONS
+from launcher.runtime.policies.elastic import Sizing
+from launcher.runtime.run.log import evaluation_record
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 from tests.support.runs.untrained import step_record
 

@@ -14,12 +14,12 @@ import pytest
 import ray
 
 from checkpoints.attempt import Owner, claim
-from launcher.cluster.coordinator import start_coordinator
-from launcher.cluster.stuck_ranks import StuckRankKiller
-from launcher.cluster.worker import RayLink, here
-from launcher.policies.elastic import Sizing
-from launcher.policies.watchdog import RankLocation, Watchdog
-from launcher.run.history import read_history
+from launcher.runtime.cluster.coordinator import start_coordinator
+from launcher.runtime.cluster.stuck_ranks import StuckRankKiller
+from launcher.runtime.cluster.worker import RayLink, here
+from launcher.runtime.policies.elastic import Sizing
+from launcher.runtime.policies.watchdog import RankLocation, Watchdog
+from launcher.runtime.run.history import read_history
 from tests.support.stores.faulty import FaultyStore, set_fault
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

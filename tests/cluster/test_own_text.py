@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from launcher.run.history import read_history
-from launcher.run.record import open_run
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.record import open_run
 from tests.support.checks.figures import ensure_possible
 from tests.support.checks.silence import seen
 

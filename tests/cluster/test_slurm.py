@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.slurm import SlurmJob, render
+from launcher.app.schedulers.slurm import SlurmJob, render
 from tests.support.clusters.slurm import Slurm, slurm, wait_until
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs

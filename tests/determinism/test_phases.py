@@ -15,11 +15,11 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.samples.masking import MlmMasking, Replacement
 from data_service.stream.stream import Stream
-from launcher.export.export import export_run
-from launcher.rank.build import schedule
-from launcher.run.record import open_run
-from launcher.run.step_table import Record
-from launcher.run.streams import stream_spec
+from launcher.after.export.export import export_run
+from launcher.runtime.rank.build import schedule
+from launcher.runtime.run.record import open_run
+from launcher.runtime.run.step_table import Record
+from launcher.runtime.run.streams import stream_spec
 from tests.support.data.made_up import write_text
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs

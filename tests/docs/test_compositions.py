@@ -1,4 +1,5 @@
-"""The guide's table of families and objectives is the one that `tests/launcher/recipe/test_compositions.py` tries."""
+"""The guide's table of families and objectives is the one that `tests/launcher/runtime/recipe/test_compositions.py`
+tries."""
 
 from tests.support.checks.guide import GUIDE
 from tests.support.models.compositions import table

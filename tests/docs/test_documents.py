@@ -12,7 +12,7 @@ import pytest
 import typer.main
 import yaml
 
-from launcher.cli.main import app
+from launcher.app.cli.main import app
 from tests.support.checks.guide import GUIDE, ROOT, document_blocks, schema
 
 HISTORY = {"CHANGELOG.md"}  # what was there then

@@ -8,11 +8,11 @@ from typing import get_args
 import yaml
 
 from encoder_core.families.catalogue import ModelConfig
-from launcher.cluster.gauges import DESCRIPTIONS
 from launcher.contract import CODES
-from launcher.recipe.identity import kind_of
-from launcher.recipe.load import load
-from launcher.trackers.webhook import ROUTINE
+from launcher.observe.trackers.webhook import ROUTINE
+from launcher.runtime.cluster.gauges import DESCRIPTIONS
+from launcher.runtime.recipe.identity import kind_of
+from launcher.runtime.recipe.load import load
 from tests.support.checks.guide import GUIDE, ROOT, schema
 
 PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")

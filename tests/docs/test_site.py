@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 import maskfleet
-from launcher.cli.main import app
+from launcher.app.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "infra/build_site"

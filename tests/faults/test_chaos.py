@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.inspect.report.figures import measure
+from launcher.observe.inspect.report.figures import measure
 from tests.support.faults.ranks import Chaos, start_group
 from tests.support.runs import small_runs
 from tests.support.stores.fault_proxy import FaultProxy

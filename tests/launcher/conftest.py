@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from data_service.tokenizers.load import load_tokenizer
-from launcher.run.record import open_run
+from launcher.runtime.run.record import open_run
 from tests.support.runs.small_runs import new_run, prepare_corpus
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> "Cluster":
     """Nodes of our own in place of Ray's."""
     import ray
 
-    from launcher.cluster import nodes
+    from launcher.runtime.cluster import nodes
     from tests.support.clusters.coordinators import Cluster
 
     cluster = Cluster(a=2, b=1)

@@ -23,6 +23,7 @@ MARK = "TEST_OF_COMMAND"
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from launcher import command
+from launcher.app import console
 
 def work():
     wait = "import time; time.sleep(600)"
@@ -34,8 +35,8 @@ def work():
 
 command._GRACE_S = command._AT_ONCE_S = 0.5
 sys.argv[1:] = ["train", "somewhere"]
-command._run = work
-command.main()
+console._run = work
+console.main()
 """
 WAITS = "time.sleep(600)"
 SAVES = """

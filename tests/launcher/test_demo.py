@@ -10,8 +10,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from launcher.cli.demo_path import Demo
-from launcher.cli.main import app
+from launcher.app.cli.demo_path import Demo
+from launcher.app.cli.main import app
 
 
 @pytest.mark.parametrize(("text", "count"), [(None, 4), ("my text.txt", 3)])

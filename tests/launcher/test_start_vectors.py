@@ -11,10 +11,10 @@ from data_service.store.open import open_store
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from launcher.after.export.export import export_run
 from launcher.errors import RunError
-from launcher.export.export import export_run
-from launcher.recipe.objective import RecipeObjective
-from launcher.run.record import open_run
+from launcher.runtime.recipe.objective import RecipeObjective
+from launcher.runtime.run.record import open_run
 from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
     BERT,

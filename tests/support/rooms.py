@@ -5,7 +5,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("launcher", "data_service", "encoder_core", "checkpoints", "tests.support")
+WINGS = ("runtime", "observe", "plan", "after", "app")
+PACKAGES = (
+    *("launcher", *(f"launcher.{wing}" for wing in WINGS)),
+    *("data_service", "encoder_core", "checkpoints", "tests.support"),
+)
 
 
 def arrows(package: str) -> dict[str, set[str]]:

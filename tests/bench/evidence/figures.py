@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from launcher.compare.found import Spread
+from launcher.after.compare.found import Spread
 from launcher.errors import OptionError
 
 from .published import Published

@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 
 from data_service.store.open import open_store
-from launcher.diagnose.results import Evaluated, evaluated
-from launcher.evaluate.cell import Result
-from launcher.evaluate.results import Results
-from launcher.inspect.kept_baselines import KEY, Baselines
-from launcher.run.history import read_history
-from launcher.run.log import token_loss
-from launcher.run.record import RECORD, Run, open_run
+from launcher.after.evaluate.cell import Result
+from launcher.after.evaluate.results import Results
+from launcher.observe.inspect.kept_baselines import KEY, Baselines
+from launcher.runtime.run.evaluations import Evaluated, evaluated
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.log import token_loss
+from launcher.runtime.run.record import RECORD, Run, open_run
 
 from .figures import Basis, Counted, Detection, Figures, RunFigures, Source
 from .measuring import DOMAIN, domain_measures

@@ -13,21 +13,21 @@ from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig
-from launcher.diagnose.evaluate import CommitOutcome, evaluate_checkpoint, evaluate_commit
-from launcher.diagnose.frozen import untrained
-from launcher.diagnose.results import write_commit
+from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_checkpoint, evaluate_commit
+from launcher.after.diagnose.frozen import untrained
+from launcher.after.evaluate.cell import Measure
+from launcher.after.evaluate.computing import compute
+from launcher.after.evaluate.evaluation import plan
+from launcher.after.evaluate.measures import measures
+from launcher.after.evaluate.results import GridRecord, Results
+from launcher.after.finetune.pretrained import LocalModel, open_pretrained
+from launcher.after.tasks.task import load_task
 from launcher.errors import RunError
-from launcher.evaluate.cell import Measure
-from launcher.evaluate.computing import compute
-from launcher.evaluate.evaluation import plan
-from launcher.evaluate.measures import measures
-from launcher.evaluate.results import GridRecord, Results
-from launcher.finetune.pretrained import LocalModel, open_pretrained
-from launcher.rank.build import build_model
-from launcher.recipe.evaluation import EvaluationTask, ProbeSettings, SimilaritySettings
-from launcher.recipe.objective import exported_heads
-from launcher.run.record import Run
-from launcher.tasks.task import load_task
+from launcher.runtime.rank.build import build_model
+from launcher.runtime.recipe.evaluation import EvaluationTask, ProbeSettings, SimilaritySettings
+from launcher.runtime.recipe.objective import exported_heads
+from launcher.runtime.run.evaluations import write_commit
+from launcher.runtime.run.record import Run
 
 from .place import Place
 

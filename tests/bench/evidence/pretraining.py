@@ -12,14 +12,14 @@ from data_service.ingest.options import BuildOptions, PairFields
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from launcher.api.ending import train
-from launcher.cli.texts import sample_texts
+from launcher.app.cli.texts import sample_texts
 from launcher.errors import RunError
-from launcher.recipe.load import load, reload
-from launcher.recipe.schema import Recipe
-from launcher.recipe.tiny import tiny
-from launcher.run.create import create_run, reconcile
-from launcher.run.record import RECORD, Run, open_run
+from launcher.runtime.cluster.ending import train
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.tiny import tiny
+from launcher.runtime.run.create import create_run, reconcile
+from launcher.runtime.run.record import RECORD, Run, open_run
 
 from .place import Place
 from .settings import Family

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from launcher.embed.evaluate import CellSettings, embed_cell
+from launcher.after.embed.evaluate import CellSettings, embed_cell
+from launcher.after.finetune.pretrained import open_pretrained
+from launcher.after.tasks.task import load_task
 from launcher.extras import EVALUATE, optional
-from launcher.finetune.pretrained import open_pretrained
-from launcher.tasks.task import load_task
 
 from .place import Place
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind
-from launcher.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import FinetuneSettings
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 

@@ -9,18 +9,18 @@ from threading import Event
 from typing import Literal
 
 from data_service.store.open import open_store
-from launcher.embed.evaluate import CellSettings
-from launcher.evaluate.cell import Measure
-from launcher.evaluate.computing import compute
-from launcher.evaluate.evaluation import plan
-from launcher.evaluate.measures import Vectors
-from launcher.evaluate.results import GridRecord, Results
-from launcher.finetune.pretrained import LocalModel, open_pretrained
-from launcher.rank.initial_weights import check_start
-from launcher.recipe.load import load
-from launcher.recipe.schema import Recipe
-from launcher.run.record import Run
-from launcher.tasks.task import load_task, task_digest
+from launcher.after.embed.evaluate import CellSettings
+from launcher.after.evaluate.cell import Measure
+from launcher.after.evaluate.computing import compute
+from launcher.after.evaluate.evaluation import plan
+from launcher.after.evaluate.measures import Vectors
+from launcher.after.evaluate.results import GridRecord, Results
+from launcher.after.finetune.pretrained import LocalModel, open_pretrained
+from launcher.after.tasks.task import load_task, task_digest
+from launcher.runtime.rank.initial_weights import check_start
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run.record import Run
 
 from .measuring import both
 from .place import Place

@@ -4,8 +4,8 @@ from threading import Event
 
 from filelock import FileLock
 
-from launcher.inspect.baselines import baselines
-from launcher.run.record import Run
+from launcher.observe.inspect.baselines import baselines
+from launcher.runtime.run.record import Run
 
 from .jobs import Job
 from .measuring import measure_finetuned, measure_frozen

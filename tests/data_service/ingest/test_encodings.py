@@ -25,7 +25,7 @@ from data_service.ingest.records import BadRecord
 from data_service.ingest.splits import Split, plan_splits, streamed_files
 from data_service.ingest.streamed import PieceReader
 from data_service.stream.statistics import corpus_stats
-from launcher.cli.main import app
+from launcher.app.cli.main import app
 from tests.support.data.raw_text import build
 
 # Encodings with the letters that all text in them may have.

@@ -19,7 +19,7 @@ from data_service.stream.order import SpreadOrder
 from data_service.stream.plan import StreamPlan
 from data_service.stream.radius import NEAR, Radius, expected_radius, radius
 from data_service.tokenizers.specials import SpecialIds
-from launcher.cli.main import app
+from launcher.app.cli.main import app
 
 LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter as large
 FORMER_BLOCK = 1 << 20

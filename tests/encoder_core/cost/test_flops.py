@@ -19,7 +19,7 @@ from encoder_core.layers.xlnet_attention import TwoStreamAttention
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.teacher import FrozenNetworks
-from launcher.recipe.objective import RecipeObjective
+from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 
 pytestmark = pytest.mark.heavy

@@ -16,8 +16,8 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.term import TermConfig
-from launcher.recipe.load import load
-from launcher.recipe.tiny import tiny
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.tiny import tiny
 from tests.support.models.parity import make_batch
 
 VOCABULARY = 60

@@ -31,9 +31,9 @@ from kernels import (
 
 from encoder_core.families.catalogue import DetectorConfig
 from encoder_core.families.pre_norm import PreNormConfig
-from launcher.recipe.load import load
-from launcher.recipe.source import bundled
-from launcher.recipe.summary import known
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.source import bundled
+from launcher.runtime.recipe.summary import known
 
 pytest.importorskip("triton", reason="Triton is not installed")
 import triton

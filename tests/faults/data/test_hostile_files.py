@@ -26,12 +26,12 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import from_files
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.errors import UserError as CoreError
-from launcher.cli.main import app
-from launcher.export.sentence_transformer import write_sentence_transformer
-from launcher.finetune.export import HEAD, HEAD_WEIGHTS, open_finetuned
-from launcher.finetune.heads import HeadConfig, MixedHead
-from launcher.recipe.load import load
-from launcher.run.text_vectors import keep_modules
+from launcher.after.export.sentence_transformer import write_sentence_transformer
+from launcher.after.finetune.export import HEAD, HEAD_WEIGHTS, open_finetuned
+from launcher.after.finetune.heads import HeadConfig, MixedHead
+from launcher.app.cli.main import app
+from launcher.runtime.recipe.load import load
+from launcher.runtime.run.text_vectors import keep_modules
 from tests.support.data.made_up import WORDS
 from tests.support.faults.files import altered, damaged
 from tests.support.models.exports import FAMILIES, export

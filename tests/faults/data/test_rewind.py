@@ -12,9 +12,9 @@ from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone
 from checkpoints.listing import Rewind, record, rewinds, rows
 from checkpoints.load import newest_good
-from launcher.inspect.show import find_sample
-from launcher.run.record import open_run
-from launcher.run.step_table import Record
+from launcher.observe.inspect.show import find_sample
+from launcher.runtime.run.record import open_run
+from launcher.runtime.run.step_table import Record
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 

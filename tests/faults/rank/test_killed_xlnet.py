@@ -10,10 +10,10 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.verify import verify
-from launcher.export.export import Exported, export_run
-from launcher.recipe.load import reload
-from launcher.run.create import reconcile
-from launcher.run.record import open_run
+from launcher.after.export.export import Exported, export_run
+from launcher.runtime.recipe.load import reload
+from launcher.runtime.run.create import reconcile
+from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 

@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from launcher.cli.main import app
+from launcher.app.cli.main import app
 
 
 def maskfleet(*arguments: object) -> str:

@@ -29,7 +29,7 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 from sybil.typing import Evaluator
 
 from launcher.contract import REPEAT
-from launcher.recipe.schema import Recipe
+from launcher.runtime.recipe.schema import Recipe
 from tests.support.checks.silence import without_signs_of_life
 
 STARTS = 3
@@ -192,7 +192,7 @@ def run_maskfleet(arguments: list[str]) -> tuple[int, str]:
     """Exit code, and all that was printed. In this process where the command needs none of its own."""
     if arguments[0] in PROCESSES:
         return _as_a_scheduler_would(arguments)
-    from launcher.cli.main import main
+    from launcher.app.cli.main import main
 
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:

@@ -1,8 +1,8 @@
 """What the Python files of a tree take from modules of the tree, and whether it is there. Nothing is imported.
 
 `from x import name` and `x.name` where `x` is a module that the file imported count, in functions, too; so do dotted
-names in strings (`patch("launcher.rank.main.build_model")`), the name in `setattr(x, "name", ...)`, and programs that
-are strings. What a class or an object has is not looked at.
+names in strings (`patch("launcher.runtime.rank.main.build_model")`), the name in `setattr(x, "name", ...)`, and
+programs that are strings. What a class or an object has is not looked at.
 """
 
 import ast

@@ -24,9 +24,9 @@ WHOLE = frozenset(
     for module in (
         "data_service/ingest/build.py",
         "data_service/tokenizers/train.py",
-        "launcher/cli/main.py",
-        "launcher/embed/train.py",
-        "launcher/finetune/run.py",
+        "launcher/app/cli/main.py",
+        "launcher/after/embed/train.py",
+        "launcher/after/finetune/run.py",
     )
 )
 """Modules of ours that build, train or run from end to end."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from checkpoints.attempt import Owner, claim
 from data_service.store.local import LocalStore
-from launcher.cluster.coordinator import Coordinator
-from launcher.policies.elastic import Sizing
-from launcher.policies.failures import Failure
-from launcher.policies.watchdog import RankLocation
-from launcher.run.history import read_history
+from launcher.runtime.cluster.coordinator import Coordinator
+from launcher.runtime.policies.elastic import Sizing
+from launcher.runtime.policies.failures import Failure
+from launcher.runtime.policies.watchdog import RankLocation
+from launcher.runtime.run.history import read_history
 from tests.support.stores.faulty import FaultyStore
 
 ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})

@@ -118,7 +118,7 @@ class _After(importlib.abc.MetaPathFinder):
 
 def install() -> None:
     """In every process that is started in `environment`."""
-    actions = {"torch": CUDA.take_the_place_of, "launcher.cluster.worker": _only_report}
+    actions = {"torch": CUDA.take_the_place_of, "launcher.runtime.cluster.worker": _only_report}
     if early := os.environ.get(EARLY):
         actions[early] = _ask_early
     sys.meta_path.insert(0, _After(actions))
@@ -233,9 +233,9 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from ray.cluster_utils import Cluster
 
     from data_service.service.ray_internals import installed_only
-    from launcher.cluster.rank_group import Assignment, RankGroup
-    from launcher.cluster.seat import SeatError
-    from launcher.policies.elastic import GroupStart, Sizing
+    from launcher.runtime.cluster.rank_group import Assignment, RankGroup
+    from launcher.runtime.cluster.seat import SeatError
+    from launcher.runtime.policies.elastic import GroupStart, Sizing
     from tests.support.clusters.fake_gpus import Ledger
 
     os.environ.pop(

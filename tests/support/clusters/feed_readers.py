@@ -17,7 +17,7 @@ from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.window import StepLayout
-from launcher.rank.data import ANNOUNCED, RankShard
+from launcher.runtime.rank.data import ANNOUNCED, RankShard
 
 ROOT = Path(__file__).parents[3]
 NODE = 8  # ranks of a machine, which pull a slab once

@@ -13,7 +13,7 @@ from data_service.samples.inputs import Input
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.compose import refusals
 from encoder_core.objectives.term import Refusal, Setting
-from launcher.recipe.objective import RecipeObjective, row_facts
+from launcher.runtime.recipe.objective import RecipeObjective, row_facts
 
 SHAPE = {
     "layers": 2,

@@ -27,7 +27,13 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
-from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, exported_heads, objective_module
+from launcher.runtime.recipe.objective import (
+    MlmTerm,
+    PlmTerm,
+    RecipeObjective,
+    exported_heads,
+    objective_module,
+)
 from tests.support.data.made_up import WORDS
 
 LENGTH = 24

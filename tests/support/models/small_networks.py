@@ -28,8 +28,8 @@ from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.train.exchange import RankExamples
-from launcher.estimate.workload import terms
-from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
+from launcher.runtime.capacity.workload import terms
+from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
 _SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}

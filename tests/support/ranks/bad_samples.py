@@ -13,8 +13,8 @@ from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import StreamSpec
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
-from launcher.measure.rows import InProcess
-from launcher.rank.build import build_model
+from launcher.plan.measure.rows import InProcess
+from launcher.runtime.rank.build import build_model
 
 _MARK = 11  # an id that the made-up text never has
 
@@ -58,7 +58,7 @@ def deadly_input() -> Iterator[None]:
         model.register_forward_hook(_break_down)
         return model
 
-    with patch("launcher.rank.main.build_model", broken):
+    with patch("launcher.runtime.rank.main.build_model", broken):
         yield
 
 

@@ -11,9 +11,9 @@ from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CheckpointManifest
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
-from launcher.rank.checkpointing import RunCheckpointer
-from launcher.rank.journal import RankJournal, Startup
-from launcher.recipe.schema import Checkpointing, Every
+from launcher.runtime.rank.checkpointing import RunCheckpointer
+from launcher.runtime.rank.journal import RankJournal, Startup
+from launcher.runtime.recipe.schema import Checkpointing, Every
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 
 

@@ -22,8 +22,8 @@ CONTEXT = get_context("forkserver")
 # Only what is installed: the server does not know the tests' own folders.
 CONTEXT.set_forkserver_preload(
     [
-        "launcher.rank.main",
-        "launcher.rank.journal",
+        "launcher.runtime.rank.main",
+        "launcher.runtime.rank.journal",
         "checkpoints.gather",
         "checkpoints.hf.load",
         "data_service.store.s3",

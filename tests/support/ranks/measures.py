@@ -24,13 +24,13 @@ from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
-from launcher.measure.steps import take_steps
-from launcher.preflight import sums
-from launcher.preflight.collective import preflight, problem, unfit, with_sums
-from launcher.preflight.findings import sums as judge_sums
-from launcher.preflight.measure import subject
-from launcher.preflight.sums import first_sums
-from launcher.run.record import open_run
+from launcher.plan.measure.steps import take_steps
+from launcher.runtime.preflight import sums
+from launcher.runtime.preflight.collective import preflight, problem, unfit, with_sums
+from launcher.runtime.preflight.findings import sums as judge_sums
+from launcher.runtime.preflight.measure import subject
+from launcher.runtime.preflight.sums import first_sums
+from launcher.runtime.run.record import open_run
 
 Setting = tuple[Literal[0, 1, 2, 3], Precision]
 WIDTH, DEPTH = 512, 8

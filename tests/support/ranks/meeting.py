@@ -1,4 +1,5 @@
-"""A rank on a machine that Ray knows by an address: it joins the others as `launcher.cluster.worker` does, without Ray.
+"""A rank on a machine that Ray knows by an address: it joins the others as `launcher.runtime.cluster.worker` does,
+without Ray.
 
 `python -m tests.support.ranks.meeting '{"rank": ...}'` prints, as JSON, what the nodes' first sums found.
 """
@@ -8,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from launcher.policies.watchdog import Watchdog
+from launcher.runtime.policies.watchdog import Watchdog
 
 
 def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, Any]:
@@ -17,10 +18,10 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
     import torch.distributed as dist
 
     from checkpoints.gather import GlooPeers
-    from launcher.cluster import worker
-    from launcher.cluster.seat import Seat
-    from launcher.preflight.findings import sums
-    from launcher.preflight.sums import first_sums
+    from launcher.runtime.cluster import worker
+    from launcher.runtime.cluster.seat import Seat
+    from launcher.runtime.preflight.findings import sums
+    from launcher.runtime.preflight.sums import first_sums
 
     ray.util.get_node_ip_address = lambda: addresses[rank]
     if blind:

@@ -1,4 +1,5 @@
-"""A run's ranks as plain processes, without Ray: what `launcher.cluster.worker` does, on gloo and an in-process stream.
+"""A run's ranks as plain processes, without Ray: what `launcher.runtime.cluster.worker` does, on gloo and an
+in-process stream.
 
 A group of them starts together, some told to kill themselves at a step.
 """
@@ -190,10 +191,10 @@ def _rank(orders: dict[str, Any]) -> None:
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gather import GlooPeers
     from encoder_core.train.exchange import Control
-    from launcher.rank.journal import Startup
-    from launcher.rank.main import run_rank
-    from launcher.rank.spike_guard import Rewound
-    from launcher.run.record import open_run
+    from launcher.runtime.rank.journal import Startup
+    from launcher.runtime.rank.main import run_rank
+    from launcher.runtime.rank.spike_guard import Rewound
+    from launcher.runtime.run.record import open_run
     from tests.support.ranks.bad_kernels import bad_kernel
     from tests.support.ranks.bad_samples import deadly_input, poisoned
 

@@ -89,7 +89,7 @@ def small_memory(memory: Memory | None, rank: int) -> Iterator[None]:
     """None: a CPU as it is."""
     with ExitStack() as stack:
         if memory is not None:
-            from launcher.rank import main, microbatch
+            from launcher.runtime.rank import main, microbatch
 
             room, build, device = (
                 microbatch.Room(memory.said, "cuda", DEVICE),

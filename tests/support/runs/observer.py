@@ -17,7 +17,7 @@ from checkpoints.layout import CheckpointName
 from checkpoints.listing import folders
 from data_service.errors import UserError
 from data_service.store.open import open_store
-from launcher.run.history import read_history
+from launcher.runtime.run.history import read_history
 
 MARK = "MASKFLEET_TEST_COMMAND"
 COMMAND = "command"

@@ -14,13 +14,13 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
-from launcher.recipe.load import load
-from launcher.run.create import create_run, reconcile
-from launcher.run.history import History, StepHistory, read_history
-from launcher.run.packs import Pack
-from launcher.run.record import open_run
-from launcher.run.segments import METRICS, read, stored
-from launcher.run.step_table import Record, parse
+from launcher.runtime.recipe.load import load
+from launcher.runtime.run.create import create_run, reconcile
+from launcher.runtime.run.history import History, StepHistory, read_history
+from launcher.runtime.run.packs import Pack
+from launcher.runtime.run.record import open_run
+from launcher.runtime.run.segments import METRICS, read, stored
+from launcher.runtime.run.step_table import Record, parse
 from tests.support.data.made_up import write_text
 
 
@@ -68,7 +68,7 @@ def new_run(root: Path | str, name: str, *settings: str) -> str:
 
 def operate(uri: str, *settings: str) -> None:
     """Change how a run is operated, as `maskfleet train --set` does."""
-    from launcher.recipe.load import reload
+    from launcher.runtime.recipe.load import reload
 
     run = open_run(uri)
     reconcile(run, recipe=reload(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))

@@ -23,10 +23,10 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.train.zero_state import MASTER, Fragment
-from launcher.rank.build import build_model
-from launcher.rank.initial_weights import InitialWeights, check_start, initial_weights
-from launcher.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
-from launcher.run.record import Run, open_run
+from launcher.runtime.rank.build import build_model
+from launcher.runtime.rank.initial_weights import InitialWeights, check_start, initial_weights
+from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
+from launcher.runtime.run.record import Run, open_run
 from tests.support.models.parity import make_batch, parameters_of, random_weights
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64, "dropout": 0.0}

@@ -19,10 +19,10 @@ from checkpoints.retention import tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import KINDS, Fragment
-from launcher.rank.build import build_model
-from launcher.run.log import RunLog, evaluation_record
-from launcher.run.record import open_run
-from launcher.run.segments import EVENTS, METRICS, segment_key
+from launcher.runtime.rank.build import build_model
+from launcher.runtime.run.log import RunLog, evaluation_record
+from launcher.runtime.run.record import open_run
+from launcher.runtime.run.segments import EVENTS, METRICS, segment_key
 
 
 class Attempt:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from data_service.store.open import open_store
-from launcher.evaluate.cell import CellWork
-from launcher.evaluate.endings import CellResources, Ended
-from launcher.evaluate.evaluation import GridEvaluation, plan
-from launcher.evaluate.results import Results
-from launcher.finetune.pretrained import LocalModel
+from launcher.after.evaluate.cell import CellWork
+from launcher.after.evaluate.endings import CellResources, Ended
+from launcher.after.evaluate.evaluation import GridEvaluation, plan
+from launcher.after.evaluate.results import Results
+from launcher.after.finetune.pretrained import LocalModel
 from tests.support.tasks.small_cells import Fitting, checkpoints
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from launcher.tasks.task import Task, loads
+from launcher.after.tasks.task import Task, loads
 
 Record = dict[str, object]
 Sentence = list[tuple[str, str]]  # words, each with its tag

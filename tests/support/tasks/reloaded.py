@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from launcher.tasks.examples import Questions, Sentences, Tagged
+from launcher.after.tasks.examples import Questions, Sentences, Tagged
 
 _CLASSES = {
     "tagging": transformers.AutoModelForTokenClassification,

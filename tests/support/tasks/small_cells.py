@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from launcher.evaluate.cell import Cell, CellFigures
-from launcher.finetune.pretrained import LocalModel, folder_digest
+from launcher.after.evaluate.cell import Cell, CellFigures
+from launcher.after.finetune.pretrained import LocalModel, folder_digest
 
 
 @dataclass(frozen=True)

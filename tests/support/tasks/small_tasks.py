@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.finetune.pretrained import LocalModel, folder_digest
-from launcher.finetune.settings import FinetuneSettings
-from launcher.tasks.task import Task, loads
+from launcher.after.finetune.pretrained import LocalModel, folder_digest
+from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.tasks.task import Task, loads
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
 

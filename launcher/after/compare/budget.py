@@ -1,0 +1,100 @@
+"""What a recipe's run takes, in tokens or in FLOPs, and a recipe cut or stretched to a budget.
+
+Tokens are those of full rows, special ones included. FLOPs are the model's, forward and backward, as
+`encoder_core.cost.flops` counts them; what activation checkpointing computes again is no part of them.
+"""
+
+from encoder_core.optim.schedules import ScheduleConfig
+from launcher.after.compare.arguments import Budget, Unit
+from launcher.errors import OptionError
+from launcher.runtime.capacity.workload import microbatch_flops, microbatch_shape
+from launcher.runtime.recipe.load import reload
+from launcher.runtime.recipe.schema import Recipe, RecipePhase
+from launcher.runtime.recipe.timeline import tokens_before
+
+
+class Cost:
+    """What the first steps of a run take.
+
+    Args:
+        vocabulary: ids of the tokenizer, where the recipe leaves the size to it.
+    """
+
+    def __init__(self, recipe: Recipe, vocabulary: int) -> None:
+        known = recipe.model.model_copy(update={"vocab": recipe.model.vocab or vocabulary})
+        self._recipe = recipe.model_copy(update={"model": known})
+        self._each = [self._of_token(phase) for phase in recipe.phases]
+
+    def tokens(self, step: int) -> int:
+        """Of the first `step` steps."""
+        return tokens_before(self._recipe, step)
+
+    def flops(self, step: int) -> float:
+        """Of the first `step` steps."""
+        total = 0.0
+        for phase, each in zip(self._recipe.phases, self._each, strict=True):
+            steps = min(phase.steps, step)
+            alone = self._recipe.model_copy(update={"phases": (phase,)})
+            total, step = total + each * tokens_before(alone, steps), step - steps
+        return total
+
+    def of(self, unit: Unit, step: int) -> float:
+        """Of the first `step` steps, in `unit`."""
+        return self.tokens(step) if unit == "tokens" else self.flops(step)
+
+    def last_step(self, unit: Unit) -> float:
+        """What the run's last step takes."""
+        total = self._recipe.total_steps
+        return self.of(unit, total) - self.of(unit, total - 1)
+
+    def _of_token(self, phase: RecipePhase) -> float:
+        shape = microbatch_shape(self._recipe, phase)
+        return microbatch_flops(self._recipe, shape).model / shape.tokens
+
+
+def within(recipe: Recipe, budget: Budget, vocabulary: int) -> Recipe:
+    """`recipe` with so many steps that its run takes the budget, to the nearest step: phases and the parts of schedules
+    keep their shares, batches and lengths stay.
+
+    Raises:
+        OptionError: the budget is less than a step of each phase.
+        RecipeError: its schedules do not fit into so few steps.
+    """
+    whole = Cost(recipe, vocabulary).of(budget.unit, recipe.total_steps)
+    share = budget.amount / whole
+    shrunk = _scaled(recipe, [max(1, round(phase.steps * share)) for phase in recipe.phases])
+    cost = Cost(shrunk, vocabulary)
+    over = cost.of(budget.unit, shrunk.total_steps) - budget.amount
+    last = shrunk.phases[-1].steps - round(over / cost.last_step(budget.unit))
+    if last < 1:
+        raise OptionError(
+            f"--budget: {budget} are less than the phases of {recipe.name} take with a step each",
+            remedy="give a larger budget, or smaller batches",
+        )
+    steps = [*(phase.steps for phase in shrunk.phases[:-1]), last]
+    return reload(_scaled(recipe, steps), ())
+
+
+def _scaled(recipe: Recipe, steps: list[int]) -> Recipe:
+    """With so many steps in each phase."""
+    phases = tuple(_phase(phase, count) for phase, count in zip(recipe.phases, steps, strict=True))
+    schedule = _schedule(recipe.schedule, recipe.total_steps, sum(steps))
+    return recipe.model_copy(update={"phases": phases, "schedule": schedule})
+
+
+def _phase(phase: RecipePhase, steps: int) -> RecipePhase:
+    changes: dict[str, object] = {"steps": steps}
+    if phase.mixture is not None:
+        changes["mixture"] = phase.mixture.model_copy(update={"steps": None})
+    if phase.schedule is not None:
+        changes["schedule"] = _schedule(phase.schedule, phase.steps, steps)
+    if (rise := phase.batch.warmup) is not None:
+        slower = rise.model_copy(update={"steps": max(1, min(steps, rise.steps * steps // phase.steps))})
+        changes["batch"] = phase.batch.model_copy(update={"warmup": slower})
+    return phase.model_copy(update=changes)
+
+
+def _schedule(schedule: ScheduleConfig, was: int, steps: int) -> ScheduleConfig:
+    warmup = schedule.warmup * steps // was
+    decay = schedule.decay_steps and max(1, min(steps - warmup, schedule.decay_steps * steps // was))
+    return schedule.model_copy(update={"warmup": warmup, "decay_steps": decay})

@@ -1,0 +1,105 @@
+"""A comparison's folder or s3:// URI.
+
+comparison.json           what was asked for last
+runs/LABEL-SEED/          the runs, as `maskfleet init` and `train` make them
+measured/3f2a....json     held-out figures of last checkpoints under one recipe's masks
+compare.html, compare.json    the page, and the same for programs
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.formats import REMEDY, is_newer, newer
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from launcher.after.compare.plan import Arm, arm_of
+from launcher.errors import CompareError
+from launcher.runtime.recipe.load import loads
+from launcher.runtime.run.record import RECORD, Run, open_run
+
+_ASKED = "comparison.json"
+PAGE, FIGURES = "compare.html", "compare.json"
+
+
+class _Asked(BaseModel):
+    """comparison.json: each recipe's YAML by label, the seeds, and the budget as given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    recipes: dict[str, str]
+    seeds: tuple[int, ...]
+    budget: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and where it lies.
+
+    Attributes:
+        store: of everything.
+        arms: the first is what the others are held against.
+        seeds: a run of each arm with each.
+        budget: as it was asked for; None: the recipes' own.
+    """
+
+    store: Store
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    budget: str | None
+
+    def uri(self, label: str, seed: int) -> str:
+        """Where a run lies."""
+        return f"{self.store.uri.rstrip('/')}/runs/{label}-{seed}"
+
+    def run(self, label: str, seed: int) -> Run | None:
+        """None if it was not created yet. Raises StoreError, RunError."""
+        uri = self.uri(label, seed)
+        return None if open_store(uri).size(RECORD) is None else open_run(uri)
+
+    def keep(self) -> None:
+        """Remember what was asked for, in place of what was asked before. Raises StoreError; CompareError: a newer
+        version wrote that."""
+        with suppress(KeyMissing):
+            data = self.store.get(_ASKED)
+            if is_newer(data, known=1, error=_problem(data)):
+                raise CompareError(newer(f"{self.store.uri.rstrip('/')}/{_ASKED}"), remedy=REMEDY)
+        recipes = {arm.label: arm.recipe.to_yaml() for arm in self.arms}
+        asked = _Asked(recipes=recipes, seeds=self.seeds, budget=self.budget)
+        self.store.put(_ASKED, asked.model_dump_json(indent=1).encode())
+
+
+def _problem(data: bytes) -> ValidationError | None:
+    """What is wrong with the bytes of comparison.json."""
+    try:
+        _Asked.model_validate_json(data)
+    except ValidationError as error:
+        return error
+    return None
+
+
+def comparison_at(uri: str, arms: Sequence[Arm], seeds: Sequence[int], budget: str | None) -> Comparison:
+    return Comparison(open_store(uri), tuple(arms), tuple(seeds), budget)
+
+
+def open_comparison(uri: str) -> Comparison:
+    """What was asked for last at `uri`. Raises CompareError: there is no comparison; StoreError; as `init`."""
+    store = open_store(uri)
+    data = b""
+    try:
+        data = store.get(_ASKED)
+        asked = _Asked.model_validate_json(data)
+    except (KeyMissing, ValidationError) as error:
+        if is_newer(data, known=1, error=_problem(data)):
+            raise CompareError(newer(f"{uri.rstrip('/')}/{_ASKED}"), remedy=REMEDY) from error
+        raise CompareError(
+            f"there is no comparison at {uri}, or its {_ASKED} is damaged",
+            remedy="give the command with its recipes",
+        ) from error
+    arms = [arm_of(label, loads(text, label)) for label, text in asked.recipes.items()]
+    return Comparison(store, tuple(arms), asked.seeds, asked.budget)

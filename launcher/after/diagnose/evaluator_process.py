@@ -1,0 +1,49 @@
+"""The Ray actor that evaluates commits; `launcher.after.diagnose.evaluators` starts it.
+
+Imports are inside its methods, because they take seconds of CPU time that training should not have to give up.
+"""
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkpoints.layout import CheckpointName
+    from launcher.runtime.recipe.schema import Recipe
+
+_SHARE = 4  # of a node's cores, one in so many
+
+
+class EvaluatorProcess:
+    """With `idle`, it uses only CPU time that no other process wants (the scheduling policy SCHED_IDLE).
+
+    A high niceness would not do: Ray's processes, ranks included, have niceness 15, and a process of niceness 19 still
+    gets a third of a core beside one of them. SCHED_IDLE gets a twelfth, and gives way at once.
+    """
+
+    def __init__(self, *, idle: bool) -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides no GPU from an actor that asks for none
+        if not idle:
+            return
+        try:
+            os.sched_setscheduler(
+                0, os.SCHED_IDLE, os.sched_param(0)
+            )  # this thread, and those that it will start
+        except OSError:  # a sandbox that forbids it
+            os.nice(19)
+
+    def evaluate(self, uri: str, recipe: "Recipe", mark: "CheckpointName") -> dict[str, Any]:
+        """See `launcher.after.diagnose.evaluate.evaluate_commit`. Its outcome as plain data, and the `seconds` it
+        took."""
+        from dataclasses import asdict, replace
+
+        import torch
+
+        from launcher.after.diagnose.evaluate import evaluate_commit
+        from launcher.runtime.run.record import open_run
+
+        began = time.monotonic()
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _SHARE))
+        run = replace(open_run(uri), recipe=recipe)
+        outcome = evaluate_commit(run, mark, recipe.evaluation.tasks)
+        return asdict(outcome) | {"seconds": time.monotonic() - began}

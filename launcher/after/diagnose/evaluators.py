@@ -1,0 +1,224 @@
+"""Evaluates commits while the run trains, in a Ray actor that training never waits for.
+
+A thread of the driver looks for new commits and hands the newest one to the evaluator. The actor reserves no GPU and no
+CPU, and runs on idle cores. It reads weights from the run's store and writes results there; ranks do not know of it. If
+it dies, fails or is slow, that is recorded and training goes on.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from checkpoints.layout import CheckpointName
+from checkpoints.listing import committed
+from data_service.store.errors import StoreError
+from launcher.after.diagnose.evaluator_process import EvaluatorProcess
+from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.run.evaluations import unevaluated
+from launcher.runtime.run.record import Run
+
+RESOURCE = "evaluation"
+"""A resource of Ray that an operator may give to a node: then evaluators run there, away from the ranks."""
+END_S = 300.0
+"""The end of training waits so long at most for the last commit's evaluation."""
+
+_POLL_S = 5.0
+_TRIES = 2  # of one commit
+_RECORD_S = 5.0  # for events to be written at the end
+
+Note = Callable[[str], None]
+
+
+class Beside:
+    """Evaluates a run's commits from a thread, until `close`. If several commits wait, the newest is next.
+
+    Args:
+        note: shows a line to the operator.
+        poll_s: seconds between two looks for commits.
+        idle: whether the evaluator runs on cores that nobody else wants.
+    """
+
+    def __init__(self, run: Run, note: Note, *, poll_s: float = _POLL_S, idle: bool = True) -> None:
+        self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
+        self._log = OperatorLog(run.store, note)
+        self._seen: list[CheckpointName] = []  # those that are not dealt with, the newest last
+        self._over: set[CheckpointName] | None = (
+            None  # dealt with, or somebody else's; None before the first look
+        )
+        self._tries: dict[CheckpointName, int] = {}
+        self._told: set[str] = set()
+        self._actor: Any = None
+        self._last, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._live, name="evaluation", daemon=True)
+        self._thread.start()
+
+    def finish(self, asked: threading.Event, patience_s: float = END_S) -> None:
+        """Wait until the last commit is evaluated, for at most the given seconds, or until a stop is `asked` for."""
+        self._last.set()
+        deadline = time.monotonic() + patience_s
+        self._thread.join(1.0)
+        if self._thread.is_alive():
+            self._note(f"the last checkpoint is being evaluated; this ends in {patience_s:.0f} s at most")
+        while self._thread.is_alive() and not asked.is_set():
+            if time.monotonic() > deadline:
+                self._note("the last checkpoint is not evaluated yet: the same command goes on with it")
+                return
+            self._thread.join(0.25)
+
+    def close(self) -> None:
+        """Stop at once, even during an evaluation."""
+        self._closed.set()
+        self._last.set()
+        self._drop()
+        self._log.close(_RECORD_S)
+
+    def _live(self) -> None:
+        """What goes wrong here is nobody's end."""
+        last = False
+        while not last and not self._closed.is_set():
+            last = self._last.is_set()  # asked before looking: what was there by then is evaluated
+            try:
+                self._look()
+                while self._seen and not self._closed.is_set() and lost() is None:
+                    self._next()
+            except StoreError as error:
+                self._complain("store", f"evaluation waits for the run's store: {error.problem}")
+            except Exception as error:
+                self._complain("failed", f"evaluation failed: {type(error).__name__}: {str(error)[:300]}")
+                self._drop()
+            self._last.wait(self._poll_s)
+
+    def _look(self) -> None:
+        """The new commits. The first look takes only the newest one: older ones were left by earlier commands."""
+        marks = sorted(committed(self._run.store))
+        if self._over is None:
+            self._over = set(marks[:-1])
+        self._seen += [mark for mark in marks if mark not in self._over and mark not in self._seen]
+
+    def _next(self) -> None:
+        *older, mark = self._seen
+        if older:
+            self._skip(older, "a newer one had been committed by the time that one could be evaluated")
+        self._seen = [mark]
+        if not unevaluated(self._run.store, mark, self._run.recipe.evaluation.tasks):
+            self._done(mark)
+            return
+        self._tries[mark] = self._tries.get(mark, 0) + 1
+        try:
+            outcome = self._evaluate(mark)
+        except RayError as error:
+            self._drop()
+            self._failed(mark, "the evaluator", _line(error))
+            if self._tries[mark] >= _TRIES:
+                self._done(mark)
+            return
+        if outcome is not None:
+            self._done(mark)
+            self._record(mark, outcome)
+
+    def _evaluate(self, mark: CheckpointName) -> dict[str, Any] | None:
+        """None if there is no time left."""
+        if self._actor is None:
+            self._actor = _start(idle=self._idle)
+        answer = self._actor.evaluate.remote(self._run.uri, self._run.recipe, mark)
+        while not ray.wait([answer], timeout=self._poll_s)[0]:
+            if self._closed.is_set() or lost() is not None:
+                return None
+            with suppress(StoreError):
+                self._look()
+        found: dict[str, Any] = ray.get(answer)
+        return found
+
+    def _record(self, mark: CheckpointName, outcome: dict[str, Any]) -> None:
+        if outcome["gone"]:
+            self._skip([mark], "it was deleted before it could be read")
+            return
+        for task, reason in outcome["failed"].items():
+            self._failed(mark, task, reason)
+        if outcome["computed"]:
+            about = {"seconds": round(outcome["seconds"], 2), "failed": len(outcome["failed"])}
+            self._log.event("evaluated", step=mark.step, of=mark.attempt, tasks=outcome["computed"], **about)
+
+    def _failed(self, mark: CheckpointName, what: str, reason: str) -> None:
+        """The same failure of every commit is told once."""
+        if self._closed.is_set() or f"{what}: {reason}" in self._told:
+            return
+        self._told.add(f"{what}: {reason}")
+        self._log.event("evaluation_failed", step=mark.step, what=what, reason=reason)
+        self._note(f"evaluation of step {mark.step:,}: {what}: {reason}; training goes on")
+
+    def _skip(self, marks: list[CheckpointName], reason: str) -> None:
+        for mark in marks:
+            self._done(mark)
+        self._log.event("evaluation_skipped", steps=[mark.step for mark in marks], reason=reason)
+
+    def _done(self, mark: CheckpointName) -> None:
+        assert self._over is not None  # there was a look before
+        self._over.add(mark)
+        self._seen = [other for other in self._seen if other != mark]
+
+    def _complain(self, subject: str, text: str) -> None:
+        if subject not in self._told:
+            self._told.add(subject)
+            self._note(f"{text}; training goes on")
+
+    def _drop(self) -> None:
+        """The evaluator ends."""
+        actor, self._actor = self._actor, None
+        if actor is not None and lost() is None:
+            with suppress(RayError):
+                ray.kill(actor)
+
+
+def _start(*, idle: bool) -> Any:
+    """An evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
+    has_place = any(node["Alive"] and node["Resources"].get(RESOURCE) for node in ray.nodes())
+    resources = {RESOURCE: 0.01} if has_place else {}
+    options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": 1}
+    return ray.remote(EvaluatorProcess).options(**options).remote(idle=idle)
+
+
+def _line(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[0][:300] if text else ''}"
+
+
+def pending(run: Run) -> bool:
+    """Whether the run's newest commit is still to be evaluated. Raises StoreError."""
+    tasks = run.recipe.evaluation.tasks
+    marks = committed(run.store) if tasks else []
+    return bool(marks) and unevaluated(run.store, marks[0], tasks)
+
+
+@contextmanager
+def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float = END_S) -> Iterator[None]:
+    """Evaluates the run's commits inside the `with` block, if its recipe asks for that. Call it when Ray is connected.
+
+    If training is complete at the end of the block, the evaluation of the last commit is waited for, at most
+    `patience_s` seconds; otherwise nothing is waited for.
+    """
+    if not run.recipe.evaluation.tasks:
+        yield
+        return
+    beside = Beside(run, note)
+    try:
+        yield
+        if _complete(run) and not asked.is_set():
+            beside.finish(asked, patience_s)
+    finally:
+        beside.close()
+
+
+def _complete(run: Run) -> bool:
+    try:
+        marks = committed(run.store)
+    except StoreError:  # nothing can be waited for
+        return False
+    return bool(marks) and marks[0].step >= run.recipe.total_steps

@@ -1,0 +1,161 @@
+"""Measures a model's vectors on similarity (STS) and retrieval, with sentence-transformers' own evaluators."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from launcher.after.embed.model import library, load_model, say_what_is_cut
+from launcher.after.embed.rows import rows_of_pairs
+from launcher.after.embed.settings import Cosine, EmbedTraining, Encoding, Loss, RowSource
+from launcher.after.embed.train import train_on_rows
+from launcher.after.finetune.pretrained import LocalModel
+from launcher.after.tasks.examples import Examples, Retrieval, Sentences
+from launcher.after.tasks.schema import TaskPart
+from launcher.after.tasks.task import Task
+from launcher.errors import TaskError
+from launcher.extras import EVALUATE, optional
+from launcher.progress import work
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_QUERY, _DOCUMENT = "query", "document"  # prompts that retrieval uses, where the model has them
+
+
+class FitSettings(TaskPart):
+    """A training on the task's own train split before it is measured; fields as in `EmbedTraining`."""
+
+    loss: Loss = Cosine(kind="cosine")
+    batch: PositiveInt = 16
+    lr: PositiveFloat = 2e-5
+    epochs: PositiveInt = 4
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+
+class CellSettings(Encoding):
+    """How a checkpoint is measured on a task.
+
+    Attributes:
+        split: of the task; None: dev where it has one, else test.
+        batch: texts at a time; figures depend on it by rounding only.
+        fit: what is trained first; None: the vectors as they are.
+    """
+
+    split: str | None = None
+    batch: PositiveInt = 32
+    fit: FitSettings | None = None
+
+
+def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings, seed: int) -> dict[str, float]:
+    """The task's metrics of a checkpoint's vectors: a function of its arguments and nothing else.
+
+    `seed` decides only where something is trained. Raises as `measure`, `load_model` and `train_on_rows`.
+    """
+    split = settings.split or ("dev" if "dev" in task.splits else "test")
+    examples = task.read(split)
+    if settings.fit is None:
+        model = load_model(pretrained, settings)
+    else:
+        encoding = settings.model_dump(include=set(Encoding.model_fields))
+        source = RowSource(tasks=(task.name,))
+        training = EmbedTraining(train=source, seed=seed, **encoding, **dict(settings.fit))
+        rows = rows_of_pairs([(task, task.read("train"))])
+        model = train_on_rows(pretrained, training, rows, None).model
+    return measure(model, task, examples, settings.batch)
+
+
+def measure(
+    model: "SentenceTransformer", task: Task, examples: Examples, batch: int = 32
+) -> dict[str, float]:
+    """The task's metrics, its main one first, from 0 to 1 (correlations from -1).
+
+    Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: all documents ranked by the
+    cosine; a judgement of 1 or more counts as relevant, and no grade weighs more. A prompt `query` or `document` of the
+    model is put before queries and documents.
+
+    Raises TaskError: examples of another kind, or scores that are all equal. MissingPackage.
+    """
+    say_what_is_cut(model, _texts(examples), task.name)
+    match examples:
+        case Sentences() if examples.second is not None and examples.labels.dtype == np.float64:
+            with _counting(model, task, 2 * len(examples)):
+                found = _similarity(model, task, examples, batch)
+        case Retrieval():
+            with _counting(model, task, len(examples.queries) + len(examples.documents)):
+                found = _retrieval(model, task, examples, batch)
+        case _:
+            raise TaskError(
+                f"the task {task.name} is of the kind {task.kind}, which vectors by themselves do not answer",
+                remedy="name a task of the kind similarity or retrieval, or use maskfleet finetune",
+            )
+    return {metric: found[metric] for metric in task.metrics}
+
+
+@contextmanager
+def _counting(model: "SentenceTransformer", task: Task, texts: int) -> Iterator[None]:
+    """Shows how many of the task's texts have a vector."""
+    with work(f"measuring {task.name}", texts, "texts") as now:
+        counter = model.register_forward_hook(
+            lambda module, given, made: now.advance(len(made["sentence_embedding"]))
+        )
+        try:
+            yield
+        finally:
+            counter.remove()
+
+
+def _texts(examples: Examples) -> Iterator[str]:
+    match examples:
+        case Sentences():
+            yield from examples.first
+            yield from examples.second or ()
+        case Retrieval():
+            yield from examples.documents.values()
+
+
+def _similarity(
+    model: "SentenceTransformer", task: Task, examples: Sentences, batch: int
+) -> dict[str, float]:
+    scores = examples.labels.tolist()
+    if len(set(scores)) < 2:
+        raise TaskError(
+            f"{task.name}: all scores are {scores[0]:g}, so nothing correlates with them",
+            remedy="measure on a split with several scores",
+        )
+    evaluator = library("evaluation").EmbeddingSimilarityEvaluator(
+        list(examples.first),
+        list(examples.second or ()),
+        scores,
+        batch_size=batch,
+        main_similarity="cosine",
+        write_csv=False,
+    )
+    found = evaluator(model)
+    # Vectors that are all the same have no correlation with anything: such a model knows nothing.
+    return {name: float(np.nan_to_num(found[f"{name}_cosine"], nan=0.0)) for name in ("spearman", "pearson")}
+
+
+def _retrieval(model: "SentenceTransformer", task: Task, examples: Retrieval, batch: int) -> dict[str, float]:
+    if not examples.queries:
+        raise TaskError(f"{task.name} has no query with a relevant document", remedy="check its qrels")
+    similarity = optional("sentence_transformers", "maskfleet embed", EVALUATE).util.cos_sim
+    evaluator = library("evaluation").InformationRetrievalEvaluator(
+        dict(examples.queries),
+        dict(examples.documents),
+        {query: set(found) for query, found in examples.relevant.items()},
+        mrr_at_k=[10],
+        ndcg_at_k=[10],
+        accuracy_at_k=[10],
+        precision_recall_at_k=[10, 100],
+        map_at_k=[100],
+        batch_size=batch,
+        write_csv=False,
+        score_functions={"cosine": similarity},
+        query_prompt_name=_QUERY if _QUERY in model.prompts else None,
+        corpus_prompt_name=_DOCUMENT if _DOCUMENT in model.prompts else None,
+    )
+    found = evaluator(model)
+    return {name.removeprefix("cosine_"): float(value) for name, value in found.items()}

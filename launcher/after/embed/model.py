@@ -1,0 +1,204 @@
+"""A checkpoint as a `SentenceTransformer`: our exports, and folders that sentence-transformers wrote.
+
+A folder is data. Weights are read from safetensors only, no code of the folder's is run, and nothing is downloaded.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checkpoints.hf.folder import INDEX, WEIGHTS
+from data_service.formats import foreign_json
+from data_service.tokenizers.files import check_folder, library_errors
+from encoder_core.errors import ModelError
+from launcher.after.embed.settings import Encoding
+from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
+from launcher.after.finetune.inputs import most_tokens
+from launcher.after.finetune.pretrained import LocalModel
+from launcher.extras import EVALUATE, optional, reason
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_LOG = logging.getLogger(__name__)
+_KNOWN = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
+_WEIGHTS_IN = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
+)
+_LOOKED_AT = 10_000  # texts, of which it is said how many are cut
+
+
+def library(part: str) -> Any:
+    """`sentence_transformers.sentence_transformer.<part>`. Raises MissingPackage: it is not installed."""
+    optional("sentence_transformers", "maskfleet embed", EVALUATE)
+    return import_module(f"sentence_transformers.sentence_transformer.{part}")
+
+
+def load_model(
+    pretrained: LocalModel, encoding: Encoding, device: str | None = None
+) -> "SentenceTransformer":
+    """The model, its pooling, normalisation, length and prompts as `encoding` says, or as the folder does.
+
+    `device` as torch names it; None: a GPU if there is one.
+
+    Raises:
+        ModelError: no tokenizer, no safetensors, modules of another kind, a length the model does not have, or files
+            that transformers cannot read. MissingPackage: sentence-transformers is not installed.
+    """
+    folder = pretrained.folder
+    modules = _stored_modules(folder)
+    _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
+    st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
+    try:
+        with library_errors(str(folder), "no model that can be read"):
+            stack = _modules_of(folder, st, device) if modules else [_transformer(folder)]
+        model: SentenceTransformer = st.SentenceTransformer(
+            modules=_with(stack, encoding, folder),
+            device=device,
+            similarity_fn_name="cosine",
+            prompts={**(stored.get("prompts") or {}), **encoding.prompts},
+            default_prompt_name=stored.get("default_prompt_name"),
+            truncate_dim=stored.get("truncate_dim"),
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # of any kind: see `reason`
+        raise ModelError(
+            f"{pretrained.name} cannot be loaded: {reason(error)}",
+            remedy="give a folder that `save_pretrained` wrote whole",
+        ) from error
+    _set_length(model, pretrained, encoding.max_length)
+    return model
+
+
+def _stored_modules(folder: Path) -> list[tuple[str, str]]:
+    """Folder and kind of each module that modules.json names; empty for a folder of transformers'."""
+    path = folder / MODULES
+    if not path.is_file():
+        return []
+    try:
+        found = [(str(entry["path"]), str(entry["type"])) for entry in foreign_json(path.read_bytes())]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
+    modules = []
+    for place, kind in found:
+        package, _, name = kind.rpartition(".")
+        if not package.startswith("sentence_transformers.") or name not in _KNOWN:
+            raise ModelError(
+                f"{path} names {kind}, which is not loaded here",
+                remedy=f"give a model made of {', '.join(_KNOWN)}",
+            )
+        modules.append((place, name))
+    if not modules or modules[0][1] != "Transformer":
+        raise ModelError(f"{path} does not begin with a Transformer", remedy="give an encoder's folder")
+    return modules
+
+
+def _check_files(folder: Path, places: Iterable[str]) -> None:
+    for place in places:
+        if not any((folder / place / name).is_file() for name in (WEIGHTS, INDEX)):
+            raise ModelError(
+                f"{folder / place} has no {WEIGHTS}",
+                remedy="load it where you trust it, then save_pretrained(folder); pickled weights are not opened here",
+            )
+    first = next(iter(places), "")
+    if not any((folder / first / name).is_file() for name in _TOKENIZERS):
+        raise ModelError(
+            f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(_TOKENIZERS)}"
+        )
+    check_folder(folder / first)
+    for path in sorted(folder.glob("*.json")):
+        try:
+            foreign_json(path.read_bytes())
+        except ValueError as error:
+            raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
+
+
+def _modules_of(folder: Path, st: Any, device: str | None) -> list[Any]:
+    options = {"use_safetensors": True}
+    return list(
+        st.SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=options)
+    )
+
+
+def _transformer(folder: Path) -> Any:
+    options = {"local_files_only": True}
+    weights = options | {"use_safetensors": True}
+    return library("modules").Transformer(
+        str(folder), model_kwargs=weights, processor_kwargs=options, config_kwargs=options
+    )
+
+
+def _with(stack: Sequence[Any], encoding: Encoding, folder: Path) -> list[Any]:
+    """`stack` with the pooling and normalisation of `encoding` in place of its own."""
+    modules, kind = library("modules"), stack[0].model.config.model_type
+    pools = [module for module in stack if isinstance(module, modules.Pooling)]
+    rest = [module for module in stack[1:] if not isinstance(module, modules.Pooling | modules.Normalize)]
+    normalize = encoding.normalize
+    if normalize is None:
+        normalize = any(isinstance(module, modules.Normalize) for module in stack)
+    if encoding.pooling is not None or not pools:
+        width = stack[0].get_embedding_dimension()
+        pools = [modules.Pooling(width, their_pooling(encoding.pooling or "mean", kind))]
+        _check_width(rest, width, folder)
+    return [stack[0], *pools, *rest, *([modules.Normalize()] if normalize else [])]
+
+
+def _check_width(rest: Sequence[Any], width: int, folder: Path) -> None:
+    for module in rest:
+        needed = getattr(module, "in_features", width)
+        if needed != width:
+            raise ModelError(
+                f"{folder} has a {type(module).__name__} of {needed} numbers after its own pooling",
+                remedy="leave out `pooling`, so that the folder's own stays",
+            )
+
+
+def _stored_settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    found = foreign_json(path.read_bytes()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: int | None) -> None:
+    limit = most_tokens(model.tokenizer, model[0].model.config)
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ModelError(
+            f"max_length is {wanted}, and {pretrained.name} has {limit} positions",
+            remedy=f"give {limit} or fewer",
+        )
+    current = model.max_seq_length
+    if current is not None and (type(current) is not int or current < 1):
+        raise ModelError(
+            f"{pretrained.name} has a max_seq_length of {current!r}, no number of tokens",
+            remedy="correct sentence_bert_config.json or tokenizer_config.json there",
+        )
+    known = [length for length in (wanted or current, limit) if length is not None]
+    model.max_seq_length = min(known) if known else None
+
+
+def say_what_is_cut(model: "SentenceTransformer", texts: Iterable[str], what: str) -> int:
+    """How many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
+    length, looked_at = model.max_seq_length, list(islice(texts, _LOOKED_AT))
+    if length is None or not looked_at:
+        return 0
+    rows = model.tokenizer(looked_at, truncation=False, padding=False, verbose=False)["input_ids"]
+    longer: int = sum(len(row) > length for row in rows)
+    if longer:
+        _LOG.warning(
+            "%s: %s of %s texts are longer than %s tokens and are cut",
+            what,
+            f"{longer:,}",
+            f"{len(looked_at):,}",
+            length,
+        )
+    return longer

@@ -1,0 +1,185 @@
+"""Rows of texts with labels to train and to measure on: from tasks, or from tables of any columns."""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from launcher.after.embed.settings import RowSource
+from launcher.after.tasks.examples import Examples, Sentences
+from launcher.after.tasks.files import TaskFolder
+from launcher.after.tasks.rows import FileRow, RowFormat, read_rows, valid_text
+from launcher.after.tasks.schema import Format
+from launcher.after.tasks.task import Task, load_task
+from launcher.errors import TaskError
+
+_LOG = logging.getLogger(__name__)
+_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".tsv": "tsv", ".csv": "csv", ".parquet": "parquet"}
+_PACKED = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class TextColumns:
+    """Texts by column, in the order of the loss, and what is said of them.
+
+    Attributes:
+        texts: equally long columns.
+        labels: indices into `classes`, or scores from 0 to 1; None where there is no label.
+        classes: names; empty where labels are scores.
+    """
+
+    texts: dict[str, list[str]]
+    labels: list[int] | list[float] | None
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.texts.values())))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+        data = json.dumps([list(self.texts.values()), self.labels, self.classes], ensure_ascii=False)
+        return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_source(source: RowSource, root: str | None) -> TextColumns:
+    """All rows that count. `root` is the folder or s3:// URI of the files; None: the present folder.
+
+    Raises:
+        TaskError: a file that is not there or cannot be read, a column that is missing, a text that is empty, a label
+            that is none of the classes, a score that is no number or outside its range, no row at all.
+        InputError, StoreError kinds: damaged data, or a store that does not answer.
+    """
+    return _of_tasks(source, root) if source.tasks else _of_files(source, root or ".")
+
+
+def _of_tasks(source: RowSource, root: str | None) -> TextColumns:
+    tasks = [load_task(name, root) for name in source.tasks]
+    return rows_of_pairs([(task, task.read(source.split)) for task in tasks])
+
+
+def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
+    """The pairs of one or several tasks. Raises TaskError: one has no pairs, or other labels than the first."""
+    first: list[str] = []
+    second: list[str] = []
+    labels: list[Any] = []
+    before = parts[0][0]
+    classes = tuple(before.labels)
+    for task, examples in parts:
+        if not isinstance(examples, Sentences) or examples.second is None:
+            raise TaskError(
+                f"the task {task.name} is of the kind {task.kind}, and has no pairs of texts",
+                remedy="name tasks of the kinds pair_classification, similarity or regression",
+            )
+        if sorted(task.labels) != sorted(classes):
+            raise TaskError(
+                f"{task.name} has the labels {', '.join(task.labels) or 'of scores'}, and {before.name} has "
+                f"{', '.join(classes) or 'scores'}",
+                remedy="train on tasks with the same labels together",
+            )
+        first += examples.first
+        second += examples.second
+        labels += _as_trained(task, examples, classes)
+    return TextColumns({"first": first, "second": second}, labels, classes)
+
+
+def _as_trained(task: Task, examples: Sentences, classes: tuple[str, ...]) -> list[int] | list[float]:
+    if classes:
+        return [classes.index(task.labels[int(label)]) for label in examples.labels]
+    scores = np.asarray(examples.labels, dtype=np.float64)
+    low, high = task.score_range or (float(scores.min()), float(scores.max()))
+    return [float(score) for score in (scores - low) / max(high - low, 1e-12)]
+
+
+def _of_files(source: RowSource, root: str) -> TextColumns:
+    texts: dict[str, list[str]] = {str(column): [] for column in source.texts}
+    labels: list[Any] = []
+    ignored = 0
+    for path in source.files:
+        for row in _rows(path, source, root):
+            if any(str(_value(row, column)) != value for column, value in source.where.items()):
+                continue
+            if source.label is not None and str(_value(row, source.label)) in source.ignore:
+                ignored += 1
+                continue
+            for column in source.texts:
+                texts[str(column)].append(_text(row, column))
+            if source.label is not None:
+                labels.append(_label(row, source.label, source))
+    if ignored:
+        _LOG.warning("%s: %s rows are left out for their label", ", ".join(source.files), f"{ignored:,}")
+    if not next(iter(texts.values())):
+        raise TaskError(
+            f"{', '.join(source.files)}: no row to use",
+            remedy="give files with rows, and check `where` and `ignore`",
+        )
+    return TextColumns(texts, labels if source.label is not None else None, source.classes or ())
+
+
+def _rows(path: str, source: RowSource, root: str) -> Iterator[FileRow]:
+    name = path.lower()
+    for ending in _PACKED:
+        name = name.removesuffix(ending)
+    form = next((kind for ending, kind in _FORMATS.items() if name.endswith(ending)), None)
+    if form is None:
+        raise TaskError(
+            f"{path} is of no known form",
+            remedy=f"give {', '.join(_FORMATS)}, also with {' or '.join(_PACKED)}",
+        )
+    where = TaskFolder(root, "embed train", source.published or "wherever you have your data")
+    layout = RowFormat(form, tuple(source.columns), encoding=source.encoding, quoted=form == "csv")
+    found = where.find(path)
+    try:
+        yield from read_rows(layout, found)
+    except TaskError as error:  # its remedy speaks of a task's YAML
+        raise TaskError(
+            error.problem,
+            remedy="correct the file, or the columns in `texts`, `label` and `where`, or its `encoding`",
+        ) from error
+
+
+def _value(row: FileRow, column: str | int) -> object:
+    value = row.values.get(str(column))
+    if value is None:
+        raise TaskError(
+            f"{row.place}: no {column} (there are {', '.join(map(str, row.values))})",
+            remedy="correct the file, or the columns in `texts`, `label` and `where`",
+        )
+    return value
+
+
+def _text(row: FileRow, column: str | int) -> str:
+    value = _value(row, column)
+    if not isinstance(value, str) or not value.strip():
+        raise TaskError(
+            f"{row.place}: {column} is {json.dumps(value, default=str)}, not a text",
+            remedy="remove or correct that row",
+        )
+    return valid_text(value, row.place)
+
+
+def _label(row: FileRow, column: str | int, source: RowSource) -> int | float:
+    value = _value(row, column)
+    if source.classes is not None:
+        if str(value) not in source.classes:
+            raise TaskError(
+                f"{row.place}: {column} is {value!r}, which is not in classes: {', '.join(source.classes)}",
+                remedy="add it to `classes`, or to `ignore`",
+            )
+        return source.classes.index(str(value))
+    low, high = source.scores
+    try:
+        score = float(value) if isinstance(value, str | int | float) else math.nan
+    except ValueError:
+        score = math.nan
+    if not low <= score <= high:
+        raise TaskError(
+            f"{row.place}: {column} is {value!r}, not a score from {low:g} to {high:g}",
+            remedy="correct the row, or give the range of the scores in `scores`",
+        )
+    return (score - low) / (high - low)

@@ -1,0 +1,116 @@
+"""What a process does with one cell: claim it, so that no other process begins it, look whether its result is there,
+compute it, store it.
+
+    claims/<key>/attempts/...       as a run's attempts (checkpoints.attempt): the owner, its heartbeat, its end
+
+A claim lasts as long as the computation, and a process that holds one waits for no other process, so processes never
+block each other. A claim ends when its process says so; when the process table shows that a process of this machine is
+gone; and in every other case (another machine, a process that hangs, an end that could not be written) when its
+heartbeat has been silent for longer than the lease, by the store's clock.
+
+Claims only save work. That each result is written once is ensured by its conditional put.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+
+from checkpoints.attempt import Attempt, Heartbeat, Owner, newest_attempt
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing, StoreError, StoreUnavailable
+from data_service.store.open import open_store
+from launcher.after.evaluate.cell import CellWork, Result
+from launcher.after.evaluate.results import Results
+from launcher.after.finetune.pretrained import LocalModel
+
+LEASE_S = 180.0
+"""Longer than a failing store is tried again (120 s) and a beat takes: its outage makes nobody look dead."""
+
+_LOOKS = 4  # at a listing that names what is not there
+
+
+@contextmanager
+def claimed(store: Store, key: str) -> Iterator[Owner | None]:
+    """Claims the cell for as long as the context lasts. Yields None; or, if another living process has it, that
+    process. Raises StoreError kinds."""
+    found = take(store, key, Owner.here(time.time()))
+    if isinstance(found, Owner):
+        yield found
+        return
+    with Heartbeat(found, lease_s=LEASE_S):
+        try:
+            yield None
+        finally:
+            with suppress(StoreError):  # then the lease tells
+                found.end(time.time())
+
+
+def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Attempt | Owner:
+    """Claim the cell for `owner`, whose heartbeat must be kept from now on. Returns None, or the living process that
+    has it. Raises StoreError kinds."""
+    while True:
+        newest, living = _newest(store, key, lease_s)
+        if living is not None:
+            return living
+        attempt = Attempt(newest.store, newest.number + 1)
+        if attempt.take(owner):
+            return attempt
+
+
+def holder(store: Store, key: str, lease_s: float = LEASE_S) -> Owner | None:
+    """The living process that computes the cell, as far as can be told; None if there is none. Raises StoreError."""
+    return _newest(store, key, lease_s)[1]
+
+
+def _newest(store: Store, key: str, lease_s: float) -> tuple[Attempt, Owner | None]:
+    """The newest claim, 0 for none, and whose it is if it holds."""
+    place = store.at(f"claims/{key}")
+    for _ in range(_LOOKS):
+        newest = Attempt(place, newest_attempt(place))
+        if not newest.number:
+            return newest, None
+        with suppress(KeyMissing):  # a listing that was damaged on its way: no claim is ever deleted
+            return newest, _living(newest, lease_s)
+    raise StoreUnavailable.at(place.uri, "it lists claims that are not there")
+
+
+def _living(claim: Attempt, lease_s: float) -> Owner | None:
+    owner = claim.owner()
+    if claim.ended() is not None or (owner.is_here() and not owner.is_running()):
+        return None
+    return owner if claim.silence() < lease_s else None
+
+
+_VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
+
+
+def compute(work: CellWork, pretrained: LocalModel, results: str, place: Path) -> bool | Owner:
+    """Compute the cell and store its result at the URI `results`, unless the result is there. Returns whether it was
+    computed; or, if another living process computes it, that process.
+
+    `place`: a folder of this machine that its cells share. Raises UserError kinds: the cell cannot be measured, or the
+    store does not answer.
+    """
+    found, key = Results(open_store(results)), work.cell.key
+    with claimed(found.store, key) as other:
+        if other is not None:
+            return other
+        if found.find(key) is not None:  # now that nobody computes it
+            return False
+        measured = work.measure.measure(pretrained, work.cell.seed, place)
+        found.keep(Result(rules=found.rules, cell=work.cell, measured=measured, versions=versions()))
+        return True
+
+
+def versions() -> dict[str, str]:
+    """Versions of the installed packages that compute results."""
+    found = {"python": python_version()}
+    for name in _VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

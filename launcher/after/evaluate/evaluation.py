@@ -1,0 +1,129 @@
+"""An evaluation: plans a grid of cells, computes those that have no result yet, and makes the table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from data_service.store.errors import StoreError
+from launcher.after.evaluate.cell import Cell, CellWork, Measure, Result
+from launcher.after.evaluate.endings import CellFailure, CellResources, Ended, Waiting
+from launcher.after.evaluate.grid import GridRunner, cluster
+from launcher.after.evaluate.results import GridRecord, Results
+from launcher.after.evaluate.table import rows
+from launcher.after.finetune.pretrained import LocalModel
+from launcher.observe.inspect.report.task_table import TableRow
+
+
+class Named(Protocol):
+    """A model by its digest, with where it was found; see `LocalModel`."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def step(self) -> int | None: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+class GridEvaluation:
+    """The cells of `works`, whose results are in `results`.
+
+    Attributes:
+        before: how many of them had a result when we came.
+        computed: how many processes of ours have computed.
+        failures: of the cells that ended without a result.
+        trouble: the store stopped answering, so cells were not begun.
+    """
+
+    def __init__(self, results: Results, suite: str, works: Sequence[CellWork]) -> None:
+        """Looks which cells have a result. Raises StoreError kinds."""
+        self._results, self._suite = results, suite
+        self._works = list({work.cell.key: work for work in works}.values())
+        self._cells = [work.cell for work in works]
+        self._found: dict[str, Result] = results.find_all(work.cell.key for work in self._works)
+        self.before, self.computed = len(self._found), 0
+        self.failures: list[CellFailure] = []
+        self.trouble: StoreError | None = None
+
+    @property
+    def missing(self) -> list[CellWork]:
+        """The cells that had no result when we came."""
+        return [work for work in self._works if work.cell.key not in self._found]
+
+    @property
+    def needed(self) -> set[str]:
+        """The digests of the models that the missing cells are of."""
+        return {work.cell.weights for work in self.missing}
+
+    def under_other_rules(self) -> Mapping[int, int]:
+        """How many of the missing cells have results of other versions of the rules, which are not used."""
+        return self._results.under_other_rules(work.cell.key for work in self.missing)
+
+    def compute(self, models: Sequence[LocalModel], share: CellResources) -> Iterator[Ended | Waiting]:
+        """Compute what is missing on the Ray cluster, each result stored when it is there.
+
+        `models`: those whose weights are `needed`, at least.
+
+        Raises:
+            StoreError: the store cannot be written. TryAgain: no cluster, or Ray has died.
+            OptionError: no machine could ever hold a cell.
+        """
+        self._results.keep_grid(GridRecord(suite=self._suite, cells=tuple(self._cells)))
+        missing = self.missing
+        if not missing:
+            return
+        folders = {model.digest: model for model in models if model.digest in self.needed}
+        with cluster(share, len(missing)) as (remote, settled):
+            grid = GridRunner(self._results, settled, models=folders, remote=remote)
+            for event in grid.run(missing):
+                if isinstance(event, Ended):
+                    self.computed += event.computed and event.failure is None
+                    self.failures += [event.failure] if event.failure else []
+                yield event
+            self.trouble = grid.trouble
+
+    def table(self) -> list[TableRow]:
+        """Of all results that are there now. Raises StoreError kinds."""
+        return rows(self._cells, self._results.find_all(cell.key for cell in self._cells))
+
+
+def plan(models: Sequence[Named], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
+    """Every checkpoint with every measure and, where they decide anything, every seed; in the order of a table."""
+    return [
+        CellWork(_cell(model, measure, seed), measure)
+        for model in models
+        for measure in measures
+        for seed in (seeds if measure.seeded else seeds[:1])
+    ]
+
+
+def _cell(model: Named, measure: Measure, seed: int) -> Cell:
+    return Cell(
+        source=model.source,
+        step=model.step,
+        weights=model.digest,
+        task=measure.task,
+        data=measure.data,
+        measure=measure.kind,
+        settings=measure.settings,
+        seed=seed,
+    )
+
+
+def recorded(
+    results: Results, sources: Sequence[str], steps: Sequence[int] | None, suite: str | None
+) -> list[TableRow]:
+    """The table of the grids on record, made of results alone: checkpoints and data may be gone.
+
+    `sources` and `steps` restrict it to these checkpoints, `suite` to the grids of one.
+    """
+    cells = [
+        cell
+        for grid in results.grids()
+        for cell in grid.cells
+        if suite in (None, grid.suite)
+        and (not sources or cell.source in sources)
+        and (not steps or cell.step is None or cell.step in steps)
+    ]
+    return rows(cells, results.find_all(cell.key for cell in cells))

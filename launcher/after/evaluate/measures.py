@@ -1,0 +1,220 @@
+"""What a cell may do with a checkpoint: fine-tune it on a task; measure its vectors on a task of similarity or
+retrieval; or measure its frozen hidden states layer by layer."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.after.diagnose.frozen import frozen_folder
+from launcher.after.diagnose.own_data import OwnData, own_data
+from launcher.after.embed.evaluate import CellSettings, embed_cell
+from launcher.after.evaluate.cell import CellFigures, Measure
+from launcher.after.evaluate.first import shared_first
+from launcher.after.finetune.outcome import Diverged
+from launcher.after.finetune.pretrained import LocalModel
+from launcher.after.finetune.run import finetune
+from launcher.after.finetune.settings import FinetuneSettings, candidates
+from launcher.after.tasks.task import Task, load_task, task_digest
+from launcher.errors import TaskError
+from launcher.runtime.recipe.document import Document, override
+from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.run.evaluations import VERSION, Figure
+
+_VECTORS = ("similarity", "retrieval")
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """`wanted` learnt with `chosen` settings.
+
+    Attributes:
+        data: the task's digest where the grid was planned.
+        before: the digest of the task that this one starts after, and what is learnt there; empty for none.
+    """
+
+    wanted: Task
+    chosen: FinetuneSettings
+    data: str
+    before: Mapping[str, object]
+
+    kind = "finetune"
+    seeded = True
+
+    @property
+    def task(self) -> str:
+        return self.wanted.name
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {**self.chosen.model_dump(mode="json"), "after": dict(self.before)}
+
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
+        """Metrics on dev. Raises as `finetune`; TaskError: this machine has other data than the grid was planned with.
+
+        A fine-tuning that diverges is a result, too: one without a figure.
+        """
+        check_data(self.wanted, self.data)
+        try:
+            first = (
+                shared_first(pretrained, self.wanted, self.chosen, self.before, place)
+                if self.before
+                else None
+            )
+            outcome = finetune(pretrained, self.wanted, self.chosen, seed, intermediate=first)
+        except Diverged as error:
+            return CellFigures(
+                metrics=dict.fromkeys(self.wanted.metrics), details={"diverged": error.problem}
+            )
+        details = {name: value for name, value in outcome.record().items() if name != "metrics"}
+        return CellFigures(metrics=finite(outcome.metrics), details=details)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """`wanted`, a task of similarity or retrieval, answered by cosines as `chosen` says; `data` as in `Finetuning`."""
+
+    wanted: Task
+    chosen: CellSettings
+    data: str
+
+    kind = "embed"
+
+    @property
+    def seeded(self) -> bool:
+        return self.chosen.fit is not None
+
+    @property
+    def task(self) -> str:
+        return self.wanted.name
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return self.chosen.model_dump(mode="json")
+
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
+        """The task's metrics. Raises as `embed_cell`; TaskError as `Finetuning.measure`."""
+        check_data(self.wanted, self.data)
+        return CellFigures(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
+
+
+@dataclass(frozen=True)
+class FrozenMeasure:
+    """A linear probe, similarity or anisotropy of all layers (`launcher.after.diagnose`); `data` as in `Finetuning`."""
+
+    wanted: EvaluationTask
+    data: str
+
+    seeded = False
+
+    @property
+    def kind(self) -> str:
+        return self.wanted.measure
+
+    @property
+    def task(self) -> str:
+        return self.wanted.name
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Without the place of the task's data, which decides nothing."""
+        (chosen,) = self.wanted.model_dump(mode="json").values()
+        kept = {name: value for name, value in chosen.items() if name not in ("task", "data")}
+        return {**kept, "version": VERSION}
+
+    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
+        """What the last layer comes to, or all of them together; every figure is in the details.
+
+        Raises: as the measures do; TaskError as `Finetuning.measure`.
+        """
+        own = _own(self.wanted)
+        _check_digest(own.digest, self.data, self.task)
+        figures = own.figures(frozen_folder(pretrained))
+        details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
+        return CellFigures(metrics=headline(figures), details=details)
+
+
+def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
+    """The main figures: of each measure the figure of all layers together, else of the last layer. If there are several
+    poolings or forms, the first one gets the measure's plain name."""
+    whole = {figure.measure for figure in figures if figure.layer is None}
+    last = max((figure.layer for figure in figures if figure.layer is not None), default=None)
+    found: dict[str, float | None] = {}
+    for figure in figures:
+        if figure.layer is None or (figure.layer == last and figure.measure not in whole):
+            plain = figure.measure not in found
+            name = figure.measure if plain else f"{figure.measure} ({figure.pooling}, {figure.form})"
+            found[name] = figure.value
+    return found
+
+
+def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
+    """Of a suite's `frozen`. Raises as `launcher.after.diagnose.own_data`, since the data are read; TaskError: one
+    that only a run can be measured by."""
+    return [FrozenMeasure(task, _own(task).digest) for task in tasks]
+
+
+def _own(task: EvaluationTask) -> OwnData:
+    own = own_data(task)
+    if own is None:
+        raise TaskError(
+            f"{task.name} is measured on a run's held-out text, which a model in a suite need not have",
+            remedy="name a task in it: anisotropy: {task: sst2}; or ask for it in a recipe's evaluation.tasks",
+        )
+    return own
+
+
+def check_data(task: Task, digest: str) -> None:
+    """Raises TaskError if the files of `task` on this machine do not have this digest."""
+    _check_digest(task_digest(task), digest, f"{task.name} at {task.root}")
+
+
+def _check_digest(here: str, planned: str, of: str) -> None:
+    if here != planned:
+        raise TaskError(
+            f"the files of the task {of} are others on this machine than where the command runs",
+            remedy="give every machine the same files: an s3:// URI or a shared folder as --data",
+        )
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """None in place of what is no number, such as a correlation with a constant."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]:
+    """For each task every combination of its settings, `assignments` (`KEY=VALUE`) in place of its own.
+
+    A setting that only fine-tunings know is none of the tasks' that are measured by vectors, and the other way round.
+
+    Raises: as `task_digest`, since the data are read; OptionError: settings that cannot be.
+    """
+    return [measure for task in tasks for measure in _measures(task, assignments)]
+
+
+def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
+    digest = task_digest(task)
+    if task.kind in _VECTORS:
+        own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
+        chosen = override(Document({}, task.name, {}), own).data
+        yield Vectors(task, CellSettings.model_validate(chosen), digest)
+        return
+    own = _known(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
+    given = override(Document(dict(task.finetune), task.name, {}), own).data
+    before = _before(task)
+    for settings in candidates(given, {}):
+        yield Finetuning(task, settings, digest, before)
+
+
+def _known(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """Without those that only the other kind of cell knows. What neither knows stays, and is a mistake then."""
+    only_theirs = set(theirs) - set(ours)
+    return [text for text in assignments if text.partition("=")[0].partition(".")[0] not in only_theirs]
+
+
+def _before(task: Task) -> dict[str, object]:
+    """What decides the model that `task` starts after another."""
+    if task.after is None:
+        return {}
+    first = load_task(task.after, task.root)
+    return {"task": task_digest(first), "finetune": dict(first.finetune)}

@@ -1,0 +1,112 @@
+"""A model to evaluate: a run's checkpoint or a model's folder. It is exported, or fetched, only when its files are
+needed.
+
+A checkpoint's digest is that of its export, so a run and its export share results. An export takes minutes, so the
+digest is kept with the results, under a name made of all that decides the export. A complete grid exports nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+
+from checkpoints.layout import CheckpointName
+from checkpoints.listing import committed
+from data_service.store.base import digest
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from launcher.after.evaluate.results import KnownModel, Results
+from launcher.after.finetune.pretrained import LocalModel, open_pretrained
+from launcher.errors import RunError, TryAgain
+from launcher.runtime.recipe.timeline import recipe_after
+from launcher.runtime.run.record import RECORD, Run, open_run
+from launcher.runtime.run.sealed import name_of
+
+_DECIDES = ("maskfleet", "transformers", "safetensors")  # how files come out
+
+
+class Model:
+    """A model by its digest.
+
+    Attributes:
+        source, step, digest: as in `LocalModel`.
+    """
+
+    def __init__(self, results: Results, stack: ExitStack, source: str, step: int | None) -> None:
+        """`step` of a run's checkpoint; None for its newest, or for a folder. Raises as `open_pretrained`."""
+        self._results, self._stack, self._asked = results, stack, step
+        self.source = source
+        self._opened: LocalModel | None = None
+        commit = _commit(source, step)
+        self._name = None if commit is None else _name(*commit)
+        known = None if self._name is None else results.known_model(self._name)
+        if known is not None:
+            self.step, self.digest = known.step, known.weights
+            return
+        self._opened = stack.enter_context(open_pretrained(source, step))
+        self.step, self.digest = self._opened.step, self._opened.digest
+        if (
+            commit is not None and self._name is not None and commit[1].step == self.step
+        ):  # else it was damaged
+            known = KnownModel(name=self._name, source=source, step=self.step, weights=self.digest)
+            results.keep_model(known)
+
+    def files(self) -> LocalModel:
+        """The files on this machine's disk, as long as `opened` lasts.
+
+        Raises:
+            as `open_pretrained`; TryAgain: the checkpoint is not the one that was evaluated before. What was known of
+                that one is forgotten.
+        """
+        if self._opened is None:
+            self._opened = self._stack.enter_context(open_pretrained(self.source, self._asked))
+            if self._opened.digest != self.digest:
+                assert self._name is not None  # else the digest is of these files
+                self._results.forget_model(self._name)
+                raise TryAgain(
+                    f"{self._opened.name} is another model than when it was evaluated last",
+                    remedy="run the same command again",
+                )
+        return self._opened
+
+
+@contextmanager
+def opened(results: Results, sources: Sequence[str], steps: Sequence[int] | None) -> Iterator[list[Model]]:
+    """The checkpoints at `sources`: of runs those of `steps` (None: all; empty: the newest), and folders.
+
+    Raises: as `open_pretrained`; RunError: steps of folders only.
+    """
+    places = [(source, step) for source in sources for step in _steps(source, steps)]
+    if steps != [] and all(step is None for _, step in places):
+        raise RunError(f"no run among {', '.join(sources)}: folders have no steps", remedy="leave out --step")
+    with ExitStack() as stack:
+        yield [Model(results, stack, source, step) for source, step in places]
+
+
+def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
+    if open_store(source).size(RECORD) is None or steps == []:
+        return [None]
+    if steps is not None:
+        return steps
+    return sorted({mark.step for mark in committed(open_run(source).store)})
+
+
+def _commit(source: str, step: int | None) -> tuple[Run, CheckpointName] | None:
+    """The run's commit that is meant, be it good or damaged; None if there is none."""
+    if open_store(source).size(RECORD) is None:
+        return None
+    run = open_run(source)
+    marks = (mark for mark in committed(run.store) if step in (None, mark.step))
+    found = next(marks, None)  # the newest attempt's comes first
+    return None if found is None else (run, found)
+
+
+def _name(run: Run, mark: CheckpointName) -> str | None:
+    """By all that decides the files of its export; the manifest has the hashes of the weights. None if it is gone."""
+    try:
+        manifest = run.store.get(mark.manifest)
+    except KeyMissing:
+        return None
+    model = recipe_after(run.recipe, mark.step).model
+    recipe = [model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
+    versions = [metadata.version(name) for name in _DECIDES]
+    return name_of([digest(manifest), recipe, run.record.inputs.tokenizer, versions])

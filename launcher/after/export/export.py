@@ -1,0 +1,130 @@
+"""Exports a run's checkpoint as a folder that `transformers` loads, or as two for a generator and a discriminator.
+
+The folder of an encoder of text vectors, and of one that such a folder was continued from, can also be loaded by
+`SentenceTransformer`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoints.hf.export import export_pair, published, write_model
+from checkpoints.hf.folder import removable
+from checkpoints.layout import CheckpointManifest
+from checkpoints.load import Reader
+from data_service.store.open import open_store
+from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
+from encoder_core.families.interchange import Heads
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.replaced import Part
+from launcher.after.export.model_card import ExportedNetwork, facts_of, render
+from launcher.after.export.sentence_transformer import write_sentence_transformer
+from launcher.progress import work
+from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
+from launcher.runtime.recipe.timeline import recipe_after
+from launcher.runtime.run.checkpoint import select_checkpoint
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.text_vectors import kept_modules, prompts_in, write_modules
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        step: of the checkpoint.
+        models: the class of transformers that loads each folder below the given one ("." for itself).
+        left_out: parts of the run's model for which that class has no place.
+    """
+
+    step: int
+    models: dict[str, str]
+    left_out: tuple[str, ...]
+
+
+def export_run(run: Run, step: int | None, out: str, *, licence: str | None = None) -> Exported:
+    """Export the checkpoint of `step` (None: the newest good one) to the URI `out`, with a model card.
+
+    `licence` is what the card says of it. Files of a former export in `out` are replaced.
+
+    Raises:
+        RunError: there is no such checkpoint.
+        CheckpointError: it is damaged, or `out` holds something else. StoreError: a store cannot be read or written.
+        ModelError: transformers has no such model, or what was written does not read back.
+    """
+    target = open_store(out)
+    removable(target)  # known before the checkpoint is read
+    manifest = select_checkpoint(run, step)
+    tokenizer = run.tokenizer()
+    files = tokenizer.save_files()
+    trained = recipe_after(run.recipe, manifest.step).model
+    config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    objective = run.recipe.objective
+    networks = _networks(manifest, config, objective)
+    facts, modules = facts_of(run, manifest), kept_modules(run.store)
+    cards = {part: render(facts, network, licence) for part, network in networks.items()}
+    with (
+        work("reading the checkpoint, writing the model and comparing"),
+        Reader(run.store, manifest) as reader,
+    ):
+        if objective.rtd is not None and isinstance(config, DetectorConfig):
+            pair: dict[Part, str] = {part: cards[part] for part in ("generator", "discriminator")}
+            export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, cards=pair)
+        elif objective.contrastive is not None:
+            with published(target) as folder:
+                heads = exported_heads(config, objective)
+                write_model(folder, reader.read_full, config, files, heads, card=cards["."])
+                _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
+        else:
+            heads = exported_heads(config, objective)
+            with published(target) as folder:
+                write_model(folder, reader.read_full, config, files, heads, card=cards["."])
+                write_modules(folder, modules)
+    return _described(manifest, networks)
+
+
+def _write_vectors(
+    folder: Path, contrastive: ContrastiveConfig, config: ModelConfig, prompts: Mapping[str, str]
+) -> None:
+    """What makes of it a folder that sentence-transformers loads, too."""
+    write_sentence_transformer(
+        folder,
+        pooling=contrastive.pooling,
+        normalize=contrastive.normalize,
+        max_length=config.max_length,
+        prompts=prompts,
+    )
+
+
+def _networks(
+    manifest: CheckpointManifest, config: ModelConfig, objective: RecipeObjective
+) -> dict[str, ExportedNetwork]:
+    """By folder."""
+    if objective.rtd is not None and isinstance(config, DetectorConfig):
+        pair: dict[str, tuple[ModelConfig, Heads]] = {
+            "generator": (config.generator, "mlm"),
+            "discriminator": (config, "rtd"),
+        }
+        return {
+            part: _network(interchange(*its), part, _of_part(manifest, part)) for part, its in pair.items()
+        }
+    return {
+        ".": _network(interchange(config, exported_heads(config, objective)), None, list(manifest.shapes))
+    }
+
+
+def _network(their: Interchange, part: str | None, names: list[str]) -> ExportedNetwork:
+    """`names`: of the network's parameters, as if it stood alone."""
+    known = their.table.names(their.layers)
+    left_out = {name.split(".")[0] for name in names if name not in known}
+    return ExportedNetwork(their.architecture, part, tuple(sorted(left_out)))
+
+
+def _of_part(manifest: CheckpointManifest, part: str) -> list[str]:
+    return [name.removeprefix(f"{part}.") for name in manifest.shapes if name.startswith(f"{part}.")]
+
+
+def _described(manifest: CheckpointManifest, networks: Mapping[str, ExportedNetwork]) -> Exported:
+    models = {folder: network.architecture for folder, network in networks.items()}
+    left_out = {part for network in networks.values() for part in network.left_out}
+    return Exported(manifest.step, models, tuple(sorted(left_out)))

@@ -1,0 +1,191 @@
+"""The model card of an export: what somebody who finds the folder must know, taken from the run's own records."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from checkpoints.layout import CheckpointManifest
+from checkpoints.listing import committed, on, read_manifest
+from data_service.corpus.manifest_file import load_manifest
+from data_service.errors import CorpusError
+from data_service.store.errors import StoreError
+from data_service.store.open import open_store
+from data_service.visible import one_line
+from launcher.format import human_count
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.summary import kind
+from launcher.runtime.recipe.timeline import tokens_before
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.step_table import Record
+from launcher.runtime.run.terms import spell, term_losses
+
+_VECTORS = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(folder)
+print(model.similarity(*model.encode(["a text", "another one"])[:, None]))
+```
+"""
+_IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licence that it knows
+
+
+@dataclass(frozen=True)
+class ExportedNetwork:
+    """What is exported into one folder.
+
+    Attributes:
+        architecture: the class of transformers that loads it.
+        part: "generator" or "discriminator" of a pair, None for a network alone.
+        left_out: parts of the run's model for which that class has no place.
+    """
+
+    architecture: str
+    part: str | None
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a checkpoint beside its weights.
+
+    Attributes:
+        heldout: the newest evaluation up to its step; None if there is none of its history.
+        data: a row of the table of sources for each.
+    """
+
+    run: Run
+    step: int
+    heldout: Record | None
+    data: tuple[str, ...]
+
+
+def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
+    """Raises StoreError, CheckpointError: the run's own records cannot be read. A corpus that is gone is said to be."""
+    records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
+    before = [record for record in records if record["step"] <= manifest.step]
+    data = tuple(_source(run, name) for name in run.recipe.corpus.sources)
+    return Facts(run, manifest.step, before[-1] if before else None, data)
+
+
+def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
+    """The card as Markdown. `licence` as the user states it, None if nothing is stated."""
+    recipe = facts.run.recipe
+    parts = (
+        _front_matter(recipe, network, licence),
+        f"# {recipe.name}\n",
+        *_what(facts, network),
+        *_use(recipe, network),
+        *_training(facts),
+        "## Licence\n",
+        f"{one_line(licence)}\n" if licence else "Not stated by who exported the model.\n",
+        "## Recipe\n",
+        f"```yaml\n{recipe.to_yaml()}```\n",
+    )
+    return "\n".join(parts)
+
+
+def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
+    """Whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
+    newest = committed(run.store)[0]
+    return on(read_manifest(run.store, newest).lineage, manifest.mark)
+
+
+def _source(run: Run, name: str) -> str:
+    source = run.recipe.corpus.sources[name]
+    try:
+        train = load_manifest(open_store(source.uri)).train
+        size = f"{int(train.documents.sum()):,} | {human_count(int(train.tokens.sum()))}"
+    except (CorpusError, StoreError) as error:
+        size = f"not known: {one_line(error.problem)} |"
+    weight = "by tokens" if source.weight == "auto" else f"{source.weight:g}"
+    return f"| {name} | {one_line(source.uri)} | {size} | {weight} | {run.record.inputs.corpora[name][:12]} |"
+
+
+def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None) -> str:
+    fields: dict[str, object] = {"library_name": "transformers", "tags": ["maskfleet", recipe.model.family]}
+    task = _task(recipe, network)
+    if task is not None:
+        fields["pipeline_tag"] = task
+    if task == "sentence-similarity":
+        fields["library_name"] = "sentence-transformers"
+    if licence:
+        fields["license"] = licence if _IDENTIFIER.fullmatch(licence) else "other"
+    return f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n"
+
+
+def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
+    """The pipeline of transformers that uses the head, or of sentence-transformers."""
+    if _of_vectors(recipe):
+        return "sentence-similarity"
+    if "XLNet" in network.architecture:
+        return None
+    return "feature-extraction" if network.part == "discriminator" else "fill-mask"
+
+
+def _of_vectors(recipe: Recipe) -> bool:
+    """Whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
+    return recipe.objective.contrastive is not None and recipe.objective.rtd is None
+
+
+def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
+    recipe = facts.run.recipe
+    part = f", the {network.part} of a pair" if network.part else ""
+    yield (
+        f"{kind(recipe)}{part}, pretrained with Maskfleet up to step {facts.step:,} of {recipe.total_steps:,}. "
+        f"transformers loads it as `{network.architecture}`.\n"
+    )
+    if network.left_out:
+        yield f"Trained with it and not part of that class: {', '.join(network.left_out)}.\n"
+    if getattr(recipe.model, "mask_decoder", None) == "enhanced" and network.part != "discriminator":
+        yield (
+            "It was trained with an enhanced mask decoder, which transformers does not have: there masks are filled "
+            "from the last layer, and worse than the held-out loss says.\n"
+        )
+
+
+def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
+    longest = max(phase.length for phase in recipe.phases)
+    yield "## Use\n"
+    if _of_vectors(recipe):
+        yield _VECTORS
+        yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
+        return
+    masks = _task(recipe, network) == "fill-mask"
+    call = (
+        'pipeline("fill-mask", model=folder, tokenizer_kwargs={"truncation": True})'
+        if masks
+        else 'pipeline("feature-extraction", model=folder, truncation=True)'
+    )
+    yield f"```python\nfrom transformers import pipeline\n\n{call}\n```\n"
+    yield (
+        f"With `truncation=True` the tokenizer cuts text at {recipe.model.max_length} tokens; training saw rows of up "
+        f"to {longest}.\n"
+    )
+
+
+def _training(facts: Facts) -> Iterator[str]:
+    recipe = facts.run.recipe
+    yield "## Data\n"
+    yield "| source | where it was | documents | tokens | weight | content |\n|---|---|---|---|---|---|"
+    yield "\n".join(facts.data) + "\n"
+    yield "## Training\n"
+    objective = ", ".join(recipe.objective.model_dump(exclude_none=True))
+    tokens = human_count(tokens_before(recipe, facts.step))
+    yield (
+        f"Recipe `{recipe.name}`, objective {objective}, {tokens} tokens in full rows. The run is "
+        f"{facts.run.record.fingerprint[:12]}, made with {_versions(facts.run.record.versions)}.\n"
+    )
+    yield f"Held-out loss in nats for each target: {_heldout(facts.heldout)}.\n"
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _heldout(record: Record | None) -> str:
+    if record is None:
+        return "none on record"
+    return f"{spell(term_losses(record), record.get('perplexity'))}, after step {record['step']:,}"

@@ -1,0 +1,140 @@
+"""The training loop: a pure function of (weights, rows, settings, seed) on one kind of device."""
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from data_service.rng import draws64, stream_key
+from launcher.after.finetune.inputs import InputRow, Pieces
+from launcher.after.finetune.kind import Logits, TaskKind
+from launcher.after.finetune.network import TaskNetwork, seed_of
+from launcher.after.finetune.optimizer import make_optimizer, rate_share, set_rate
+from launcher.after.finetune.outcome import Diverged
+from launcher.after.finetune.settings import FinetuneSettings
+from launcher.progress import counted, work
+
+_ROWS_READ = 64  # rows at a time where nothing is learnt
+
+
+@contextmanager
+def reproducible(device: torch.device, threads: int) -> Iterator[None]:
+    """Random state, threads and kernels of torch as a fine-tuning needs them; as they were afterwards."""
+    before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if on_gpu else []):
+        torch.set_num_threads(threads)
+        if on_gpu:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+            torch.use_deterministic_algorithms(strict, warn_only=warned)
+
+
+def epoch_order(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """[rows] indices in the order of training, a function of (seed, epoch) alone. `epoch` from 0."""
+    return np.argsort(draws64(stream_key("fine-tuning", seed, "order", epoch), 0, rows), kind="stable")
+
+
+def train_updates(
+    network: TaskNetwork,
+    kind: TaskKind,
+    pieces: Pieces,
+    rows: Sequence[InputRow],
+    *,
+    settings: FinetuneSettings,
+    seed: int,
+    optimizer: torch.optim.AdamW | None = None,
+    begin: int = 0,
+) -> Generator[float, None, None]:
+    """Trains `network` in place; after each update yields its loss per target.
+
+    The last batch of an epoch may be smaller. Dropout is drawn from (seed, step). With network and optimizer as they
+    were after `begin` updates, it goes on from there.
+
+    Raises Diverged: a loss or a gradient is not finite. The update was not made.
+    """
+    optimizer = make_optimizer(network, settings) if optimizer is None else optimizer
+    each = updates_each(rows, settings)
+    with work("training", each * settings.epochs, "updates") as now:
+        now.begin_at(begin)
+        for epoch in range(begin // each, settings.epochs):
+            order = epoch_order(len(rows), seed, epoch)
+            for index in range(begin % each if epoch == begin // each else 0, each):
+                step = epoch * each + index
+                batch = [rows[i] for i in order[index * settings.batch : (index + 1) * settings.batch]]
+                network.train()
+                set_rate(optimizer.param_groups, rate_share(step, each * settings.epochs, settings.warmup))
+                torch.manual_seed(seed_of(seed, "dropout", step))
+                loss = _update(network, kind, pieces, optimizer, batch=batch, settings=settings)
+                if not np.isfinite(loss):
+                    raise Diverged(
+                        f"the loss, or its gradient, is no longer finite in update {step + 1:,} (epoch {epoch + 1})",
+                        remedy="lower lr, or lengthen warmup",
+                    )
+                now.advance()
+                now.note = f"loss {loss:.4f}"
+                yield loss
+
+
+def updates_each(rows: Sequence[InputRow], settings: FinetuneSettings) -> int:
+    """Updates of an epoch."""
+    return -(-len(rows) // settings.batch)
+
+
+def _update(
+    network: TaskNetwork,
+    kind: TaskKind,
+    pieces: Pieces,
+    optimizer: torch.optim.AdamW,
+    *,
+    batch: list[InputRow],
+    settings: FinetuneSettings,
+) -> float:
+    """One update, which is not made if its gradient is not finite. Returns the loss, then not finite either."""
+    device = next(network.parameters()).device
+    optimizer.zero_grad()
+    total, count = 0.0, max(1, kind.count(batch))
+    size = settings.microbatch or len(batch)
+    for start in range(0, len(batch), size):
+        part = batch[start : start + size]
+        inputs = pieces.batch(part, device)
+        targets = kind.targets(part, inputs["input_ids"].shape[1]).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            logits = network(inputs)
+        loss = kind.loss(logits, targets) / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+    if not torch.isfinite(norm):
+        return float("nan")
+    optimizer.step()
+    return total
+
+
+@torch.inference_mode()
+def compute_logits(
+    network: TaskNetwork, pieces: Pieces, rows: Sequence[InputRow], precision: str = "fp32"
+) -> list[Logits]:
+    """Of each row [outputs], or [pieces, outputs], without padding. Rows of like length share a batch."""
+    network.eval()
+    device = next(network.parameters()).device
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    found: list[Logits] = [np.zeros(0, np.float32)] * len(rows)
+    groups = [order[start : start + _ROWS_READ] for start in range(0, len(rows), _ROWS_READ)]
+    for indices in counted(groups, "measuring", len(rows), "rows", len):
+        inputs = pieces.batch([rows[index] for index in indices], device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            logits = network(inputs).cpu().numpy()
+        width = inputs["input_ids"].shape[1]
+        for index, values in zip(indices, logits, strict=True):
+            first = pieces.shift(rows[index], width)
+            found[index] = values if values.ndim == 1 else values[first : first + len(rows[index])]
+    return found

@@ -1,0 +1,284 @@
+"""The model that is fine-tuned: the class of transformers for the kind of task, or its encoder under a head of ours.
+
+New parameters are drawn from a seed and their names, so that their values do not depend on what else is new, or in
+which order.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from data_service.rng import draws64, stream_key
+from launcher.after.finetune.heads import HeadConfig, MixedHead
+from launcher.after.finetune.kind import Head
+from launcher.after.finetune.layout import LayerDepths, layout_of
+from launcher.after.finetune.outcome import TaskMismatch
+from launcher.after.finetune.settings import FinetuneSettings
+from launcher.extras import EVALUATE, optional, reason
+
+# Rates of an encoder's dropout, under the names of all families.
+_DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+)
+_OF_HEADS = (
+    "hidden_dropout_prob",
+    "dropout",
+    "classifier_dropout",
+)  # most, XLNet, ModernBERT; EuroBERT has none
+_USE = "fine-tuning"
+
+
+class TaskNetwork(nn.Module):
+    """A model of transformers, whole or an encoder with `head` on it, that gives logits.
+
+    Attributes:
+        model: as transformers made it.
+        encoder: the part of it that was pretrained; the same module where there is a head of ours.
+        head: ours; None where the class has its own.
+        layout: which parameters belong to which layer, by their names in `encoder`.
+    """
+
+    def __init__(self, model: Any, head: MixedHead | None, *, frozen: bool) -> None:
+        super().__init__()
+        self.model, self.head, self.frozen = model, head, frozen
+        self.layout: LayerDepths = layout_of(self.encoder)
+
+    @property
+    def encoder(self) -> nn.Module:
+        return cast(nn.Module, self.model.base_model)
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    def train(self, mode: bool = True) -> "TaskNetwork":
+        super().train(mode)
+        if self.frozen:
+            self.encoder.eval()
+        return self
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """[rows, outputs], or [rows, pieces, outputs] where the head looks at each piece; float32."""
+        if self.head is not None:
+            result = self.model(**batch, output_hidden_states=True)
+            hidden = (*result.hidden_states[:-1], result.last_hidden_state)
+            return cast(Tensor, self.head(hidden, batch["attention_mask"]).float())
+        result = self.model(**batch)
+        if "start_logits" in result:
+            return torch.stack([result.start_logits, result.end_logits], dim=-1).float()
+        return cast(Tensor, result.logits.float())
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """What the task asks of a model: the head's class, its outputs, and names for them (none: they are no classes)."""
+
+    head: Head
+    outputs: int
+    labels: tuple[str, ...]
+
+
+def open_config(folder: Path) -> Any:
+    """The configuration in `folder`. Raises TaskMismatch: there is none that transformers knows."""
+    transformers = optional("transformers", _USE, EVALUATE)
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # of any kind: see `reason`
+        raise TaskMismatch(
+            f"{folder} has no configuration that transformers reads: {reason(error)}",
+            remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
+        ) from error
+
+
+def open_network(
+    folder: Path, config: Any, wanted: HeadSpec, settings: FinetuneSettings, seed: int
+) -> TaskNetwork:
+    """The encoder in `folder` under a new head, fp32, on the CPU.
+
+    What is new is drawn from (seed, name of the parameter): the head, a pooler that the checkpoint lacks, and
+    `settings.reinit_layers`. A head in the folder is left alone, whatever task it was for.
+
+    Raises TaskMismatch: the folder lacks pieces of the encoder, or settings that this model cannot have.
+    """
+    _configure(config, wanted, settings)
+    own = settings.pooling != "class" or settings.layers != "last"
+    head = _own_head(config, wanted, settings) if own else None
+    model, missing = _load(folder, config, "" if own else f"For{wanted.head}")
+    network = TaskNetwork(model, head, frozen=settings.freeze)
+    _check_gaps(network, missing, folder)
+    fresh = _fresh(network, missing, settings.reinit_layers)
+    initialise(network, fresh, float(getattr(config, "initializer_range", 0.02)), seed)
+    _set_task_dropout(network, settings.task_dropout)
+    if settings.freeze:
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name in fresh)
+    return network
+
+
+def _configure(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> None:
+    config.num_labels = wanted.outputs
+    if wanted.labels:
+        config.id2label = dict(enumerate(wanted.labels))
+        config.label2id = {label: index for index, label in enumerate(wanted.labels)}
+    if wanted.head == "SequenceClassification":
+        config.problem_type = "single_label_classification" if wanted.labels else "regression"
+    if config.model_type == "xlnet":
+        config.bi_data = False  # half of each batch backwards is for pretraining
+    if settings.dropout is not None:
+        for name in _DROPOUTS:
+            if hasattr(config, name):
+                setattr(config, name, settings.dropout)
+    if settings.task_dropout is not None and hasattr(config, "summary_last_dropout"):
+        config.summary_last_dropout = settings.task_dropout
+
+
+def _own_head(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> MixedHead:
+    """Raises TaskMismatch: a pooling that this kind of task has no use for, or lacks."""
+    texts = wanted.head == "SequenceClassification"
+    if texts == (settings.pooling == "class"):
+        raise TaskMismatch(
+            f"pooling {settings.pooling} with layers {settings.layers}: "
+            + ("a head over mixed layers needs a pooling" if texts else "labels of pieces have no pooling"),
+            remedy="set pooling to cls, mean or max" if texts else "leave out pooling",
+        )
+    dropout = next((getattr(config, name) for name in _OF_HEADS if hasattr(config, name)), 0.0)
+    try:
+        described = HeadConfig(
+            hidden=config.hidden_size,
+            states=config.num_hidden_layers + 1,
+            outputs=wanted.outputs,
+            layers=settings.layers,
+            pooling=None if settings.pooling == "class" else settings.pooling,
+            left=config.model_type == "xlnet",
+            dropout=dropout if settings.task_dropout is None else settings.task_dropout,
+        )
+    except ValidationError as error:
+        raise TaskMismatch(
+            "; ".join(detail["msg"] for detail in error.errors()), remedy="choose other layers"
+        ) from error
+    return MixedHead(described)
+
+
+def _load(folder: Path, config: Any, head: str) -> tuple[Any, list[str]]:
+    """The model, and the names of its encoder's parameters that the folder lacks or has in another shape."""
+    transformers = optional("transformers", _USE, EVALUATE)
+    loader = getattr(transformers, f"AutoModel{head}")
+    with quiet(transformers):
+        try:
+            model, report = loader.from_pretrained(
+                str(folder),
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # of any kind: see `reason`
+            raise TaskMismatch(
+                f"transformers cannot load {folder} as AutoModel{head}: {reason(error)}",
+                remedy="give a folder with model.safetensors of an encoder that transformers has for such tasks",
+            ) from error
+    if not head and getattr(model, "pooler", None) is not None:
+        model.pooler = None  # a head of ours reads hidden states
+    lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    return model, sorted(name.removeprefix(prefix) for name in lacking if name.startswith(prefix))
+
+
+def _check_gaps(network: TaskNetwork, missing: list[str], folder: Path) -> None:
+    gaps = [name for name in missing if name in network.layout.depths and not name.startswith("pooler.")]
+    if gaps:
+        more = f" and {len(gaps) - 3:,} more" if len(gaps) > 3 else ""
+        raise TaskMismatch(
+            f"the weights in {folder} lack parameters of {type(network.encoder).__name__}, or have them in other "
+            f"shapes than its config.json says: {', '.join(gaps[:3])}{more}",
+            remedy="use the configuration and the weights of one and the same encoder",
+        )
+
+
+def _fresh(network: TaskNetwork, missing: list[str], reinit_layers: int) -> set[str]:
+    """Names of the parameters that begin anew."""
+    pretrained = {id(parameter) for parameter in network.encoder.parameters()}
+    heads = {name for name, parameter in network.named_parameters() if id(parameter) not in pretrained}
+    inside = {*missing, *network.layout.top(reinit_layers)}
+    encoder = {id(parameter): name for name, parameter in network.encoder.named_parameters()}
+    return heads | {
+        name for name, parameter in network.named_parameters() if encoder.get(id(parameter)) in inside
+    }
+
+
+def _set_task_dropout(network: TaskNetwork, rate: float | None) -> None:
+    """Raises TaskMismatch: the class of transformers has no dropout before its output."""
+    inside = set(network.encoder.modules())
+    found = [
+        module for module in network.modules() if isinstance(module, nn.Dropout) and module not in inside
+    ]
+    if rate is None or (not found and not rate):
+        return
+    if not found:
+        raise TaskMismatch(
+            f"task_dropout: {type(network.model).__name__} has no dropout before its output",
+            remedy="leave out task_dropout, or set `dropout`",
+        )
+    found[-1].p = rate
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' notes on heads that are new, as they must be, and its progress bars."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+_SIGNED = 2**63
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed for torch's generators, from what it is for."""
+    return int(draws64(stream_key("fine-tuning", *parts), 0, 1)[0]) % _SIGNED
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, names: Set[str], spread: float, seed: int) -> None:
+    """Draw the named parameters of `model` anew: N(0, `spread`), norms 1, biases 0, weights of a mixture equal.
+
+    As transformers does it, but for an independent stream for each parameter.
+    """
+    for path, module in model.named_modules():
+        norm = "norm" in type(module).__name__.lower()
+        for own, parameter in module.named_parameters(recurse=False):
+            name = f"{path}.{own}" if path else own
+            if name not in names:
+                continue
+            if norm:
+                parameter.fill_(1.0 if own == "weight" else 0.0)
+            elif parameter.ndim == 1:
+                parameter.zero_()
+            elif parameter.ndim == 0:
+                parameter.fill_(1.0)
+            else:
+                generator = torch.Generator().manual_seed(seed_of(seed, "initial", name))
+                parameter.normal_(0.0, spread, generator=generator)

@@ -1,0 +1,158 @@
+"""What is fine-tuned and measured: a checkpoint as a local folder in the transformers format, and a digest of it.
+
+A checkpoint is given as a run, whose newest good checkpoint (or that of a step) is exported into a temporary folder, or
+as a folder in that format, local or on S3. Of a generator and a discriminator it is the discriminator.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoints.hf.folder import CONFIG, PARTS
+from checkpoints.hf.folder import RECORD as RECORD_OF_EXPORT
+from data_service.formats import foreign_json
+from data_service.processes import temporary_folder
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
+from data_service.store.open import open_store
+from encoder_core.errors import ModelError
+from launcher.after.export.export import export_run
+from launcher.errors import RunError
+from launcher.runtime.run.record import RECORD, open_run
+
+_CHUNK = 64 << 20  # bytes in memory at a time
+_READ = (".json", ".safetensors", ".txt", ".model")  # what is read of a folder; never a pickle
+_TOLD = (RECORD_OF_EXPORT, "results.json")  # say where it comes from
+_MODULES = "modules.json"  # of a SentenceTransformer
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model on this machine's disk.
+
+    Attributes:
+        source: as the user gave it.
+        step: of a run's checkpoint; None for a folder.
+        folder: configuration, safetensors and tokenizer, as `transformers` loads them. Do not write there.
+        digest: SHA-256 over the files that decide a prediction. Equal digests, equal models.
+    """
+
+    source: str
+    step: int | None
+    folder: Path
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """For people: `runs/base at step 1,000`."""
+        return self.source if self.step is None else f"{self.source} at step {self.step:,}"
+
+
+@contextmanager
+def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel]:
+    """The model at a run's URI, or in a folder; its files stay until the context ends.
+
+    Raises:
+        RunError: neither is there, or `step` is given with a folder, or the run has no such checkpoint.
+        CheckpointError, ModelError: it is damaged, or has no transformers form. StoreError: it cannot be read.
+    """
+    store = open_store(source)
+    with temporary_folder("model") as name:
+        if store.size(RECORD) is not None:
+            exported = export_run(open_run(source), step, str(name))
+            part = PARTS[1] if PARTS[1] in exported.models else "."
+            folder, step = Path(name, part), exported.step
+        else:
+            folder = _plain_folder(source, step, store, name)
+        yield LocalModel(source, step, folder, folder_digest(folder))
+
+
+def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> Path:
+    part = next((part for part in (".", PARTS[1]) if store.size(f"{part}/{CONFIG}".removeprefix("./"))), None)
+    if part is None:
+        raise RunError(
+            f"{source} is neither a run nor a model: it has no {RECORD} and no {CONFIG}",
+            remedy="give a run, or a folder in the transformers format",
+        )
+    if step is not None:
+        raise RunError(f"{source} is a model, not a run: it has no steps", remedy="leave out --step")
+    within = store if part == "." else store.at(part)
+    if isinstance(within, LocalStore):
+        return Path(within.root)
+    for entry in within.list(""):
+        if "/" not in entry.key and entry.key.endswith(_READ):
+            _copy(within, entry.key, place / entry.key)
+    for module in module_folders(place):
+        for entry in within.list(f"{module}/"):
+            if entry.key.endswith(_READ):
+                _copy(within, entry.key, place / entry.key)
+    return place
+
+
+def module_folders(folder: Path) -> list[str]:
+    """The folders that hold modules of a SentenceTransformer beside the model (such as `1_Pooling`), as modules.json
+    lists them.
+
+    Raises ModelError: modules.json does not list modules, or names folders elsewhere.
+    """
+    path = folder / _MODULES
+    if not path.is_file():
+        return []
+    try:
+        found = [str(module["path"]) for module in foreign_json(path.read_bytes())]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
+    for name in found:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelError(f"{path} names a folder elsewhere: {name}", remedy="fetch the model again")
+    return sorted({name for name in found if name})
+
+
+def _copy(store: Store, key: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = store.size(key) or 0
+    with path.open("wb") as file:
+        for start in range(0, size, _CHUNK):
+            file.write(store.get_range(key, start, min(_CHUNK, size - start)))
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over names and contents of the files of `folder` that decide what its model predicts."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.iterdir(), *_files_of_modules(folder)]):
+        if path.is_file() and path.name.endswith(_READ) and path.name not in _TOLD:
+            name = path.relative_to(folder).as_posix()
+            digest.update(json.dumps([name, _file_digest(path)]).encode())
+    return digest.hexdigest()
+
+
+def _files_of_modules(folder: Path) -> list[Path]:
+    return [path for module in module_folders(folder) for path in (folder / module).rglob("*")]
+
+
+def _file_digest(path: Path) -> str:
+    if path.name == CONFIG:  # which library wrote it decides nothing
+        fields = _object_in(path)
+        kept = {
+            name: value
+            for name, value in fields.items()
+            if name not in ("transformers_version", "_name_or_path")
+        }
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _object_in(path: Path) -> dict[str, object]:
+    try:
+        fields = foreign_json(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
+    if not isinstance(fields, dict):
+        raise ModelError(
+            f"{path} holds a {type(fields).__name__}, not an object", remedy="fetch the file again"
+        )
+    return fields

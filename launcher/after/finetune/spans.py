@@ -1,0 +1,160 @@
+"""Kind span: the stretch of a context that answers a question, or that there is none (Devlin et al. 2019, 4.2 and 4.3).
+
+A context that is longer than the model becomes windows, each behind the question. The class piece stands for "no
+answer": in training for a window without the answer, in prediction against the best stretch of all windows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from launcher.after.finetune.answers import ContextWindow
+from launcher.after.finetune.inputs import InputRow, Pieces, best_window, window_ranges
+from launcher.after.finetune.kind import Head, Prepared
+from launcher.after.finetune.outcome import TaskMismatch
+from launcher.after.tasks.examples import Answer, Questions
+
+_LEAST_CONTEXT = 8  # pieces of context that a window has at least
+
+
+@dataclass(frozen=True)
+class PreparedQuestions(Prepared):
+    """Attributes:
+    windows: what each row shows of which context.
+    """
+
+    windows: tuple[ContextWindow, ...]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A question and a whole context as pieces.
+
+    Attributes:
+        ids, types: [T].
+        context: indices of the context's pieces, which lie together.
+        characters: [pieces of the context, 2] where in the context each begins and ends.
+        null: index of the class piece.
+    """
+
+    ids: NDArray[np.int64]
+    types: NDArray[np.int64]
+    context: NDArray[np.int64]
+    characters: NDArray[np.int64]
+    null: int
+
+
+@dataclass(frozen=True)
+class SpanKind:
+    """Attributes:
+    stride: pieces that two windows of a context share.
+    max_query: pieces of a question, which is cut there.
+    """
+
+    pieces: Pieces
+    stride: int
+    max_query: int
+
+    head: Head = "QuestionAnswering"
+    outputs: int = 2
+
+    def prepare(self, examples: Questions) -> PreparedQuestions:
+        """Raises TaskMismatch: an answer outside its context, or no room for a context."""
+        rows: list[InputRow] = []
+        windows: list[ContextWindow] = []
+        for index, context in enumerate(examples.contexts):
+            answers = examples.answers[index]
+            if any(not 0 <= one.start <= one.start + len(one.text) <= len(context) for one in answers):
+                raise TaskMismatch(
+                    f"question {examples.ids[index]} has an answer outside its context",
+                    remedy="correct its answer_start",
+                )
+            pair = self._encode(examples.questions[index], context)
+            more, seen = self._windows(pair, index, answers[0] if answers else None)
+            rows += more
+            windows += seen
+        return PreparedQuestions(rows, tuple(windows))
+
+    def _windows(
+        self, pair: _Pair, index: int, answer: Answer | None
+    ) -> tuple[list[InputRow], list[ContextWindow]]:
+        around = len(pair.ids) - len(pair.context)
+        room = self.pieces.max_length - around
+        if room < min(_LEAST_CONTEXT, len(pair.context)):
+            raise TaskMismatch(
+                f"max_length {self.pieces.max_length} leaves room for {max(room, 0)} tokens of a context",
+                remedy="raise max_length, or lower max_query",
+            )
+        ranges = window_ranges(len(pair.context), room, self.stride)
+        best = best_window(len(pair.context), ranges)
+        first = int(pair.context[0]) if len(pair.context) else 0
+        rows, windows = [], []
+        for number, (begin, end) in enumerate(ranges):
+            kept = np.r_[:first, pair.context[begin:end], first + len(pair.context) : len(pair.ids)]
+            null = int(np.flatnonzero(kept == pair.null)[0])
+            characters = pair.characters[begin:end]
+            target = _target(characters, answer, first, null)
+            rows.append(InputRow(pair.ids[kept], pair.types[kept] if self.pieces.types else None, target))
+            windows.append(ContextWindow(index, first, null, characters, best[begin:end] == number))
+        return rows, windows
+
+    def _encode(self, question: str, context: str) -> _Pair:
+        encoded = self.pieces.tokenizer(
+            self._short(question.strip()), context, return_offsets_mapping=True, verbose=False
+        )
+        ids = np.array(encoded["input_ids"], np.int64)
+        types = np.array(encoded.get("token_type_ids") or np.zeros_like(ids), np.int64)
+        inside = np.flatnonzero([part == 1 for part in encoded.sequence_ids()])
+        offsets = np.array(encoded["offset_mapping"], np.int64)[inside]
+        special = [part is None for part in encoded.sequence_ids()]
+        null = int(np.flatnonzero((ids == self.pieces.tokenizer.cls_token_id) & special)[0])
+        return _Pair(ids, types, inside, _without_spaces(offsets, context), null)
+
+    def _short(self, question: str) -> str:
+        """The question's first pieces, as text."""
+        encoded: Any = self.pieces.tokenizer(
+            question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        offsets = encoded["offset_mapping"]
+        return question if len(offsets) <= self.max_query else question[: offsets[self.max_query - 1][1]]
+
+    def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
+        """[rows, 2] int64: positions of the first and the last piece."""
+        return torch.from_numpy(np.stack([row.target + self.pieces.shift(row, width) for row in rows]))
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Of start and end, each over all positions of the batch, as transformers' classes do."""
+        start, end = logits.unbind(-1)
+        return F.cross_entropy(start, targets[:, 0], reduction="sum") + F.cross_entropy(
+            end, targets[:, 1], reduction="sum"
+        )
+
+    def count(self, rows: Sequence[InputRow]) -> int:
+        return 2 * len(rows)
+
+
+def _target(characters: NDArray[np.int64], answer: Answer | None, first: int, null: int) -> NDArray[np.int64]:
+    """First and last position of the answer; the class piece's, if the window does not have the answer whole."""
+    absent = np.array([null, null], np.int64)
+    if answer is None or not answer.text or not len(characters):
+        return absent
+    begin, end = answer.start, answer.start + len(answer.text)
+    if not characters[0, 0] <= begin < end <= characters[-1, 1]:
+        return absent
+    covered = np.flatnonzero((characters[:, 1] > begin) & (characters[:, 0] < end))
+    return np.array([first + covered[0], first + covered[-1]], np.int64) if len(covered) else absent
+
+
+def _without_spaces(offsets: NDArray[np.int64], text: str) -> NDArray[np.int64]:
+    """Some tokenizers count the space before a word to its first piece; an answer does not begin with it."""
+    trimmed = offsets.copy()
+    for index, (begin, end) in enumerate(offsets.tolist()):
+        piece = text[begin:end]
+        trimmed[index, 0] += len(piece) - len(piece.lstrip())
+    return trimmed

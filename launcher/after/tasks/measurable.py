@@ -1,0 +1,124 @@
+"""Loads the tasks that frozen measures name, and checks that they are of a kind that can be measured, with files that
+are there.
+
+`maskfleet init` and `train` call this before anything is trained.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from data_service.errors import UserError
+from data_service.store.errors import StoreError
+from launcher.after.tasks.schema import SCORED, TEXTS
+from launcher.after.tasks.task import Task, load_task
+from launcher.errors import RecipeError, RunError, TaskError
+from launcher.runtime.recipe.evaluation import (
+    AnisotropySettings,
+    EvaluationTask,
+    ProbeSettings,
+    SimilaritySettings,
+)
+from launcher.runtime.recipe.parts import RecipeIssue
+
+
+def probed(settings: ProbeSettings) -> Task:
+    """The task that a probe is fitted on. Raises TaskError: no such task; RunError: not one of classification."""
+    task = load_task(settings.task, settings.data)
+    if task.kind not in ("classification", "pair_classification"):
+        raise RunError(
+            f"{task.name} is a task of {task.kind}, which no linear probe measures",
+            remedy="give a task of classification",
+        )
+    return task
+
+
+def compared(settings: SimilaritySettings) -> Task:
+    """The task whose scores cosines are compared with. Raises TaskError: no such task; RunError: it has no scores."""
+    task = load_task(settings.task, settings.data)
+    if task.kind not in SCORED:
+        raise RunError(
+            f"{task.name} has no pairs of texts with a score each", remedy="give a task of kind similarity"
+        )
+    return task
+
+
+def with_texts(settings: AnisotropySettings) -> Task:
+    """The task whose texts anisotropy is measured on. Raises TaskError: no such task; RunError: one without texts."""
+    assert settings.task is not None
+    task = load_task(settings.task, settings.data)
+    if task.kind not in TEXTS:
+        raise RunError(
+            f"{task.name} is a task of {task.kind}, which has no texts to measure anisotropy on",
+            remedy="give one of classification or similarity",
+        )
+    return task
+
+
+def measured_split(task: Task) -> str:
+    """The split that figures are for: test if it is labelled, else dev."""
+    return "test" if "test" in task.splits else "dev"
+
+
+def check_names(tasks: Sequence[EvaluationTask]) -> None:
+    """Raises RecipeError: tasks that a recipe names and that do not exist, or cannot be measured so."""
+    _refuse([problem for index, task in enumerate(tasks) for problem in _name_problems(index, task)])
+
+
+def check_tasks(tasks: Sequence[EvaluationTask]) -> None:
+    """As `check_names`, and whether their files are there. Raises StoreError, too: a store does not answer."""
+    check_names(tasks)
+    _refuse([problem for index, task in enumerate(tasks) for problem in _file_problems(index, task)])
+
+
+def _refuse(problems: Sequence[RecipeIssue]) -> None:
+    if problems:
+        raise RecipeError(
+            "\n".join(f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+
+
+def _name_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
+    try:
+        _task(measure)
+    except StoreError:
+        raise
+    except UserError as error:
+        yield RecipeIssue(_path(index, measure, "task"), error.problem, error.remedy)
+
+
+def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
+    task = _task(measure)
+    if task is None:
+        return
+    path = _path(index, measure, "data")
+    if task.root is None:
+        what = f"where the files of {task.name} are is not said"
+        remedy = f"give the folder or s3:// URI that holds them; they are published at {task.published}"
+        yield RecipeIssue(path, what, remedy)
+        return
+    for split in _splits(measure, task):
+        try:
+            task.check_files(split)
+        except TaskError as error:
+            yield RecipeIssue(path, error.problem, error.remedy)
+
+
+def _splits(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
+    """Those that are read."""
+    if measure.probe:
+        return ("train", "dev", *(("test",) if "test" in task.splits else ()))
+    if measure.anisotropy and "dev" in task.splits:
+        return ("dev",)
+    return (measured_split(task),)
+
+
+def _task(measure: EvaluationTask) -> Task | None:
+    if measure.probe:
+        return probed(measure.probe)
+    if measure.similarity:
+        return compared(measure.similarity)
+    return with_texts(measure.anisotropy) if measure.anisotropy and measure.anisotropy.task else None
+
+
+def _path(index: int, measure: EvaluationTask, field: str) -> tuple[str | int, ...]:
+    return ("evaluation", "tasks", index, measure.measure, field)

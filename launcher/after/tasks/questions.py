@@ -1,0 +1,173 @@
+"""Questions about contexts: SQuAD's JSON (1.1 and 2.0, CMRC 2018 too), or rows of jsonl and Parquet."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from data_service.ingest.inputs import InputFile
+from launcher.after.tasks.examples import Answer, Questions
+from launcher.after.tasks.files import TaskFolder, read_whole
+from launcher.after.tasks.rows import layout_of, read_rows, valid_text
+from launcher.after.tasks.schema import Description, File
+from launcher.errors import TaskError
+
+_log = logging.getLogger("launcher.after.tasks")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """`place`: where it stands, for messages."""
+
+    place: str
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...]
+
+
+class _Misplaced(Exception):
+    """An answer that is not where it should be; the problem."""
+
+
+def read_questions(task: Description, files: Sequence[File], folder: TaskFolder) -> Questions:
+    """The questions of `files` in their order.
+
+    Raises:
+        TaskError: a file that is missing, something else than questions, an id that is there twice, an answer that is
+            not at its place in the context, no answer where the task has one for every question.
+    """
+    seen: dict[str, str] = {}
+    taken: list[_Question] = []
+    broken = 0
+    for path in files:
+        assert isinstance(path, str), "refused with the task"
+        file = folder.find(path)
+        for question in _squad(file, task.encoding) if task.format == "squad" else _rows(task, file):
+            if question.id in seen:
+                raise TaskError(
+                    f"{question.place}: the id {question.id!r} is there already, at {seen[question.id]}",
+                    remedy="give each question an id of its own: predictions are kept by it",
+                )
+            seen[question.id] = question.place
+            try:
+                taken.append(_placed(task, question))
+            except _Misplaced as problem:
+                if task.broken_rows == "error":
+                    raise TaskError(
+                        f"{question.place}: {problem}",
+                        remedy="correct the file; `misplaced_answers: nearest` takes the nearest occurrence, "
+                        "`broken_rows: skip` leaves such questions out",
+                    ) from problem
+                broken += 1
+    if broken:
+        _log.warning("%s: left out %d questions whose answers are not in their contexts", task.name, broken)
+    return Questions(
+        ids=tuple(question.id for question in taken),
+        questions=tuple(question.question for question in taken),
+        contexts=tuple(question.context for question in taken),
+        answers=tuple(question.answers for question in taken),
+    )
+
+
+def _placed(task: Description, question: _Question) -> _Question:
+    if not question.answers and not task.no_answer:
+        raise TaskError(
+            f"{question.place}: question {question.id} has no answer",
+            remedy="say `no_answer: true` in the task if its context may not answer a question",
+        )
+    answers = tuple(_answer(task, question, answer) for answer in question.answers)
+    return _Question(question.place, question.id, question.question, question.context, answers)
+
+
+def _answer(task: Description, question: _Question, answer: Answer) -> Answer:
+    text, start, context = answer.text, answer.start, question.context
+    if text and start >= 0 and context.startswith(text, start):
+        return answer
+    if text and task.misplaced_answers == "nearest":
+        before, after = context.rfind(text, 0, max(0, start) + len(text)), context.find(text, max(0, start))
+        if places := [place for place in (before, after) if place >= 0]:
+            return Answer(text, min(places, key=lambda place: abs(place - start)))
+    found = context[max(0, start) : max(0, start) + len(text)]
+    raise _Misplaced(
+        f"question {question.id}: the answer {text!r} is not at character {start}, where {found!r} stands"
+    )
+
+
+def _rows(task: Description, file: InputFile) -> Iterator[_Question]:
+    fields = task.fields
+    for row in read_rows(layout_of(task), file):
+        yield _Question(
+            place=str(row.place),
+            id=row.label(str(fields.id)),
+            question=row.text(str(fields.question)),
+            context=row.text(str(fields.context)),
+            answers=_answers(row.value(str(fields.answers)), str(row.place)),
+        )
+
+
+def _squad(file: InputFile, encoding: str) -> Iterator[_Question]:
+    """`{"data": [{"paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}`.
+
+    SQuAD 2.0 adds `is_impossible`; what it calls plausible answers are none.
+    """
+    try:
+        data = json.loads(read_whole(file, encoding))
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{file.uri}: not JSON: {error}", remedy="fetch the file again") from error
+    for a, article in enumerate(_items(data, "data", file.uri)):
+        for p, paragraph in enumerate(_items(article, "paragraphs", f"{file.uri}, data {a}")):
+            place = f"{file.uri}, data {a}, paragraph {p}"
+            context = _text(paragraph, "context", place)
+            for q, question in enumerate(_items(paragraph, "qas", place)):
+                yield _question(question, context, f"{place}, question {q}")
+
+
+def _question(question: object, context: str, place: str) -> _Question:
+    impossible = isinstance(question, Mapping) and question.get("is_impossible") is True
+    return _Question(
+        place=place,
+        id=_text(question, "id", place),
+        question=_text(question, "question", place),
+        context=context,
+        answers=() if impossible else _answers(_items(question, "answers", place), place),
+    )
+
+
+def _answers(value: object, place: str) -> tuple[Answer, ...]:
+    """A list of answers, or (as `datasets` keeps them) an object of lists."""
+    if isinstance(value, Mapping):
+        texts, starts = _items(value, "text", place), _items(value, "answer_start", place)
+        if len(texts) != len(starts):
+            raise TaskError(
+                f"{place}: {len(texts)} answers, {len(starts)} places", remedy="correct the record"
+            )
+        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(value, list):
+        raise TaskError(
+            f"{place}: answers are {type(value).__name__}, not a list", remedy="correct the record"
+        )
+    return tuple(dict.fromkeys(_one_answer(answer, place) for answer in value))
+
+
+def _one_answer(answer: object, place: str) -> Answer:
+    start = answer.get("answer_start") if isinstance(answer, Mapping) else None
+    if not isinstance(start, int) or isinstance(start, bool):
+        raise TaskError(
+            f"{place}: an answer without a whole number answer_start", remedy="correct the record"
+        )
+    return Answer(_text(answer, "text", place), start)
+
+
+def _items(value: object, key: str, place: str) -> list[object]:
+    found = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(found, list):
+        return found
+    raise TaskError(f"{place}: no list {key!r}", remedy="the file should have the form of SQuAD's")
+
+
+def _text(value: object, key: str, place: str) -> str:
+    found = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(found, str):
+        return valid_text(found, place)
+    raise TaskError(f"{place}: no text {key!r}", remedy="the file should have the form of SQuAD's")

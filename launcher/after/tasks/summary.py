@@ -1,0 +1,107 @@
+"""What is in a task's splits: for people, before anything is trained."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged, digest
+from launcher.after.tasks.metrics import check_measurable
+from launcher.after.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split.
+
+    Attributes:
+        split: its name.
+        examples: how many.
+        repeated: examples whose text an earlier one has.
+        in_train: examples whose text is in the split train, too.
+        median_length, longest: characters of an example, all its texts together.
+        labels: what the labels are, in words: how many of each, or range of scores.
+        digest: SHA-256 of the examples.
+    """
+
+    split: str
+    examples: int
+    repeated: int
+    in_train: int
+    median_length: int
+    longest: int
+    labels: str
+    digest: str
+
+
+def summarise(task: Task) -> Iterator[SplitSummary]:
+    """Every split that can be read, as it is read.
+
+    Raises:
+        TaskError: a file is missing, a record cannot be used, or a split but `train` cannot be measured.
+    """
+    train: frozenset[str] = frozenset()
+    for split in task.splits:
+        examples = task.read(split)
+        if split != "train":
+            check_measurable(task, examples, f"the split {split}")
+        texts = _texts(examples)
+        different = frozenset(texts)
+        lengths = [len(text) for text in texts]
+        yield SplitSummary(
+            split=split,
+            examples=len(examples),
+            repeated=len(texts) - len(different),
+            in_train=sum(text in train for text in texts),
+            median_length=int(np.median(lengths)),
+            longest=max(lengths),
+            labels=_labels(task, examples),
+            digest=digest(examples),
+        )
+        if split == "train":
+            train = different
+
+
+def _texts(examples: Examples) -> list[str]:
+    match examples:
+        case Sentences():
+            if examples.second is None:
+                return list(examples.first)
+            return [
+                f"{first}\n{second}" for first, second in zip(examples.first, examples.second, strict=True)
+            ]
+        case Tagged():
+            return [" ".join(words) for words in examples.words]
+        case Questions():
+            pairs = zip(examples.questions, examples.contexts, strict=True)
+            return [f"{question}\n{context}" for question, context in pairs]
+        case Retrieval():
+            return list(examples.queries.values())
+
+
+def _labels(task: Task, examples: Examples) -> str:
+    match examples:
+        case Sentences():
+            if not task.labels:
+                return f"{examples.labels.min():g} to {examples.labels.max():g}, mean {examples.labels.mean():.2f}"
+            return _shares(Counter(task.labels[int(label)] for label in examples.labels))
+        case Tagged():
+            return _shares(Counter(task.labels[tag] for tags in examples.tags for tag in tags))
+        case Questions():
+            without = sum(not answers for answers in examples.answers)
+            return (
+                f"{without:,} of {len(examples):,} without an answer"
+                if task.no_answer
+                else "all have an answer"
+            )
+        case Retrieval():
+            judged = sum(len(found) for found in examples.relevant.values())
+            return f"{len(examples.documents):,} documents, {judged / len(examples):.1f} relevant to a query"
+
+
+def _shares(counts: Counter[str]) -> str:
+    """The most frequent labels: a model that always says the first is right so often."""
+    total = counts.total()
+    shown = [f"{label} {count / total:.1%}" for label, count in counts.most_common(5)]
+    return ", ".join(shown) + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")

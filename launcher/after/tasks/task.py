@@ -1,0 +1,188 @@
+"""A task: what is learnt or measured, described by one small YAML over published files. Nothing is downloaded.
+
+`load_task` reads a bundled task or a YAML file; `Task.read` gives a split's examples, the same for every model.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+
+from pydantic import PrivateAttr
+
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from launcher.after.tasks.checks import impossible
+from launcher.after.tasks.examples import Examples, digest
+from launcher.after.tasks.files import TaskFolder
+from launcher.after.tasks.held_out import division
+from launcher.after.tasks.questions import read_questions
+from launcher.after.tasks.retrieval import read_retrieval
+from launcher.after.tasks.schema import Description
+from launcher.after.tasks.sentences import read_sentences
+from launcher.after.tasks.tagged import read_tagged
+from launcher.errors import TaskError
+from launcher.runtime.recipe.document import Words, parse, validate
+
+WORDS = Words("task", "maskfleet tasks show sst2", TaskError)
+_DECISIVE = {"kind", "labels", "score_range", "no_answer", "metrics", "truncation"}  # beside the examples
+
+
+class Task(Description):
+    """A description, and the folder that holds its files."""
+
+    _root: str | None = PrivateAttr(default=None)
+
+    @property
+    def root(self) -> str | None:
+        """Folder or s3:// URI to which the files' paths are relative; None while nobody has said."""
+        return self._root
+
+    def read(self, split: str) -> Examples:
+        """The examples of a split, `dev` for example, in the order of the files.
+
+        Raises:
+            TaskError: there is no such split, a file is missing, a record cannot be used, no example is left.
+            InputError, StoreError: a file cannot be read.
+        """
+        published, folder = self._place(split)
+        examples = self._published(published, folder)
+        if published == "train" and (self.held_out.dev or self.held_out.test):
+            examples = division(examples, self.held_out, split)
+        if not len(examples):
+            raise TaskError(
+                f"the split {split} of the task {self.name} is empty",
+                remedy="check its files; `skip_labels` and `held_out` may leave nothing",
+            )
+        return examples
+
+    def check_files(self, split: str) -> None:
+        """Whether the files of a split are there; they are not read.
+
+        Raises:
+            TaskError: there is no such split, or a file is missing. StoreError: the store does not answer.
+        """
+        published, folder = self._place(split)
+        for path in self.paths(published):
+            folder.find(path)
+
+    def _place(self, split: str) -> tuple[str, TaskFolder]:
+        """The published split that `split` is made of, and where its files are."""
+        if split not in self.splits:
+            raise self._no_split(split)
+        if self._root is None:
+            raise TaskError(
+                f"the files of the task {self.name} are not known",
+                remedy=f"give the folder that holds them with --data; they are published at {self.published}",
+            )
+        return split if split in self.files else "train", TaskFolder(self._root, self.name, self.published)
+
+    def _published(self, split: str, folder: TaskFolder) -> Examples:
+        files = self.sources(split)
+        match self.kind:
+            case "classification" | "pair_classification" | "regression" | "similarity":
+                return read_sentences(self, files, folder)
+            case "tagging":
+                return read_tagged(self, files, folder)
+            case "span":
+                return read_questions(self, files, folder)
+            case "retrieval":
+                return read_retrieval(self, files, folder)
+
+    def _no_split(self, split: str) -> TaskError:
+        if split in self.unlabelled:
+            return TaskError(
+                f"the split {split} of the task {self.name} is published without labels",
+                remedy=f"measure another: {', '.join(self.splits)}",
+            )
+        return TaskError(
+            f"the task {self.name} has no split {split!r}", remedy=f"it has {', '.join(self.splits)}"
+        )
+
+
+def load_task(name_or_path: str, data: str | None = None) -> Task:
+    """A bundled task by name, or a YAML file by path or s3:// URI.
+
+    `data` is the folder or s3:// URI that holds the published files. Without it, paths in a YAML file are relative to
+    that file, and a bundled task can be looked at, but not read.
+
+    Raises:
+        TaskError: no such task, or a mistake in the file, with its line.
+    """
+    known = bundled_tasks()
+    if name_or_path in known:
+        return loads(known[name_or_path], name_or_path, data)
+    if not name_or_path.endswith((".yaml", ".yml")):
+        close = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.5)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise TaskError(
+            f"there is no task {name_or_path!r}",
+            remedy=f"{guess}bundled tasks: {', '.join(known)}; or give the path of a .yaml file",
+        )
+    return loads(read_yaml(name_or_path), name_or_path, home_of(name_or_path) if data is None else data)
+
+
+def loads(text: str, name: str, root: str | None) -> Task:
+    """The task in YAML `text`, its files below `root`; `name` for messages. Raises TaskError: a mistake in it."""
+    document = parse(text, name, WORDS)
+    task = validate(Task, document)
+    if problems := impossible(task):
+        raise TaskError(
+            "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+    task._root = root
+    return task
+
+
+def bundled_tasks() -> Mapping[str, str]:
+    """YAML texts of the tasks that come with Maskfleet, by name."""
+    return bundled_texts("library")
+
+
+@cache
+def bundled_texts(folder: str) -> Mapping[str, str]:
+    """The YAML files in a folder of this package, by name without ending, in the order of the names."""
+    files = (resources.files("launcher.after.tasks") / folder).iterdir()
+    named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
+    return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
+
+
+def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
+    """SHA-256 of what decides a result: the settings that models or metrics see, and the examples of the splits.
+
+    A task that is renamed or whose files move keeps its digest; other data or another metric changes it. What the
+    fine-tuning is (`finetune`, `after`) is not in it: results are keyed by it besides. `splits`: those that count,
+    all that can be read if None.
+
+    Raises: as `Task.read`.
+    """
+    return digest_of_examples(
+        task, {split: task.read(split) for split in (task.splits if splits is None else splits)}
+    )
+
+
+def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
+    """As `task_digest`, of splits that were read already."""
+    settings = task.model_dump(mode="json", include=_DECISIVE)
+    content = {split: digest(read) for split, read in examples.items()}
+    data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(data.encode()).hexdigest()
+
+
+def read_yaml(path: str) -> str:
+    """The text of a YAML file, local or on S3. Raises TaskError: there is none, or it is not UTF-8."""
+    try:
+        return open_store(home_of(path)).get(path.rpartition("/")[2]).decode()
+    except KeyMissing as error:
+        raise TaskError(f"there is no file {path}", remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 text", remedy="give a YAML file") from error
+
+
+def home_of(path: str) -> str:
+    """The folder or URI in which a file lies."""
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

@@ -1,0 +1,47 @@
+"""A checkpoint of a run as a model in memory: our own module, or the class of transformers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from checkpoints.hf.folder import PARTS
+from checkpoints.load import Reader
+from data_service.processes import temporary_folder
+from launcher.after.export.export import export_run
+from launcher.errors import RunError
+from launcher.extras import optional
+from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.timeline import recipe_after
+from launcher.runtime.run.checkpoint import select_checkpoint
+from launcher.runtime.run.record import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def module(run: Run, step: int | None) -> nn.Module:
+    """See `launcher.app.api.run.Run.module`."""
+    manifest = select_checkpoint(run, step)
+    tokenizer = run.tokenizer()
+    trained = recipe_after(run.recipe, manifest.step).model
+    config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    made = objective_module(config, run.recipe.objective)
+    with Reader(run.store, manifest) as reader, torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(reader.read_full(name))
+    return made.eval()
+
+
+def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
+    """See `launcher.app.api.run.Run.transformers_model`. Goes through an export, which is read back and compared."""
+    transformers = optional("transformers", "a model of transformers")
+    with temporary_folder("model") as folder:
+        models = export_run(run, step, str(folder)).models
+        chosen = part or (PARTS[1] if PARTS[1] in models else ".")
+        if chosen not in models:
+            have = ", ".join(name for name in models if name != ".") or "one network, and no parts"
+            raise RunError(f"{run.uri} has no part {part!r}", remedy=f"it has: {have}")
+        model: PreTrainedModel = getattr(transformers, models[chosen]).from_pretrained(Path(folder, chosen))
+    return model

@@ -1,0 +1,110 @@
+"""`maskfleet checkpoints`: list, verify, export."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.app.cli.first import require_run
+from launcher.app.cli.options import JsonOption, RunArgument, print_json
+
+if TYPE_CHECKING:
+    from checkpoints.verify import ReportBytes, Verification
+
+group = typer.Typer(no_args_is_help=True, help="List, verify and export a run's checkpoints.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="checkpoints", rich_help_panel="Look after it")
+
+
+@group.command("list")
+def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
+    """The run's checkpoints, newest first."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from checkpoints.listing import rows
+    from data_service.store.open import open_store
+    from launcher.format import human_bytes
+    from launcher.output import print_table
+
+    require_run(run)
+    found = rows(open_store(run))
+    if as_json:
+        print_json(asdict(row) for row in found)
+        return
+    table = Table("step", "committed (UTC)", "attempt", "ranks", "size", "", box=None, pad_edge=False)
+    for row in found:
+        when = "" if row.created is None else f"{datetime.fromtimestamp(row.created, UTC):%Y-%m-%d %H:%M:%S}"
+        abandoned = "abandoned: the run went on from an earlier one" if row.abandoned else ""
+        ranks = "" if row.world_size is None else str(row.world_size)
+        size = human_bytes(row.bytes)
+        table.add_row(f"{row.step:,}", when, str(row.attempt), ranks, size, row.problem or abandoned)
+    print_table(table)
+
+
+@group.command()
+def verify(
+    run: RunArgument,
+    quick: Annotated[bool, typer.Option("--quick", help="Files and sizes only, not every byte.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every checkpoint against its manifest, every byte of it. Exit code 1 if one is damaged."""
+    from checkpoints.verify import verify_all
+    from data_service.store.open import open_store
+    from launcher.progress import BYTES, work
+
+    require_run(run)
+    damaged = 0
+    with work("verifying", unit=BYTES) as now:
+
+        def begin(step: int, size: int) -> "ReportBytes":
+            now.begin(f"verifying step {step:,}", size)
+            return now.advance
+
+        for report in verify_all(open_store(run), full=not quick, begin=begin):
+            if as_json:
+                print_json([_verified(report)])
+            else:
+                typer.echo(f"step {report.mark.step:,}: {'DAMAGED' if report.problems else 'good'}")
+                for problem in report.problems:
+                    typer.echo(f"  {problem}")
+            damaged += bool(report.problems)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _verified(report: "Verification") -> dict[str, object]:
+    return {"step": report.mark.step, "attempt": report.mark.attempt, "problems": report.problems}
+
+
+@group.command()
+def export(
+    run: RunArgument,
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="The checkpoint of this step; default: the newest good one.")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
+    ] = None,
+) -> None:
+    """Write the model as `transformers` loads it: safetensors, config.json, the tokenizer's files and a model card.
+
+    What was written is read back and compared bit for bit. Files of a former export in the folder are replaced; a
+    folder that holds anything else is refused.
+
+    Example: `maskfleet checkpoints export s3://bucket/runs/base --out base-hf/`
+    """
+    require_run(run)
+    from launcher.after.export.export import export_run
+    from launcher.runtime.run.record import open_run
+
+    exported = export_run(open_run(run), step, out, licence=licence)
+    typer.echo(f"exported step {exported.step:,} to {out}")
+    for folder, architecture in exported.models.items():
+        typer.echo(f"  {folder}  for transformers' {architecture}")
+    if exported.left_out:
+        typer.echo(f"  left out, since that class has no place for it: {', '.join(exported.left_out)}")

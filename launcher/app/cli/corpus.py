@@ -1,0 +1,287 @@
+"""`maskfleet corpus`: raw text to verified shards, and what is in them."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.app.cli.corpus_options import (
+    BlockTokensOption,
+    BuildWorkersOption,
+    DictionaryOption,
+    HeldoutOption,
+    LexiconOption,
+    MaxDocumentBytesOption,
+    NegativesFieldOption,
+    NegativesOption,
+    OutOption,
+    PositiveFieldOption,
+    QueryFieldOption,
+    Segmenter,
+    SegmenterOption,
+    SentenceRules,
+    SentencesOption,
+    Texts,
+    TextsOption,
+    TokenizerOption,
+    TxtDocuments,
+    TxtDocumentsOption,
+    UserWordsOption,
+    WordsFieldOption,
+)
+from launcher.app.cli.options import (
+    BadBytes,
+    BadBytesOption,
+    BadRecords,
+    BadRecordsOption,
+    CorpusArgument,
+    DelimiterOption,
+    EncodingOption,
+    InputsArgument,
+    JsonOption,
+    TextFieldOption,
+    delimiter_character,
+    print_json,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from data_service.ingest.options import BuildOptions
+
+group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
+
+
+class CorpusSplit(StrEnum):
+    TRAIN = "train"
+    HELDOUT = "heldout"
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="corpus", rich_help_panel="Prepare")
+
+
+@group.command()
+def build(
+    inputs: InputsArgument,
+    out: OutOption,
+    tokenizer: TokenizerOption,
+    heldout: HeldoutOption = 0.0005,
+    workers: BuildWorkersOption = None,
+    text_field: TextFieldOption = "text",
+    texts: TextsOption = Texts.PLAIN,
+    negatives: NegativesOption = None,
+    query_field: QueryFieldOption = None,
+    positive_field: PositiveFieldOption = None,
+    negatives_field: NegativesFieldOption = None,
+    txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
+    sentences: SentencesOption = SentenceRules.ANY,
+    segmenter: SegmenterOption = None,
+    dictionary: DictionaryOption = None,
+    user_words: UserWordsOption = None,
+    words_field: WordsFieldOption = None,
+    lexicon: LexiconOption = None,
+    encoding: EncodingOption = "utf-8",
+    delimiter: DelimiterOption = None,
+    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    block_tokens: BlockTokensOption = 1 << 18,
+    max_document_bytes: MaxDocumentBytesOption = 16 << 20,
+) -> None:
+    """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
+
+    Any number of workers gives the same. Given again, it continues an interrupted build or knows a complete one.
+
+    Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
+    """
+    from data_service.ingest.options import BuildOptions
+    from launcher.app.cli.texts import automatic_workers, list_texts
+
+    listing = list_texts(inputs)  # a wrong path is said before torch is imported
+    options = settings(
+        BuildOptions,
+        called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
+        text_field=text_field,
+        pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
+        words=_words(segmenter, dictionary, user_words, words_field, lexicon),
+        txt_documents=txt_documents.value,
+        sentences=sentences.value,
+        encoding=encoding,
+        delimiter=delimiter_character(delimiter),
+        on_bad_bytes=on_bad_bytes.value,
+        on_bad_records=on_bad_records.value,
+        heldout_fraction=heldout,
+        block_tokens=block_tokens,
+        max_document_bytes=max_document_bytes,
+        workers=workers or automatic_workers(listing),
+    )
+    _build_and_watch(inputs, out, tokenizer, options)
+    stats(out)
+
+
+def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "BuildOptions") -> None:
+    from rich.console import Console
+
+    from data_service.ingest.build import build_corpus
+    from launcher.app.cli.build_progress import BuildWatch
+
+    watch = BuildWatch(Console())
+    try:
+        build_corpus(inputs, out, tokenizer, options, watch.update)
+    finally:
+        watch.close()
+
+
+def _pairs(
+    texts: Texts, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
+) -> dict[str, object] | None:
+    """The settings of pairs that were given; None for running text. Raises OptionError where they are without use."""
+    given = {"count": count, "query": query, "positive": positive, "negatives": negatives or None}
+    chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if texts is Texts.PAIRS:
+        return chosen
+    if chosen:
+        from launcher.errors import OptionError
+
+        raise OptionError(
+            "negatives and fields of pairs are given, and the corpus is one of running text",
+            remedy="add --texts pairs, or leave them out",
+        )
+    return None
+
+
+def _words(
+    segmenter: Segmenter | None,
+    dictionary: str | None,
+    user_words: str | None,
+    words_field: str | None,
+    lexicon: str | None,
+) -> dict[str, object] | None:
+    """The settings of words; None without any. Raises OptionError where some are given without use."""
+    if words_field is not None and segmenter is not Segmenter.FIELD:
+        from launcher.errors import OptionError
+
+        raise OptionError(
+            f"--words-field {words_field} is given, and words are not read from the input",
+            remedy="add --segmenter field, or leave it out",
+        )
+    given = {"dictionary": dictionary, "user_words": user_words, "field": words_field, "lexicon": lexicon}
+    chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if segmenter is None and not chosen:
+        return None
+    return {"segmenter": None if segmenter is None else segmenter.value, **chosen}
+
+
+@group.command()
+def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
+    """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
+    from data_service.corpus.corpus import verify_corpus
+    from data_service.visible import one_line
+    from launcher.format import human_bytes
+    from launcher.progress import BYTES, work
+
+    with work("reading and comparing", unit=BYTES) as now:
+
+        def read(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        report = verify_corpus(corpus, read)
+    if as_json:
+        print_json([vars(report) | {"damage": [str(damage) for damage in report.damage]}])
+    else:
+        for damage in report.damage:
+            typer.echo(f"DAMAGED  {one_line(str(damage))}")
+        size = human_bytes(report.bytes)
+        typer.echo(
+            f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
+        )
+    if report.damage:
+        raise typer.Exit(1)
+
+
+@group.command()
+def stats(
+    corpus: CorpusArgument,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows of a batch, for the shuffle.")] = 8192,
+    length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a row.")] = 512,
+    as_json: JsonOption = False,
+) -> None:
+    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
+    from dataclasses import asdict
+
+    from data_service.stream.statistics import corpus_stats
+    from launcher.app.cli.corpus_table import heldout_note, stats_tables, text_warning
+    from launcher.output import print_table
+
+    found = corpus_stats(corpus, batch=batch, length=length)
+    if as_json:
+        print_json([asdict(found)])
+        return
+    for table in stats_tables(found):
+        print_table(table)
+    note = heldout_note(found)
+    if note:
+        typer.echo(note)
+    warning = text_warning(found)
+    if warning:
+        typer.echo(warning, err=True)
+
+
+@group.command()
+def show(
+    corpus: CorpusArgument,
+    index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
+    split: Annotated[CorpusSplit, typer.Option("--split", help="Which documents.")] = CorpusSplit.TRAIN,
+) -> None:
+    """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
+    from itertools import repeat
+
+    from data_service.corpus.corpus import show_documents
+    from data_service.visible import visible
+
+    for document in show_documents(corpus, split.value, index, count):
+        place = f"{document.shard}, block {document.block}, document {document.document}"
+        typer.echo(visible(f"== {place}: {document.tokens:,} tokens"))
+        names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
+        for name, sentence in zip(names, document.sentences, strict=False):
+            typer.echo(visible(name + sentence.rstrip("\n")))
+
+
+@group.command(name="similar-words")
+def similar_words(
+    corpora: Annotated[list[str], typer.Argument(metavar="CORPUS", help="Folders or s3:// URIs of corpora.")],
+    out: Annotated[str, typer.Option("--out", help="File or s3:// URI for the table; it must not exist.")],
+    size: Annotated[int, typer.Option("--size", min=1, help="Numbers of a word's vector.")] = 100,
+    window: Annotated[int, typer.Option("--window", min=1, help="Words of context on each side.")] = 5,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the text.")] = 5,
+    least: Annotated[int, typer.Option("--least", min=1, help="Leave out words that are rarer.")] = 5,
+    neighbours: Annotated[
+        int, typer.Option("--neighbours", min=1, help="A similar word is one of this many nearest words.")
+    ] = 10,
+    most_tokens: Annotated[
+        int, typer.Option("--most-tokens", min=1, help="Read so many tokens of each corpus.")
+    ] = 200_000_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the vectors.")] = 1,
+) -> None:
+    """Learn which words are similar, for MLM as correction (MacBERT): for each the nearest of the same length.
+
+    Needs gensim: pip install 'maskfleet[chinese]'. One thread and one seed, so the same table each time.
+
+    Example: `maskfleet corpus similar-words s3://bucket/news-zh --out s3://bucket/similar-words.txt`
+    """
+    from data_service.corpus.similar_words import SimilarWordOptions, write_similar_words
+    from launcher.progress import work
+
+    options = SimilarWordOptions(
+        size=size,
+        window=window,
+        epochs=epochs,
+        least=least,
+        neighbours=neighbours,
+        most_tokens=most_tokens,
+        seed=seed,
+    )
+    with work("learning similar words", unit="blocks") as now:
+        written = write_similar_words(corpora, out, options, now.at)
+    typer.echo(f"{written.words:,} words, {written.with_similar:,} with a similar one: {out}")

@@ -1,0 +1,41 @@
+"""`maskfleet demo`: everything once, on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.app.cli.options import EncodingOption, settings
+from launcher.progress import work
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Prepare")(demo)
+
+
+def demo(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Your text: a file, folder or glob. Default: Python's docs."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything that is made.")] = Path(
+        "maskfleet-demo"
+    ),
+    encoding: EncodingOption = "utf-8",
+) -> None:
+    """From text to a pretrained and exported DeBERTa in minutes: what `infra/quickstart` runs.
+
+    Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. Interrupt it
+    anywhere and give the command again: it goes on.
+    """
+    if text is not None:
+        from data_service.ingest.options import BuildOptions
+        from launcher.app.cli.texts import list_texts
+
+        settings(BuildOptions, encoding=encoding)
+        list_texts([text], encoding)
+    from rich.console import Console
+
+    with work("loading libraries"):
+        from launcher.app.cli.demo_path import Demo
+    raise typer.Exit(Demo(out, text, Console(), encoding).run())

@@ -1,0 +1,245 @@
+"""The whole path on one machine: text, tokenizer, corpus, run, training, evaluation, export, report.
+
+Every stage goes through the functions behind the commands, and every stage can be repeated: a demo that was
+interrupted goes on where it was.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from data_service.errors import TokenizerError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.encodings import UTF_8
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions
+from data_service.stream.statistics import corpus_stats
+from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.train import train_tokenizer
+from data_service.visible import shell_word
+from launcher.after.export.export import export_run
+from launcher.app.cli.build_progress import BuildWatch
+from launcher.app.cli.corpus_table import heldout_note
+from launcher.app.cli.demo_text import write_jsonl
+from launcher.app.cli.options import settings
+from launcher.app.cli.texts import automatic_workers, sample_texts
+from launcher.app.companions import COMPANIONS
+from launcher.errors import RunError
+from launcher.format import human_bytes, human_count, human_duration
+from launcher.observe.inspect.baselines import baselines
+from launcher.observe.inspect.fill import fill_mask
+from launcher.observe.inspect.report.write import write_report
+from launcher.runtime.cluster.train import train
+from launcher.runtime.recipe.load import load
+from launcher.runtime.run.create import create_run, reconcile
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.log import token_loss
+from launcher.runtime.run.record import RECORD, Run, open_run
+
+_VOCABULARY = 2048
+_SAMPLE = 50_000_000  # bytes of text to learn the tokenizer from
+_STAGES = 8
+_EXPANSION = 4  # bytes of text that a byte of a compressed file may be
+_SENTENCES = (
+    "Return <mask> if the object is an instance of the class.",
+    "This method raises an <mask> if the value is not valid.",
+    "If the file does not <mask>, an error is raised.",
+)
+
+
+@dataclass
+class Demo:
+    """A demo in folder `out`, on the text at `text` in `encoding` (None: Python's own documentation)."""
+
+    out: Path
+    text: str | None
+    console: Console
+    encoding: str = UTF_8
+    _stage: int = field(default=0, init=False)
+
+    def run(self) -> int:
+        """All stages. Returns the exit code: 0, or 75 if training was stopped on the way."""
+        inputs = self._gather_text()
+        self._train_tokenizer(inputs)
+        self._build_corpus(inputs)
+        run = self._create_run()
+        if self._train(run):
+            return 75
+        self._evaluate(run)
+        self._export(run)
+        self._report(run)
+        self.say_next()
+        return 0
+
+    def say_next(self) -> None:
+        """Commands to go on with, as they can be given here."""
+        program = "maskfleet" if shutil.which("maskfleet") else _this_program()
+        run, corpus, other = (shell_word(str(self.out / name)) for name in ("run", "corpus", "electra"))
+        rows = [
+            (f"show {run} --step 100", "a row that was trained on, and what was masked in it"),
+            (
+                f"init electra-small {other} --corpus {corpus} --tiny",
+                "another recipe's small form, on this corpus,",
+            ),
+            (f"train {other}", "trained the same way"),
+        ]
+        if self.text is None:
+            rows.insert(0, ("demo YOUR_TEXT --out mine", "the same on text of yours: a file, folder or glob"))
+        self.console.print("\n[bold]Next[/]", highlight=False)
+        width = max(len(words) for words, _ in rows)
+        for words, what in rows:
+            self._say(f"{program} {words:<{width}}   {what}")
+
+    def _gather_text(self) -> list[str]:
+        with self._timed("text"):
+            self._check_place()
+            if self.text is not None:
+                files = list_inputs([self.text]).files
+                total = human_bytes(sum(file.size for file in files))
+                self._say(f"yours: {self.text}, {len(files):,} files, {total}")
+                return [self.text]
+            path = self.out / "text" / "python.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            documents, written = write_jsonl(path)
+            self._say(f"documentation strings of Python's standard library and its help topics, {path}")
+            self._say(f"{documents:,} documents, {human_bytes(written)}")
+            return [str(path)]
+
+    def _check_place(self) -> None:
+        """Minutes of work go there: a mistake is found before."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.out).close()
+        except OSError as error:
+            raise RunError(
+                f"{self.out} cannot be written: {error.strerror}", remedy="give another folder with --out"
+            ) from error
+
+    def _options(self, inputs: list[str]) -> BuildOptions:
+        """A .txt file is one document, unless it is longer than one may be: then blank lines end documents."""
+        options = settings(BuildOptions, encoding=self.encoding if self.text is not None else UTF_8)
+        sizes = (
+            file.size * (_EXPANSION if file.compression else 1)
+            for file in list_inputs(inputs).files
+            if file.format == "txt"
+        )
+        long = max(sizes, default=0) > options.max_document_bytes
+        return options.model_copy(update={"txt_documents": "blank_line" if long else "file"})
+
+    def _train_tokenizer(self, inputs: list[str]) -> None:
+        with self._timed(f"tokenizer: byte-level BPE of at most {_VOCABULARY:,} ids"):
+            uri = str(self.out / "tokenizer")
+            texts = sample_texts(inputs, self._options(inputs), _SAMPLE)
+            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY, at_most=True)
+            if (self.out / "tokenizer").exists() and load_tokenizer(uri).hash != tokenizer.hash:
+                raise TokenizerError(
+                    f"{self.out} holds a demo on other text", remedy="give another folder with --out"
+                )
+            save_tokenizer(tokenizer, uri)
+            self._say(f"{uri}: {tokenizer.vocab_size:,} ids (hash {tokenizer.hash[:12]})")
+
+    def _build_corpus(self, inputs: list[str]) -> None:
+        with self._timed("corpus: shards with hashes, duplicates dropped, held-out documents apart"):
+            fraction = load("quickstart").corpus.heldout.fraction
+            options = self._options(inputs).model_copy(
+                update={"heldout_fraction": fraction, "workers": automatic_workers(inputs)}
+            )
+            watch = BuildWatch(self.console)
+            uri = str(self.out / "corpus")
+            try:
+                build_corpus(inputs, uri, str(self.out / "tokenizer"), options, watch.update)
+            finally:
+                watch.close()
+            stats = corpus_stats(uri)
+            held = (
+                f"{stats.heldout.documents:,} documents, {human_count(stats.heldout.tokens)} tokens held out"
+            )
+            trained = (
+                f"{stats.train.documents:,} documents, {human_count(stats.train.tokens)} tokens to train on"
+            )
+            self._say(f"{trained}; {held}")
+            if note := heldout_note(stats):
+                self._say(note)
+
+    def _create_run(self) -> Run:
+        with self._timed("run: recipe quickstart, resolved and recorded"):
+            uri = str(self.out / "run")
+            recipe = load(
+                "quickstart",
+                (f"corpus.sources.text.uri={self.out / 'corpus'}", f"tokenizer.uri={self.out / 'tokenizer'}"),
+            )
+            now = datetime.now(UTC)
+            if (self.out / "run" / RECORD).exists():
+                return reconcile(open_run(uri), recipe=recipe, accept_changes=False, now=now)
+            return create_run(recipe, uri, now)
+
+    def _train(self, run: Run) -> bool:
+        """Returns whether training was stopped before its end."""
+        ranks, stage = run.recipe.trainers, run.recipe.zero
+        with self._timed(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
+            outcome = train(run, self.console, COMPANIONS)
+            if outcome.code:
+                self._say(f"stopped at step {outcome.step:,}; the same command goes on from there")
+            return outcome.code != 0
+
+    def _evaluate(self, run: Run) -> None:
+        with self._timed("evaluation on held-out documents"):
+            evaluations = read_history(run.store).evaluations
+            if not evaluations:
+                raise RunError(
+                    f"{run.uri} has no evaluation on record", remedy="remove the folder and start again"
+                )
+            last, counted = evaluations[-1], baselines(run)
+            self._say(f"masked tokens evaluated        {counted.targets:,}")
+            self._say(f"unigram cross-entropy          {counted.unigram:.3f} nats (guessing by frequency)")
+            self._say(
+                f"left-bigram cross-entropy      {counted.bigram:.3f} nats (guessing from the token before)"
+            )
+            loss = token_loss(last)
+            self._say(f"held-out loss of the model     {loss:.3f} nats, perplexity {last['perplexity']:.1f}")
+            below, bigram = counted.unigram - loss, counted.bigram - loss
+            self._say(f"the model is {below:+.3f} nats better than unigram, {bigram:+.3f} than left-bigram")
+
+    def _export(self, run: Run) -> None:
+        with self._timed("export, and a masked sentence filled with what was exported"):
+            folder = self.out / "model"
+            step = export_run(run, None, str(folder)).step
+            self._say(
+                f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer"
+            )
+            for sentence in _SENTENCES:
+                guesses = fill_mask(folder, sentence, 4)
+                shown = ", ".join(f"{guess.text.strip()!r} {guess.probability:.0%}" for guess in guesses)
+                self._say(f"{sentence}\n        {shown}")
+
+    def _report(self, run: Run) -> None:
+        with self._timed("report"):
+            page = self.out / "report.html"
+            write_report(run, page, with_baselines=True, now=datetime.now(UTC))
+            self._say(f"open {page} in a browser")
+
+    @contextmanager
+    def _timed(self, title: str) -> Iterator[None]:
+        self._stage += 1
+        self.console.print(f"\n[bold]\\[{self._stage}/{_STAGES}][/] {title}", highlight=False)
+        started = time.monotonic()
+        yield
+        self._say(f"took {human_duration(time.monotonic() - started)}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"      {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _this_program() -> str:
+    """How it was called, where no `maskfleet` is on the path."""
+    called = Path(sys.argv[0])
+    return f"{sys.executable} -m maskfleet" if called.name == "__main__.py" else os.path.relpath(called)

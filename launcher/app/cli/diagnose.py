@@ -1,0 +1,133 @@
+"""`maskfleet diagnose`: what a checkpoint's hidden states look like, and what they know."""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.app.cli.first import require_file, require_model
+from launcher.app.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
+from launcher.progress import work
+
+if TYPE_CHECKING:
+    from launcher.after.diagnose.subject import Diagnosis
+    from launcher.runtime.run.evaluations import Figure
+
+_NAMES = {"iso_score": "IsoScore", "effective_rank": "effective rank", "spearman": "Spearman"}
+
+
+class FrozenPooling(StrEnum):
+    CLS = "cls"
+    MEAN = "mean"
+    MAX = "max"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Look after it")(diagnose)
+
+
+def diagnose(
+    checkpoint: CheckpointArgument,
+    step: StepOption = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="Anisotropy on the lines of this file, a text each.")
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            help="A task's name or YAML file: of classification for a linear probe, of similarity for Spearman; again "
+            "for more.",
+        ),
+    ] = None,
+    data: DataOption = None,
+    pooling: Annotated[
+        list[FrozenPooling] | None,
+        typer.Option("--pooling", help="Again for more. Default: cls and mean."),
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit", min=4, help="Most texts for anisotropy, and examples of a split for a probe."
+        ),
+    ] = 4000,
+    as_json: JsonOption = False,
+) -> None:
+    """Anisotropy, linear probes and similarity of a frozen checkpoint, layer by layer.
+
+    Of a run also the held-out loss by row length and by source; anisotropy is on its held-out text unless --text names
+    another one. With --task alone, a folder is measured on those tasks only.
+
+    Example: `maskfleet diagnose runs/base --task sst2 --data glue/`
+    """
+    from launcher.after.tasks.task import load_task
+
+    require_file(text, "--text")
+    for name in task or ():
+        load_task(name, data)
+    require_model(checkpoint)
+    with work("loading libraries"):
+        from launcher.after.diagnose.subject import DiagnosticRequest, measured
+    wanted = DiagnosticRequest(
+        text=text,
+        tasks=tuple(task or ()),
+        data=data,
+        poolings=tuple(one.value for one in pooling or ()),
+        limit=limit,
+    )
+    for subject in measured(checkpoint, step, wanted):
+        if as_json:
+            print_json(subject.records())
+        else:
+            _show(subject)
+
+
+def _show(subject: "Diagnosis") -> None:
+    from launcher.runtime.run.evaluations import ANISOTROPY
+
+    typer.echo(f"{subject.title}")
+    layered = [figure for figure in subject.figures if figure.layer is not None]
+    _print_layers(layered)
+    _print_rest([figure for figure in subject.figures if figure.layer is None])
+    if any(figure.measure == "iso_score" for figure in layered):
+        typer.echo(ANISOTROPY)
+    typer.echo("")
+
+
+def _print_layers(figures: Sequence["Figure"]) -> None:
+    """A row for each pooling and layer, a column for each measure and form."""
+    from rich.table import Table
+
+    from launcher.output import print_table
+
+    if not figures:
+        return
+    columns = list(dict.fromkeys((figure.measure, figure.form) for figure in figures))
+    heads = (f"{_NAMES.get(measure, measure)}{f', {form}' if form else ''}" for measure, form in columns)
+    table = Table("pooling", "layer", *heads, box=None, pad_edge=False)
+    places = list(dict.fromkeys((figure.pooling, figure.layer) for figure in figures))
+    values = {(figure.pooling, figure.layer, figure.measure, figure.form): figure.value for figure in figures}
+    for place in places:
+        table.add_row(
+            str(place[0]), str(place[1]), *(_number(values.get((*place, *column))) for column in columns)
+        )
+    print_table(table)
+
+
+def _print_rest(figures: Iterable["Figure"]) -> None:
+    from rich.table import Table
+
+    from launcher.output import print_table
+
+    table = Table("measure", "of", "value", box=None, pad_edge=False)
+    for figure in figures:
+        of = figure.source or (f"rows of {figure.length:,}" if figure.length else figure.pooling or "")
+        table.add_row(figure.measure.replace("_", " "), of, _number(figure.value))
+    if table.row_count:
+        print_table(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,141 @@
+"""`maskfleet doctor` and `maskfleet preflight`: checks of this machine, or of a node of a run, before a long run
+begins."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.app.cli.first import require_run_or_recipe
+from launcher.app.cli.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from launcher.runtime.preflight.findings import Finding
+    from launcher.runtime.preflight.kernels import KernelVerdict
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Look after it")(doctor)
+    app.command(rich_help_panel="Look after it")(preflight)
+
+
+def doctor(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(help="Folders or s3:// URIs that a run will read or write."),
+    ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Instead, try the kernels of attention here: a table to send in."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.
+
+    A store is tried with a small object that is removed again. Exit code 1 if something would stop a run.
+
+    Example: `maskfleet doctor s3://bucket/runs`
+    """
+    from launcher.output import print_table
+    from launcher.runtime.preflight.doctor import examine
+
+    if gpu:
+        _kernels(as_json)
+        return
+    findings = list(examine(stores or []))
+    if as_json:
+        print_json(vars(finding) for finding in findings)
+    else:
+        print_table(table_of(findings))
+    if any(finding.verdict == "failure" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _kernels(as_json: bool) -> None:
+    """Every kernel of every form of attention, compared with the formula; on a GPU also timed. Without one, the CPU's
+    kernels, and a finding that says so."""
+    import torch
+
+    from launcher.output import print_table
+    from launcher.runtime.preflight.findings import no_gpu
+    from launcher.runtime.preflight.kernels import every_form
+
+    found = list(every_form())
+    if as_json:
+        print_json({"recipe": name} | verdict.model_dump(mode="json") for name, verdict in found)
+    else:
+        print_table(_kernel_table(found))
+        if not torch.cuda.is_available():
+            print_table(table_of([no_gpu(torch.__version__, torch.version.cuda)]))
+    if any(one.failure or not one.right for _, verdict in found for one in verdict.tried):
+        raise typer.Exit(1)
+
+
+def _kernel_table(found: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
+    from rich.table import Table
+
+    table = Table(
+        "", "network", "kernel", "dropout", "gradients off", "may be", "ms", box=None, pad_edge=False
+    )
+    for name, verdict in found:
+        for one in verdict.tried:
+            table.add_row(
+                "[green]right[/]" if one.right else "[red]WRONG[/]",
+                name,
+                one.kernel,
+                "yes" if one.dropped else "",
+                one.failure or ("-" if one.error is None else f"{one.error:.1e}"),
+                f"{one.bound:.1e}",
+                "" if one.seconds is None else f"{1e3 * one.seconds:.2f}",
+            )
+    return table
+
+
+def table_of(findings: "Iterable[Finding]") -> "Table":
+    """Findings as a person reads them."""
+    from rich.table import Table
+
+    table = Table("", "check", "found", "remedy", box=None, pad_edge=False)
+    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failure": "[red]FAILURE[/]"}
+    for finding in findings:
+        table.add_row(marks[finding.verdict], finding.what, finding.found, finding.remedy)
+    return table
+
+
+def preflight(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|RECIPE]", help="The run to be trained here, or a recipe of which to make one."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this node as `train` does before it begins: memory, /dev/shm, limits, GPUs, stores, clock, room.
+
+    Takes three seconds at most. Exit code 1 if something would keep ranks from this node.
+
+    Example: `maskfleet preflight s3://bucket/runs/base`
+    """
+    if target is not None:
+        require_run_or_recipe(target)
+    from launcher.output import print_table
+    from launcher.runtime.preflight.findings import worst
+    from launcher.runtime.preflight.measure import examine, raise_open_files, subject
+    from launcher.runtime.recipe.microbatch import has_automatic
+
+    raise_open_files()
+    what = subject(target) if target is not None else None
+    findings = examine(what)
+    if what is not None and has_automatic(what.recipe):
+        from launcher.runtime.rank.microbatch import microbatch_finding
+
+        findings.append(microbatch_finding(what.recipe))
+    if as_json:
+        print_json(vars(finding) for finding in findings)
+    else:
+        print_table(table_of(findings))
+    if worst(findings) == "failure":
+        raise typer.Exit(1)

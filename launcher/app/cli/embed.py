@@ -1,0 +1,145 @@
+"""`maskfleet embed`: sentence embeddings trained from a checkpoint, and measured."""
+
+from typing import Annotated
+
+import typer
+
+from launcher.app.cli.alone import repeatable, told
+from launcher.app.cli.first import require_model
+from launcher.app.cli.options import DataOption, JsonOption, ScratchOption, StepOption, print_json
+from launcher.progress import work
+
+group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
+
+_Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run, or a folder of transformers or SentenceTransformer.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="embed", rich_help_panel="Use it")
+
+
+@group.command()
+def train(
+    model: _Model,
+    settings: Annotated[
+        str, typer.Argument(metavar="SETTINGS", help="A YAML file, or bundled ones: nli, stsb, pairs.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the trained model.")],
+    data: DataOption = None,
+    step: StepOption = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one of the settings.")
+    ] = None,
+    scratch: ScratchOption = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
+    ] = None,
+) -> None:
+    """Train sentence embeddings, and export the folder that `SentenceTransformer(...)` loads.
+
+    Sentence-BERT's two steps: `maskfleet embed train RUN nli --data glue/ --out nli-model`, then `maskfleet embed train
+    nli-model stsb --data glue/ --out sts-model`.
+    """
+    from launcher.after.embed.settings import load_settings
+
+    training = load_settings(settings, assignments or [], data)
+    require_model(model)
+    with work("loading libraries"):
+        from launcher.after.embed.export import check_target, export_embeddings
+        from launcher.after.embed.train import train_embeddings
+        from launcher.after.finetune.pretrained import open_pretrained
+        from launcher.after.finetune.scratch import Scratch
+
+        _only_errors_of_libraries()
+    with repeatable(scratch), told("launcher.after.embed"):
+        check_target(out)
+        with open_pretrained(model, step) as pretrained:
+            trained = train_embeddings(pretrained, training, scratch)
+            export_embeddings(trained, pretrained, training, out, licence)
+    if scratch is not None:
+        Scratch(scratch, kept=True).remove()
+    gone_on = f", going on from step {trained.resumed:,}" if trained.resumed else ""
+    typer.echo(f"trained {trained.steps:,} steps on {trained.rows:,} rows{gone_on}; exported to {out}")
+    for name, value in trained.dev.items():
+        typer.echo(f"  {name.replace('_', ' ')}: {100 * value:.2f} (x 100)")
+
+
+@group.command("eval")
+def evaluate(
+    model: _Model,
+    tasks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TASK...", help="Tasks of the kinds similarity, regression of pairs, retrieval."
+        ),
+    ],
+    data: DataOption = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Of the tasks; default: dev where there is one, else test.")
+    ] = None,
+    step: StepOption = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling", help="cls, mean, weighted_mean, last_token, max; default: the folder's, or mean."
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")] = 32,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a model's vectors: STS by rank correlation, retrieval by nDCG@10, MRR and recall.
+
+    Nothing is downloaded. `maskfleet tasks list` says which tasks there are and where their files are published.
+    """
+    from rich.table import Table
+
+    from launcher.after.embed.settings import Encoding
+    from launcher.after.tasks.task import load_task
+    from launcher.app.cli.options import settings as checked
+    from launcher.output import print_table
+
+    checked(Encoding, pooling=pooling, max_length=max_length)
+    chosen = [load_task(name, data) for name in tasks]
+    require_model(model)
+    with work("loading libraries"):
+        from launcher.after.embed.evaluate import CellSettings, embed_cell
+        from launcher.after.finetune.pretrained import open_pretrained
+
+        _only_errors_of_libraries()
+    cell = checked(CellSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
+    table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
+    with repeatable(), told("launcher.after.embed"), open_pretrained(model, step) as pretrained:
+        for task in chosen:
+            where = cell.split or ("dev" if "dev" in task.splits else "test")
+            metrics = embed_cell(pretrained, task, cell, seed=0)
+            if as_json:
+                found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
+                print_json([{**found, "metrics": metrics}])
+            for name, value in metrics.items():
+                table.add_row(task.name, where, name, f"{100 * value:.2f}")
+    if not as_json:
+        print_table(table)
+
+
+@group.command("settings")
+def show_settings(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="nli, stsb or pairs.")],
+) -> None:
+    """Print bundled settings, as a start for a file of your own."""
+    from launcher.after.embed.settings import bundled_text
+
+    typer.echo(bundled_text(name), nl=False)
+
+
+def _only_errors_of_libraries() -> None:
+    from launcher.extras import EVALUATE, optional
+
+    optional("sentence_transformers", "maskfleet embed", EVALUATE)
+    libraries = optional("transformers", "maskfleet embed", EVALUATE).utils.logging
+    libraries.set_verbosity_error()
+    libraries.disable_progress_bar()

@@ -1,0 +1,238 @@
+"""`maskfleet evaluate`: a grid of checkpoints, tasks, settings and seeds, and its table."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.app.cli.alone import passing
+from launcher.app.cli.alone import say as _say
+from launcher.app.cli.first import require_assignments, require_model
+from launcher.app.cli.options import CHECKPOINT_HELP, DataOption, JsonOption, print_json
+from launcher.errors import OptionError
+from launcher.progress import work
+
+if TYPE_CHECKING:
+    from launcher.after.evaluate.cell import Measure
+    from launcher.after.evaluate.endings import CellResources
+    from launcher.after.evaluate.evaluation import GridEvaluation
+    from launcher.after.evaluate.results import Results
+    from launcher.observe.inspect.report.task_table import TableRow
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="After pretraining")(evaluate)
+
+
+CheckpointsArgument = Annotated[
+    list[str], typer.Argument(metavar="CHECKPOINT...", help=f"Runs, {CHECKPOINT_HELP}")
+]
+SuiteArgument = Annotated[
+    str, typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either.")
+]
+ResultsOption = Annotated[
+    str, typer.Option("--results", help="Folder or s3:// URI that keeps results, of any number of commands.")
+]
+StepsOption = Annotated[
+    list[str] | None,
+    typer.Option("--step", help="The runs' checkpoint of this step, or `all`; repeat it for several."),
+]
+TaskOption = Annotated[
+    list[str] | None, typer.Option("--task", help="Only this task of the suite; repeat it for several.")
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting in place of the tasks' own; all values of a list are tried: --set lr=[1e-5,3e-5].",
+    ),
+]
+CpusOption = Annotated[
+    float, typer.Option("--cpus-per-cell", min=0.01, help="Cores of a cell; 0.5: two cells share one.")
+]
+GpusOption = Annotated[
+    float | None,
+    typer.Option(
+        "--gpus-per-cell",
+        min=0.0,
+        help="GPUs of a cell; 0.25: four cells share one. Default: 1 where there are any.",
+    ),
+]
+
+
+def evaluate(
+    checkpoints: CheckpointsArgument,
+    suite: SuiteArgument,
+    results: ResultsOption,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    tasks: TaskOption = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 0, 1, ...")] = 5,
+    assignments: SettingOption = None,
+    cpus: CpusOption = 1.0,
+    gpus: GpusOption = None,
+    only_table: Annotated[
+        bool,
+        typer.Option("--only-table", help="Compute nothing: the table of what was asked for here before."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune every checkpoint on every task of a suite with every setting and seed, and print the table.
+
+    Cells run as tasks on the Ray cluster in RAY_ADDRESS, or on one started here. Each result is an object in --results,
+    named by all that decides it: the same command computes what is missing, however the last one ended. The table has
+    for each checkpoint and task the setting with the best median over seeds on dev.
+
+    Exit codes: 0 all there; 2 cells that cannot be computed, named below the table; 75 anything that may pass: run it
+    again.
+
+    Example: `maskfleet evaluate s3://bucket/runs/base glue --data glue/ --results s3://bucket/results`
+    """
+    from data_service.store.open import open_store
+
+    wanted = _steps(steps)
+    require_assignments(assignments or ())
+    _require_tasks(suite, data, tasks)
+    for checkpoint in () if only_table else checkpoints:
+        require_model(checkpoint)
+    with work("loading libraries"):
+        from launcher.after.evaluate.endings import CellResources
+        from launcher.after.evaluate.evaluation import recorded
+        from launcher.after.evaluate.results import Results
+    store = Results(open_store(results))
+    with passing():
+        if only_table:
+            _print_table(recorded(store, checkpoints, wanted, suite), as_json)
+            return
+        measures = _measures(suite, data, tasks, assignments)
+        evaluation, table = _evaluated(
+            store, suite, checkpoints, wanted, measures, range(seeds), CellResources(cpus=cpus, gpus=gpus)
+        )
+        _print_table(table, as_json)
+    _keep_for_reports(checkpoints, table)
+    _end(evaluation)
+
+
+def _steps(given: list[str] | None) -> list[int] | None:
+    """None for all of them; empty for the newest."""
+    if given == ["all"]:
+        return None
+    wrong = [step for step in given or () if not step.isdecimal()]
+    if wrong:
+        raise OptionError(
+            f"--step {wrong[0]} is no number of steps",
+            remedy="give a number; or `all`, alone, for every checkpoint",
+        )
+    return [int(step) for step in given or ()]
+
+
+def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> None:
+    """Raises TaskError: there is no such suite; OptionError: or no task of these `names` in it."""
+    from launcher.after.tasks.suite import load_frozen, load_suite
+
+    places = _everywhere(suite), None if data is None else _everywhere(data)
+    known = [task.name for task in load_suite(*places)] + [task.name for task in load_frozen(*places)]
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise OptionError(
+            f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}"
+        )
+
+
+def _measures(
+    suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
+) -> "list[Measure]":
+    """Of the suite's tasks and frozen measures, or of those that are called so."""
+    from launcher.after.evaluate.measures import frozen_measures, measures
+    from launcher.after.tasks.suite import load_frozen, load_suite
+
+    places = _everywhere(suite), None if data is None else _everywhere(data)
+    tasks, frozen = load_suite(*places), load_frozen(*places)
+    learnt = measures([task for task in tasks if not names or task.name in names], assignments or ())
+    return learnt + frozen_measures([task for task in frozen if not names or task.name in names])
+
+
+def _everywhere(place: str) -> str:
+    """A local path as processes in other folders find it."""
+    from pathlib import Path
+
+    return str(Path(place).absolute()) if Path(place).exists() else place
+
+
+def _evaluated(
+    store: "Results",
+    suite: str,
+    sources: list[str],
+    steps: list[int] | None,
+    measures: "list[Measure]",
+    seeds: Sequence[int],
+    share: "CellResources",
+) -> "tuple[GridEvaluation, list[TableRow]]":
+    from launcher.after.evaluate.endings import Ended
+    from launcher.after.evaluate.evaluation import GridEvaluation, plan
+    from launcher.after.evaluate.model import opened
+
+    with opened(store, sources, steps) as models:
+        evaluation = GridEvaluation(store, suite, plan(models, measures, seeds))
+        for rules, count in evaluation.under_other_rules().items():
+            _say(
+                f"{count} cells have results of version {rules} of our rules, not of {store.rules}: computed again"
+            )
+        total = len(evaluation.missing)
+        _say(f"{evaluation.before + total} cells: {evaluation.before} are there, {total} to compute")
+        ended = 0
+        files = [model.files() for model in models if model.digest in evaluation.needed]
+        with work("computing", total, "cells") as now:
+            for event in evaluation.compute(files, share):
+                if isinstance(event, Ended):
+                    ended += 1
+                    now.advance()
+                    what = event.failure.problem if event.failure else event.work.cell.name
+                    _say(f"{ended} of {total}: {what}")
+                else:
+                    _say(event.reason)
+    return evaluation, evaluation.table() if evaluation.trouble is None else []
+
+
+def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
+    """The rows about each run go where `maskfleet report` finds them; the table is printed by then."""
+    from data_service.store.errors import StoreError
+    from data_service.store.open import open_store
+    from launcher.observe.inspect.report.task_table import keep_rows
+    from launcher.runtime.run.record import RECORD
+
+    for source in sources if table else ():
+        try:
+            store = open_store(source)
+            if store.size(RECORD) is not None:
+                keep_rows(store, [row for row in table if row.checkpoint == source])
+        except StoreError as error:
+            _say(f"the report of {source} will be without this table: {error.problem}")
+
+
+def _end(evaluation: "GridEvaluation") -> None:
+    """Says what has no result; ends with the code that this means."""
+    from launcher.contract import MISTAKE, REPEAT
+
+    for failure in evaluation.failures:
+        _say(f"failed: {failure.problem}\n  {failure.remedy}")
+        if failure.trace:
+            _say(failure.trace.rstrip())
+    if evaluation.trouble is not None:
+        _say(f"{evaluation.trouble.problem}\n  {evaluation.trouble.remedy}")
+    if evaluation.trouble is not None or any(failure.passes for failure in evaluation.failures):
+        _say("the same command goes on: what was computed is kept")
+        raise typer.Exit(REPEAT)
+    if evaluation.failures:
+        raise typer.Exit(MISTAKE)
+
+
+def _print_table(rows: "list[TableRow]", as_json: bool) -> None:
+    from launcher.observe.inspect.report.task_table import terminal_table
+    from launcher.output import print_table
+
+    if as_json:
+        print_json(row.model_dump(mode="json") for row in rows)
+    else:
+        print_table(terminal_table(rows))

@@ -1,0 +1,342 @@
+"""`maskfleet launch`: renders the job that runs `maskfleet train` on a cluster, for its scheduler, and submits it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeVar
+
+import typer
+
+from launcher.app.cli.first import require_assignments, require_run
+from launcher.app.cli.options import RunArgument
+from launcher.app.cli.recipe import SetOption
+
+if TYPE_CHECKING:
+    from launcher.app.schedulers.job import Launch
+
+_HELP = """
+Train a run on a cluster: Slurm, Kubernetes, AWS Batch or plain Ray.
+
+Prints what it would submit, or writes it with --out; submits it with --submit, through the scheduler's own command.
+The run must exist. Secrets never appear in it: variables are named with --env, their values come from the scheduler.
+"""
+
+group = typer.Typer(no_args_is_help=True, help=_HELP)
+
+ImageOption = Annotated[str, typer.Option("--image", help="Built from infra/Dockerfile.")]
+InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Of every node.")]
+DiskOption = Annotated[str, typer.Option("--disk", help="Of each machine.")]
+P = ParamSpec("P")
+L = TypeVar("L", bound="Launch")
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The arguments and options that all commands below share."""
+
+    run: RunArgument
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
+    cpus: Annotated[int, typer.Option("--cpus-per-node", min=1, help="Cores of each machine to use.")]
+    memory: Annotated[
+        str, typer.Option("--memory", help="Of each machine, below its size: the system needs some.")
+    ]
+    gpus: Annotated[int, typer.Option("--gpus-per-node", min=0, help="0 for training on CPUs.")] = 0
+    shared_memory: Annotated[
+        str,
+        typer.Option("--shared-memory", help="/dev/shm of each; Ray's object store takes three quarters."),
+    ] = "16GiB"
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Of the job, and of what is made for it. Default: from the URI."),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."
+        ),
+    ] = None
+    assignments: SetOption = None
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write it to this file. Default: standard output.")
+    ] = None
+    submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False
+
+    def job(self, kind: "type[L]", **own: object) -> "L":
+        """The job that these options and a scheduler's `own` ask for. What is wrong with them is said before the run is
+        looked at. Raises LaunchError, RunError, RecipeError: the run cannot be trained so."""
+        from launcher.app.schedulers.job import job_name
+
+        job = kind.of(
+            run=_absolute(self.run),
+            name=self.name or job_name(self.run),
+            nodes=self.nodes,
+            gpus=self.gpus,
+            cpus=self.cpus,
+            memory=self.memory,
+            shared_memory=self.shared_memory,
+            environment=tuple(self.env or ()),
+            assignments=tuple(self.assignments or ()),
+            **own,
+        )
+        return kind.of(**dict(job) | {"run": _uri(self.run, self.assignments)})
+
+    def deliver(self, text: str, submit: Callable[[], str]) -> None:
+        """Write the rendered `text` to where it was asked for; with --submit also call `submit`, and print what it
+        returns."""
+        if self.out is not None:
+            from launcher.output import write_file
+
+            write_file(self.out, text)
+            typer.echo(f"wrote {self.out}", err=True)
+        elif not self.submit:
+            typer.echo(text, nl=False)
+        if self.submit:
+            typer.echo(submit())
+
+
+def with_job_options(command: Callable[Concatenate[JobOptions, P], None]) -> Callable[..., None]:
+    """Give `command` the fields of `JobOptions` as parameters of its own. Typer has no groups of options, but it reads
+    a function's signature. Required options come first, in the help too."""
+    own = list(signature(command).parameters.values())[1:]
+    shared = list(signature(JobOptions).parameters.values())
+    both = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
+    both.sort(key=lambda one: one.default is not Parameter.empty)
+
+    @wraps(command)
+    def spread(*args: P.args, **values: P.kwargs) -> None:
+        options = JobOptions(**{one.name: values.pop(one.name) for one in shared})  # type: ignore[arg-type]
+        command(options, *args, **values)
+
+    spread.__signature__ = Signature(both)  # type: ignore[attr-defined]
+    spread.__annotations__ = {one.name: one.annotation for one in both}
+    return spread
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="launch", rich_help_panel="Train")
+
+
+@group.command()
+@with_job_options
+def slurm(
+    options: JobOptions,
+    time: Annotated[
+        str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option("--partition")] = None,
+    account: Annotated[str | None, typer.Option("--account")] = None,
+    qos: Annotated[str | None, typer.Option("--qos")] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint")] = None,
+    log: Annotated[str, typer.Option("--log", help="In Slurm's own pattern.")] = "%x-%j.log",
+    bin_folder: Annotated[
+        Path | None,
+        typer.Option("--bin", help="Folder of the maskfleet command on every node. Default: this one's."),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="OPTION", help="A further option of sbatch: --sbatch=--exclusive."),
+    ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(
+            "--container", metavar="IMAGE", help="Run inside it, by Apptainer: a .sif file, or docker://NAME."
+        ),
+    ] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setup", metavar="LINE", help="Shell that comes first: --setup 'module load cuda'. No secrets."
+        ),
+    ] = None,
+) -> None:
+    """A batch script that starts Ray on the job's nodes, saves before preemption, and queues itself again.
+
+    Example: `maskfleet launch slurm s3://bucket/runs/base --nodes 4 --gpus-per-node 8 --cpus-per-node 64
+    --memory 900GiB`
+    """
+    import sys
+
+    from launcher.app.schedulers import slurm as backend
+
+    job = options.job(
+        backend.SlurmJob,
+        bin=str(bin_folder or Path(sys.executable).parent),
+        log=log,
+        time=time,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+        sbatch=tuple(sbatch or ()),
+        container=container,
+        setup=tuple(setup or ()),
+    )
+    job = backend.seen_by_all(job)
+    options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
+
+
+@group.command()
+@with_job_options
+def kuberay(
+    options: JobOptions,
+    image: ImageOption,
+    namespace: Annotated[str, typer.Option("--namespace")] = "default",
+    service_account: Annotated[
+        str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
+    ] = "default",
+    secret: Annotated[
+        str, typer.Option("--secret", help="Holds the values of --env, a key a variable.")
+    ] = "maskfleet",
+    retries: Annotated[int, typer.Option("--retries", min=0, help="New clusters at most.")] = 1000,
+    node_selector: Annotated[
+        list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="Machines that train.")
+    ] = None,
+    head_selector: Annotated[
+        list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="The head's machine.")
+    ] = None,
+) -> None:
+    """A RayJob for the KubeRay operator (1.5.1 or newer), which makes a new cluster for every retry.
+
+    Example: `maskfleet launch kuberay s3://bucket/runs/base --image registry/maskfleet:1 --nodes 4 --gpus-per-node 8
+    --cpus-per-node 64 --memory 900GiB`
+    """
+    from launcher.app.schedulers import kuberay as backend
+
+    job = options.job(
+        backend.KubeRayJob,
+        image=image,
+        namespace=namespace,
+        service_account=service_account,
+        secret=secret,
+        retries=retries,
+        node_selector=_labels(node_selector),
+        head_selector=_labels(head_selector),
+    )
+    options.deliver(backend.render(job), lambda: f"created {backend.submit(job)}")
+
+
+@group.command("aws-batch")
+@with_job_options
+def aws_batch(
+    options: JobOptions,
+    image: ImageOption,
+    instance_type: InstanceTypeOption,
+    vpc: Annotated[str, typer.Option("--vpc")],
+    subnet: Annotated[
+        str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")
+    ],
+    efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters of each machine.")] = 0,
+    disk: DiskOption = "200GiB",
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")
+    ] = 10,
+) -> None:
+    """A CloudFormation stack with roles, network rules, queue and a multi-node parallel job definition.
+
+    --env NAME is read from the parameter /maskfleet/JOB/NAME of Systems Manager.
+
+    Example: `maskfleet launch aws-batch s3://bucket/runs/base --image ACCOUNT.dkr.ecr.REGION.amazonaws.com/maskfleet:1
+    --instance-type p4d.24xlarge --vpc VPC --subnet SUBNET --nodes 4 --gpus-per-node 8 --cpus-per-node 90
+    --memory 1000GiB`
+    """
+    from launcher.app.schedulers import aws_batch as backend
+
+    job = options.job(
+        backend.BatchJob,
+        image=image,
+        instance_type=instance_type,
+        vpc=vpc,
+        subnet=subnet,
+        efa=efa,
+        disk=disk,
+        attempts=attempts,
+    )
+    from launcher.runtime.run.record import open_run
+
+    job = backend.BatchJob.of(**dict(job) | {"reads": backend.reads_of(open_run(options.run).recipe)})
+    options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
+
+
+@group.command()
+@with_job_options
+def ray(
+    options: JobOptions,
+    image: ImageOption,
+    region: Annotated[str, typer.Option("--region", help="Of AWS.")],
+    instance_type: Annotated[str, typer.Option("--instance-type", help="Of every node, the head too.")],
+    ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None,
+    ssh_user: Annotated[str, typer.Option("--ssh-user", help="Of the machine image.")] = "ubuntu",
+    profile: Annotated[
+        str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False,
+    disk: DiskOption = "200GiB",
+) -> None:
+    """A Ray cluster on AWS, for `ray up`. --submit starts it, then hands it the job. Nothing starts it again.
+
+    Example: `maskfleet launch ray s3://bucket/runs/base --image registry/maskfleet:1 --region us-east-1
+    --instance-type p4d.24xlarge --nodes 4 --gpus-per-node 8 --cpus-per-node 90 --memory 1000GiB`
+    """
+    from launcher.app.schedulers import ray_cluster as backend
+
+    job = options.job(
+        backend.RayCluster,
+        image=image,
+        region=region,
+        instance_type=instance_type,
+        ami=ami,
+        ssh_user=ssh_user,
+        profile=profile,
+        spot=spot,
+        disk=disk,
+    )
+    options.deliver(backend.render(job), lambda: backend.submit(job))
+
+
+@group.command("ray-job")
+def ray_job(
+    run: RunArgument,
+    address: Annotated[str, typer.Option("--address", help="Of the cluster's dashboard: http://HOST:8265.")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster to wait for.")] = 1,
+    assignments: SetOption = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False,
+) -> None:
+    """A job for a Ray cluster that runs already, on Maskfleet's image. Variables and tokens are the cluster's own.
+
+    Example: `maskfleet launch ray-job s3://bucket/runs/base --address http://127.0.0.1:8265 --nodes 4 --submit`
+    """
+    import shlex
+
+    from launcher.app.schedulers import ray_cluster as backend
+    from launcher.app.schedulers.job import TrainingJob
+
+    job = TrainingJob.of(run=_absolute(run), nodes=nodes, assignments=tuple(assignments or ()))
+    job = TrainingJob.of(**dict(job) | {"run": _uri(run, assignments)})
+    if submit:
+        typer.echo(backend.submit_to(job, address))
+    else:
+        typer.echo(shlex.join(backend.submission(job, address)))
+
+
+def _absolute(run: str) -> str:
+    return run if "://" in run else str(Path(run).absolute())
+
+
+def _uri(run: str, assignments: list[str] | None) -> str:
+    """The run's absolute URI. Opens the run and applies the assignments, so that mistakes are found before a job waits
+    in a queue. Raises RunError, RecipeError."""
+    require_assignments(assignments or ())
+    require_run(run)
+    from launcher.runtime.recipe.load import reload
+    from launcher.runtime.run.record import open_run
+
+    opened = open_run(run)
+    reload(opened.recipe, tuple(assignments or ()))
+    return opened.store.uri
+
+
+def _labels(pairs: list[str] | None) -> dict[str, str]:
+    """LABEL=VALUE words as a mapping; a word without `=` has an empty value, which the settings refuse."""
+    return {label: value for label, _, value in (pair.partition("=") for pair in pairs or ())}

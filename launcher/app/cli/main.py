@@ -1,0 +1,178 @@
+"""The `maskfleet` command. Commands are a file each beside this one, grouped as the help shows them.
+
+Commands import what they need when they run: `maskfleet --help` must not wait for torch, Ray or DeepSpeed.
+"""
+
+import logging
+import os
+import sys
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from data_service.errors import UserError as DataError
+from data_service.visible import visible, without_secrets
+from encoder_core.errors import UserError as ModelError
+from launcher.app.cli import (
+    burnin,
+    checkpoints,
+    compare,
+    corpus,
+    demo,
+    diagnose,
+    doctor,
+    embed,
+    estimate,
+    evaluate,
+    finetune,
+    launch,
+    recipe,
+    runs,
+    tasks,
+    tokenizer,
+    train,
+)
+from launcher.command import screen
+from launcher.output import watched_output
+from launcher.progress import shown
+
+_HELP = """
+Pretrain encoder-only language models on clusters, from raw text to an exported model.
+
+A run goes through four commands, each of which may be repeated safely:
+
+    maskfleet tokenizer train books/ --out bpe-50k/
+    maskfleet corpus build books/ --tokenizer bpe-50k/ --out s3://bucket/books
+    maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/books
+    maskfleet train s3://bucket/runs/base
+
+`train` starts the run, or continues it after any interruption. Local paths and s3:// URIs work alike.
+"""
+
+
+class _Hinting(TyperGroup):
+    """What is asked for where it is not is told where it is."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", ())]
+            if groups and hasattr(error, "message"):
+                found = " or ".join(f"maskfleet {name} {args[0]}" for name in groups)
+                asked = error.message.partition(" Did you mean")[0]  # a guess, where the place is known
+                error.message = f"{asked.rstrip('.')}: it is {found}"
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            context = getattr(error, "ctx", None)
+            if context is not None and hasattr(error, "option_name") and hasattr(error, "message"):
+                settings = next((one for one in context.command.params if "--set" in one.opts), None)
+                if settings is not None:
+                    error.message = (
+                        f"{error.message.rstrip('.')}. Settings are given by --set: {settings.help}"
+                    )
+            raise
+
+
+app = typer.Typer(
+    cls=_Hinting,
+    help=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"maskfleet {metadata.version('maskfleet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit."),
+    ] = False,
+) -> None:
+    """What all commands share. Its options come before the command."""
+
+
+demo.register(app)
+tokenizer.register(app)
+corpus.register(app)
+recipe.register(app)
+tasks.register(app)
+estimate.register(app)
+train.register(app)
+compare.register(app)
+launch.register(app)
+runs.register(app)
+checkpoints.register(app)
+embed.register(app)
+diagnose.register(app)
+doctor.register(app)
+burnin.register(app)
+finetune.register(app)
+evaluate.register(app)
+
+
+def main() -> None:
+    """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
+    _print_warnings()
+    try:
+        with shown(_words(typer.main.get_command(app), sys.argv[1:])), watched_output():
+            app()
+    except (DataError, ModelError) as error:
+        console = Console(stderr=True, soft_wrap=True)
+        problem, remedy = (visible(without_secrets(text)) for text in (error.problem, error.remedy))
+        console.print(Text("error: ", style="bold red") + Text(problem, style="default"))
+        console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
+        sys.exit(2)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library `tokenizers`; it is no Exception
+            raise
+        print(
+            f"error: a tokenizer's rules cannot be applied to a text: {visible(str(error))}", file=sys.stderr
+        )
+        print("remedy: give the tokenizer.json that was published with the model", file=sys.stderr)
+        sys.exit(2)
+
+
+def _words(command: Any, given: list[str]) -> str:
+    """The command's own among the words that were `given`."""
+    found = []
+    for word in given:
+        if word not in getattr(command, "commands", {}):
+            break
+        command = command.commands[word]
+        found.append(word)
+    return " ".join(found) or "maskfleet"
+
+
+def _print_warnings() -> None:
+    """What the store says of an outage, and what commands did otherwise than one might think, goes to standard error as
+    it is, one line each.
+    """
+    handler = logging.StreamHandler(screen(2))
+    handler.setLevel(logging.WARNING)
+    for name in (
+        "data_service.store",
+        "launcher.runtime.recipe.load",
+        "launcher.runtime.run.checkpoint",
+        "launcher.observe.inspect.baselines",
+        "launcher.after.tasks",
+    ):
+        logging.getLogger(name).addHandler(handler)

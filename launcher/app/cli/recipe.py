@@ -1,0 +1,217 @@
+"""`maskfleet recipe`: the bundled recipes, and what a recipe comes to."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data_service.visible import visible
+from launcher.app.cli.first import require_assignments, require_model, require_recipe
+from launcher.app.cli.options import JsonOption, print_json
+from launcher.errors import OptionError
+from launcher.progress import work
+
+if TYPE_CHECKING:
+    from launcher.runtime.recipe.schema import Recipe
+
+group = typer.Typer(no_args_is_help=True, help="List, show, check and compare recipes.")
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A bundled recipe's name, or a YAML file.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value: --set zero=2 --set phases.0.steps=1000."
+    ),
+]
+TinyOption = Annotated[
+    bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, minutes of training.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="recipe", rich_help_panel="Prepare")
+
+
+def load_recipe(
+    name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None = None
+) -> "Recipe":
+    """The recipe that the command line describes. `--set` comes last, so it also adjusts a tiny recipe.
+
+    `sections` stand in place of the recipe's own.
+    """
+    require_recipe(name)
+    require_assignments(assignments or ())
+    with work("loading the recipe"):
+        return _loaded(name, assignments, tiny, sections)
+
+
+def _loaded(
+    name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None
+) -> "Recipe":
+    from launcher.runtime.recipe import tiny as shrink
+    from launcher.runtime.recipe.load import load, reload
+
+    recipe = load(name, () if tiny else tuple(assignments or ()), sections)
+    return reload(shrink.tiny(recipe), tuple(assignments or ())) if tiny else recipe
+
+
+@group.command("list")
+def list_recipes(as_json: JsonOption = False) -> None:
+    """The recipes that come with Maskfleet, by family.
+
+    Parameters are those of all networks; of two, the discriminator's alone come first.
+    """
+    from rich.table import Table
+
+    from launcher.format import human_count
+    from launcher.output import print_table
+    from launcher.runtime.recipe.load import loads
+    from launcher.runtime.recipe.source import bundled
+    from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
+
+    recipes = [loads(text, name) for name, text in bundled().items()]
+    recipes.sort(key=lambda recipe: (kind(recipe), parameters(recipe), recipe.total_steps))
+    if as_json:
+        print_json(_described(recipe) for recipe in recipes)
+        return
+    table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
+    previous = ""
+    for recipe in recipes:
+        family, alone = kind(recipe), discriminator_parameters(recipe)
+        size = human_count(parameters(recipe))
+        table.add_row(
+            family if family != previous else "",
+            recipe.name,
+            f"{recipe.model.layers} x {recipe.model.hidden}",
+            f"{human_count(alone)} ({size})" if alone is not None else size,
+            f"{recipe.total_steps:,}",
+            human_count(total_tokens(recipe)),
+        )
+        previous = family
+    print_table(table)
+
+
+def _described(recipe: "Recipe") -> dict[str, object]:
+    from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
+
+    return {
+        "name": recipe.name,
+        "family": kind(recipe),
+        "layers": recipe.model.layers,
+        "hidden": recipe.model.hidden,
+        "parameters": parameters(recipe),
+        "discriminator_parameters": discriminator_parameters(recipe),
+        "steps": recipe.total_steps,
+        "tokens": total_tokens(recipe),
+    }
+
+
+@group.command()
+def show(
+    recipe: RecipeArgument,
+    assignments: SetOption = None,
+    tiny: TinyOption = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The file as written, with its comments.")] = False,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline", help="What changes at which step, as a table, and rate and batch as a picture."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a recipe as it resolves: complete, defaults written out.
+
+    Start your own from a bundled one with `maskfleet recipe show roberta-base --raw > mine.yaml`.
+    """
+    from launcher.runtime.recipe.source import source_text
+
+    if as_json and not timeline:
+        raise OptionError("--json is of the timeline", remedy="add --timeline; a recipe is YAML")
+    if timeline:
+        if raw:
+            raise OptionError("--raw and --timeline are two ways to show it", remedy="give one of them")
+        require_recipe(recipe)
+        require_assignments(assignments or ())
+        from launcher.app.cli.recipe_timeline import print_timeline, timeline_records
+
+        wanted = load_recipe(recipe, assignments, tiny)
+        if as_json:
+            print_json(timeline_records(wanted))
+        else:
+            print_timeline(wanted)
+        return
+    text = source_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
+    typer.echo(visible(text), nl=False)
+
+
+@group.command()
+def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOption = False) -> None:
+    """Validate a recipe and state what it comes to: parameters, batch, tokens.
+
+    Reads no corpus, no tokenizer and no task's data; `maskfleet init` checks those.
+    """
+    require_recipe(recipe)
+    require_assignments(assignments or ())
+    from launcher.after.tasks.measurable import check_names
+    from launcher.runtime.recipe.summary import summary
+
+    wanted = load_recipe(recipe, assignments, tiny)
+    check_names(wanted.evaluation.tasks)
+    for line in summary(wanted):
+        typer.echo(visible(line))
+
+
+@group.command()
+def diff(
+    old: Annotated[str, typer.Argument(help="A recipe's name or file.")],
+    new: Annotated[str, typer.Argument(help="Another one.")],
+) -> None:
+    """Compare two recipes field by field, and say which differences a running run would refuse.
+
+    Exit code 1 if they differ.
+    """
+    require_recipe(old)
+    require_recipe(new)
+    from launcher.runtime.recipe import identity
+    from launcher.runtime.recipe.load import load
+
+    fields = [identity.flatten(load(name).to_data()) for name in (old, new)]
+    differing = [
+        path
+        for path in sorted(fields[0].keys() | fields[1].keys())
+        if fields[0].get(path) != fields[1].get(path)
+    ]
+    for kind, heading in (
+        ("identity", "identity (refused in a running run)"),
+        ("operational", "operational (free)"),
+    ):
+        chosen = [path for path in differing if identity.kind_of(path) == kind]
+        if chosen:
+            typer.echo(f"{heading}:")
+            for line in identity.diff(*({p: f[p] for p in chosen if p in f} for f in fields)):
+                typer.echo(f"  {visible(line)}")
+    if differing:
+        raise typer.Exit(1)
+    typer.echo("the same")
+
+
+@group.command("from")
+def from_model(
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_FOLDER", help="A model in the transformers format: a folder or s3:// URI."
+        ),
+    ],
+) -> None:
+    """Print the recipe that continues a model: its family, sizes and tokenizer, settings for going on, with reasons.
+
+    Example: `maskfleet recipe from ./roberta-base > mine.yaml`, then `maskfleet init mine.yaml RUN`
+    """
+    require_model(folder)
+    from launcher.runtime.recipe.continued import commented, continued
+
+    typer.echo(visible(commented(continued(folder))), nl=False)

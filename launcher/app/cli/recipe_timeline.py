@@ -1,0 +1,178 @@
+"""A recipe's course as a table, and its learning rate and batch as a picture in characters."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from rich.table import Table
+
+from data_service.visible import visible
+from launcher.format import human_count
+from launcher.output import console, print_table
+from launcher.runtime.rank.build import schedule
+from launcher.runtime.recipe.schema import Recipe, RecipePhase
+from launcher.runtime.recipe.timeline import (
+    Stretch,
+    changing_weights,
+    is_staged,
+    phase_at,
+    phase_objective,
+    rope_base,
+    source_shares,
+    step_batches,
+    timeline,
+)
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_COLUMNS = 72  # of the picture
+_HEIGHT = 6  # lines of the learning rate's
+_CURVES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
+_LOW = 2  # of the batch's, which changes less
+
+
+def print_timeline(recipe: Recipe) -> None:
+    """A row for every stretch of steps, then the picture."""
+    rate = schedule(recipe)
+    print_table(_table(recipe, timeline(recipe, rate)))
+    steps = _sampled(recipe.total_steps)
+    rates = [rate(step) for step in steps]
+    tokens = [_batch_tokens(recipe, step) for step in steps]
+    lines = ["", f"learning rate, up to {max(rates):.3g}"]
+    lines += plot(rates, _HEIGHT)
+    lines += ["", f"tokens of a step, up to {human_count(max(tokens))}"]
+    lines += plot(tokens, _LOW)
+    for title, values in _more_curves(recipe, steps):
+        lines += ["", title, *plot(values, 1)]
+    last = f"{recipe.total_steps - 1:,}"
+    lines.append(f"step 0{last:>{max(len(last) + 1, len(steps) - 6)}}")
+    for line in lines:
+        console().print(line, highlight=False, markup=False, no_wrap=True, crop=False)
+
+
+def _more_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
+    """What phases change beside, each with its title: shares of sources, and the base of rotary positions."""
+    phases = [recipe.phases[phase_at(recipe, step)[0]] for step in steps]
+    shares = [source_shares(recipe, phase) for phase in phases] if is_staged(recipe) else []
+    known = [found for found in shares if found is not None]
+    for name in recipe.corpus.sources if known else ():
+        values = [0.0 if found is None else found[name] for found in shares]
+        if max(values) > 0:
+            unknown = "; none: by size" if len(known) < len(shares) else ""
+            yield f"share of {visible(name)}, up to {max(values):.3g}{unknown}", values
+    if any(phase.rope_base is not None for phase in recipe.phases):
+        bases = [rope_base(recipe, step) or 0.0 for step in steps]
+        yield f"rope base, up to {max(bases):g}", bases
+
+
+def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
+    """Each stretch of steps for programs; infra/docs/records.md says what the keys are."""
+    for stretch in timeline(recipe, schedule(recipe)):
+        phase = recipe.phases[stretch.phase]
+        mlm = phase_objective(recipe, phase).mlm
+        yield {
+            "phase": stretch.phase,
+            "first": stretch.first,
+            "last": stretch.last,
+            "length": phase.length,
+            "unit": "rows" if phase.batch.sequences else "tokens",
+            "batch": stretch.batches,
+            "lr": stretch.rates,
+            "curve": stretch.curve,
+            "tokens": stretch.tokens,
+            "microbatch": recipe.microbatch_of(phase),
+            "rope_base": rope_base(recipe, stretch.first),
+            "sources": source_shares(recipe, phase) if is_staged(recipe) else None,
+            "weights": stretch.weights,
+            "masks": None if mlm is None else {"rate": mlm.rate, **mlm.replace.model_dump()},
+        }
+
+
+def plot(values: Sequence[float], height: int) -> list[str]:
+    """`values`, none below 0, as bars of `height` lines of characters, top line first; what is above 0 is seen."""
+    top = max(values)
+    eighths = [max(1, round(8 * height * value / top)) if value > 0 else 0 for value in values]
+    return [
+        "".join(_EIGHTHS[min(8, max(0, each - 8 * line))] for each in eighths).rstrip()
+        for line in reversed(range(height))
+    ]
+
+
+def _sampled(total: int) -> list[int]:
+    """Steps from first to last, evenly, one for each column."""
+    columns = min(_COLUMNS, total)
+    return [column * (total - 1) // max(1, columns - 1) for column in range(columns)]
+
+
+def _batch_tokens(recipe: Recipe, step: int) -> int:
+    number, start = phase_at(recipe, step)
+    phase = recipe.phases[number]
+    each = 1 if phase.batch.tokens else recipe.input.texts * phase.length
+    return step_batches(recipe, phase).at(step - start) * each
+
+
+def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
+    names = ["phase", "steps", "tokens so far", "length", "batch", "learning rate", ""]
+    more = _more_columns(recipe)
+    table = Table(*names, *more, box=None, pad_edge=False)
+    previous = None
+    for stretch in stretches:
+        phase = recipe.phases[stretch.phase]
+        table.add_row(
+            "" if stretch.phase == previous else str(stretch.phase),
+            f"{stretch.first:,} - {stretch.last:,}",
+            human_count(stretch.tokens),
+            str(phase.length),
+            _span(*(f"{batch:,}" for batch in stretch.batches))
+            + (" rows" if phase.batch.sequences else " tokens"),
+            _span(*(f"{rate:.3g}" for rate in stretch.rates)),
+            _CURVES.get(stretch.curve, stretch.curve),
+            *(cell(stretch) for cell in more.values()),
+        )
+        previous = stretch.phase
+    return table
+
+
+def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
+    """What some phase changes beside: the column's name, and its cell."""
+    phases = recipe.phases
+    found: dict[str, Callable[[Stretch], str]] = {}
+    if any(phase.microbatch is not None for phase in phases):
+        found["microbatch"] = lambda at: str(recipe.microbatch_of(phases[at.phase]))
+    if is_staged(recipe):
+        found["sources"] = lambda at: _sources(recipe, phases[at.phase])
+    if any(phase.rope_base is not None for phase in phases):
+        found["rope base"] = lambda at: f"{rope_base(recipe, at.first):g}"
+    if any(phase.mlm is not None for phase in phases):
+        found["masks"] = lambda at: _masks(recipe, phases[at.phase])
+    return found | {
+        f"weight of {name}": partial(_weight_cell, name=name) for name in changing_weights(recipe)
+    }
+
+
+def _weight_cell(at: Stretch, name: str) -> str:
+    return _span(*(f"{weight:.3g}" for weight in at.weights[name]))
+
+
+def _sources(recipe: Recipe, phase: RecipePhase) -> str:
+    """Shares of the tokens, and how often each source may have been read by the end."""
+    shares = source_shares(recipe, phase)
+    given = (
+        "by size"
+        if shares is None
+        else ", ".join(f"{share:.3g} {name}" for name, share in shares.items() if share)
+    )
+    most = phase.mixture and phase.mixture.most_readings
+    return visible(given) + (f", read {most:g} times at most" if most else "")
+
+
+def _masks(recipe: Recipe, phase: RecipePhase) -> str:
+    """Of the tokens, and of these what stands in their place."""
+    mlm = phase_objective(recipe, phase).mlm
+    assert mlm is not None  # a phase changes the masks of mlm only
+    replace = mlm.replace
+    unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
+    similar = f"{replace.similar:g} similar, " if replace.similar else ""
+    return f"{mlm.rate:.3g}{unit}: {replace.mask:g} mask, {similar}{replace.random:g} random, {replace.keep:g} kept"
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"

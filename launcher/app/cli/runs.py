@@ -1,0 +1,180 @@
+"""`maskfleet runs`: what a run is doing, a clean end of it, a new run from one of its checkpoints."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from data_service.visible import shell_word
+from launcher.app.cli.first import require_assignments, require_free, require_run
+from launcher.app.cli.options import RunArgument
+from launcher.app.cli.recipe import SetOption
+
+group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="runs", rich_help_panel="Look after it")
+
+
+@group.command()
+def status(
+    places: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs, local or s3://.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run and line.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Read the newest metrics only: at once, even for a run of weeks.")
+    ] = False,
+) -> None:
+    """What a run is doing: from its store, so from any machine that can read it.
+
+    Of one run everything: where it runs, its progress, checkpoints, interruptions and goodput (these two not with
+    `--brief`). Of several, or of a folder of runs, a line each; code 1 if one of them cannot be read.
+
+    Example: `maskfleet runs status s3://bucket/runs`
+    """
+    import json
+    from dataclasses import asdict
+
+    from data_service.visible import visible
+    from launcher.observe.inspect.status import RunStatus, Unreadable, statuses
+    from launcher.observe.inspect.status_text import describe, table
+    from launcher.output import print_table
+    from launcher.runtime.run.log import encode
+
+    now = time.time()
+    found = list(statuses(places, now, brief=brief))
+    unreadable = [one for one in found if isinstance(one, Unreadable)]
+    if as_json:
+        for one in found:
+            origins = [origin.model_dump() for origin in one.origins] if isinstance(one, RunStatus) else []
+            typer.echo(json.dumps(json.loads(encode(asdict(one) | {"origins": origins}))))
+    elif len(found) == 1 and isinstance(found[0], RunStatus):
+        for line in describe(found[0], now):
+            typer.echo(visible(line))
+    else:
+        print_table(table(found, now))
+    for one in unreadable:
+        typer.echo(visible(f"{one.uri}: {one.problem}"), err=True)
+    if unreadable:
+        raise typer.Exit(1)
+
+
+@group.command()
+def watch(
+    place: Annotated[
+        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs, local or s3://.")
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on. Whoever reaches it can read the runs.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8643,
+) -> None:
+    """Serve the report as a live page: curves, ranks, data service and events as they come.
+
+    A folder gives a table of its runs, and their curves over each other by steps, tokens or hours. Nothing is written,
+    and nothing is loaded from elsewhere. Ctrl-C ends it.
+
+    Example: `maskfleet runs watch runs/`
+    """
+    import os
+    import sys
+
+    from data_service.store.open import open_store
+    from launcher.observe.watch.server import Server, serve
+    from launcher.observe.watch.site import Site
+
+    store = open_store(place, patience_s=10.0)  # a page can wait, and says for what
+    serve(Server(Site(place, store), host, port), lambda url: typer.echo(f"{place} is shown at {url}"))
+    sys.stdout.flush()
+    os._exit(0)  # reads of a store that does not answer are not waited for
+
+
+@group.command()
+def stop(
+    run: RunArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Come back when it has ended.")] = False,
+) -> None:
+    """Ask a run to commit a checkpoint and end with code 3, wherever it runs; no scheduler starts it again on that.
+
+    The request goes through the run's store, and is for the start that runs now: `maskfleet train` continues the run
+    as ever.
+    """
+    from launcher.observe.inspect.status import status
+    from launcher.observe.inspect.status_text import absent
+    from launcher.runtime.run import stop as run_stop
+    from launcher.runtime.run.outline import open_outline
+
+    opened = open_outline(run)
+    asked = run_stop.stop(opened.store, time.time())
+    if asked.found is None or not asked.asked:
+        typer.echo(f"{run} {absent(asked.found)}: nothing to stop")
+        return
+    where = f"{asked.found.owner.host}, process {asked.found.owner.pid}"
+    typer.echo(f"asked the start on {where} to stop; it saves after its present step")
+    if wait:
+        run_stop.wait(opened.store, asked.found, time.time)
+        ended = status(opened, time.time(), brief=True)
+        typer.echo(f"{ended.state} at step {ended.step:,} of {ended.total_steps:,}")
+
+
+@group.command()
+def fork(
+    run: RunArgument,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Folder or s3:// URI of the new run.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="The checkpoint of this step; default: the newest good one.")
+    ] = None,
+    assignments: SetOption = None,
+    decay: Annotated[
+        int | None,
+        typer.Option(
+            "--decay",
+            min=1,
+            metavar="STEPS",
+            help="End the new run so many steps later, and let the learning rate decay in them.",
+        ),
+    ] = None,
+    keep_position: Annotated[
+        bool,
+        typer.Option(
+            "--keep-position", help="Go on at the step's place in the data, though it is other data."
+        ),
+    ] = False,
+) -> None:
+    """Create a run that goes on from a checkpoint of another: its weights, moments and step, with changed settings.
+
+    The data goes on where the other run would have, if up to there it is the same; with another corpus, batch, row
+    length or seed it begins anew. The model stays. The checkpoint is copied: RUN may be deleted afterwards.
+
+    `--decay 5000` ends a run at any checkpoint of a stable stretch, by its schedule's decay, or 1 - sqrt without one.
+
+    Example: `maskfleet runs fork s3://bucket/runs/base s3://bucket/runs/slower --step 9000 --set
+    optimizer.adamw.lr=1e-4`
+    """
+    require_assignments(assignments or ())
+    require_run(run)
+    require_free(new)
+    from datetime import UTC, datetime
+
+    from launcher.runtime.run import fork as forking
+    from launcher.runtime.run.record import open_run
+
+    made = forking.fork(
+        open_run(run),
+        new,
+        step,
+        assignments or (),
+        keep_position=keep_position,
+        now=datetime.now(UTC),
+        decay=decay,
+    )
+    typer.echo(f"created {made.run.recipe.name} at {new} from step {made.step:,} of {run}")
+    for line in made.changes:
+        typer.echo(f"  {line}")
+    why = f"begins anew ({', '.join(made.restarted)})" if made.restarted else "goes on where it was"
+    typer.echo(f"its data {why}")
+    typer.echo(f"next: maskfleet train {shell_word(new)}")

@@ -1,0 +1,200 @@
+"""`maskfleet tokenizer`: learn a vocabulary from text, see how well one fits, and add a field's own words to it."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.app.cli.options import (
+    BadBytes,
+    BadBytesOption,
+    BadRecords,
+    BadRecordsOption,
+    DelimiterOption,
+    EncodingOption,
+    InputsArgument,
+    JsonOption,
+    TextFieldOption,
+    delimiter_character,
+    print_json,
+    settings,
+)
+
+group = typer.Typer(
+    no_args_is_help=True, help="Train a tokenizer, check how well one fits some text, or add words to it."
+)
+
+_MB = 1_000_000
+_VOCABULARY = 50_000
+
+
+class TokenizerKind(StrEnum):
+    BYTE_BPE = "byte_bpe"
+    WORDPIECE = "wordpiece"
+    UNIGRAM = "unigram"
+    BPE = "bpe"
+
+
+SampleOption = Annotated[
+    int,
+    typer.Option(
+        "--sample-mb", min=1, help="Megabytes of text to read at most, spread over all of the input."
+    ),
+]
+
+
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="tokenizer", rich_help_panel="Prepare")
+
+
+@group.command()
+def train(
+    inputs: InputsArgument,
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the tokenizer's files.")],
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab-size",
+            help="Ids at most, special tokens included: fewer of text that supports fewer. Default: 50,000.",
+        ),
+    ] = None,
+    kind: Annotated[
+        TokenizerKind,
+        typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind."),
+    ] = TokenizerKind.BYTE_BPE,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case, as uncased models do.")] = False,
+    sample_mb: SampleOption = 2000,
+    text_field: TextFieldOption = "text",
+    encoding: EncodingOption = "utf-8",
+    delimiter: DelimiterOption = None,
+    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    replace: ReplaceOption = False,
+) -> None:
+    """Learn a vocabulary. The same text and options give the same files, byte for byte.
+
+    The folder holds what `transformers.AutoTokenizer` reads, too. One with a tokenizer in it is refused.
+
+    Example: `maskfleet tokenizer train books/ news.jsonl.zst --out s3://bucket/bpe-50k`
+    """
+    from data_service.ingest.options import BuildOptions
+    from data_service.tokenizers.load import save_tokenizer
+    from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
+    from launcher.app.cli.texts import sample_texts
+    from launcher.progress import work
+
+    _check_free(out, replace)
+    options = settings(
+        BuildOptions,
+        text_field=text_field,
+        encoding=encoding,
+        delimiter=delimiter_character(delimiter),
+        on_bad_bytes=on_bad_bytes.value,
+        on_bad_records=on_bad_records.value,
+    )
+    texts = sample_texts(inputs, options, sample_mb * _MB)
+    asked = vocab_size or _VOCABULARY
+    with work("learning the vocabulary"):
+        tokenizer = train_tokenizer(
+            kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True
+        )
+    save_tokenizer(tokenizer, out)
+    if tokenizer.vocab_size < asked:
+        typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
+    typer.echo(
+        f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"
+    )
+
+
+@group.command()
+def check(
+    tokenizer: Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")],
+    inputs: InputsArgument,
+    sample_mb: SampleOption = 20,
+    text_field: TextFieldOption = "text",
+    encoding: EncodingOption = "utf-8",
+    delimiter: DelimiterOption = None,
+    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
+    from rich.table import Table
+
+    from data_service.ingest.options import BuildOptions
+    from data_service.tokenizers.check import check_tokenizer
+    from data_service.tokenizers.load import load_tokenizer
+    from launcher.app.cli.texts import sample_texts
+    from launcher.output import print_table
+
+    options = settings(
+        BuildOptions,
+        text_field=text_field,
+        encoding=encoding,
+        delimiter=delimiter_character(delimiter),
+        on_bad_bytes=on_bad_bytes.value,
+        on_bad_records=on_bad_records.value,
+    )
+    texts = sample_texts(inputs, options, sample_mb * _MB)
+    report = check_tokenizer(load_tokenizer(tokenizer), texts)
+    if as_json:
+        rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}
+        print_json([vars(report) | rates])
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("sample", f"{report.lines:,} lines, {report.bytes:,} bytes, {report.tokens:,} tokens")
+    table.add_row("bytes per token", f"{report.bytes_per_token:.2f}")
+    table.add_row("tokens per word", f"{report.tokens_per_word:.2f}")
+    table.add_row("unknown tokens", f"{report.unknown:.3%}")
+    table.add_row("spelt byte by byte", f"{report.byte_pieces:.3%}")
+    table.add_row("vocabulary that occurs", f"{report.coverage:.1%}")
+    table.add_row("lines that come back exactly", f"{report.exact:.2%}")
+    table.add_row("lines whose ids are stable", f"{report.stable:.2%}")
+    print_table(table)
+
+
+@group.command()
+def extend(
+    tokenizer: Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")],
+    new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
+    terms: Annotated[Path, typer.Option("--terms", help="The words to add, one a line, in UTF-8.")],
+    replace: ReplaceOption = False,
+) -> None:
+    """Add whole words to a vocabulary, so that each becomes one token. Existing pieces keep their ids.
+
+    A run whose `tokenizer` is the extended one and whose `start` is a model with the old one begins with that model's
+    rows, new ones being the mean of the rows of the pieces that the word was split into.
+
+    Example: `maskfleet tokenizer extend bpe-50k/ bpe-medical/ --terms drugs.txt`
+    """
+    from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+    from data_service.tokenizers.vocabulary import extend_tokenizer
+    from launcher.app.cli.texts import read_terms
+
+    _check_free(new, replace)
+    extension = extend_tokenizer(load_tokenizer(tokenizer), read_terms(terms))
+    save_tokenizer(extension.tokenizer, new)
+    typer.echo(
+        f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
+        f"{extension.tokenizer.vocab_size:,} ids at {new} (hash {extension.tokenizer.hash[:12]})"
+    )
+
+
+def _check_free(uri: str, replace: bool) -> None:
+    """Raises TokenizerError where a tokenizer would be written over, unless that is asked for: corpora and runs that
+    name the place would find another one there."""
+    from data_service.errors import TokenizerError
+    from data_service.store.open import open_store
+    from data_service.tokenizers.load import holds_tokenizer
+
+    if not replace and holds_tokenizer(open_store(uri)):
+        raise TokenizerError(
+            f"there is a tokenizer in {uri} already",
+            remedy="choose another folder, or write over it with --replace",
+        )

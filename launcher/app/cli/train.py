@@ -1,0 +1,192 @@
+"""The commands of a run's life: init, train, show, report."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data_service.visible import shell_word, without_secrets
+from launcher.app.cli.first import (
+    require_assignments,
+    require_corpora,
+    require_free,
+    require_recipe,
+    require_run,
+)
+from launcher.app.cli.options import RunArgument
+from launcher.app.cli.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
+from launcher.progress import work
+
+if TYPE_CHECKING:
+    from launcher.runtime.run.record import Run
+
+_TRAIN, _LOOK = "Train", "Look after it"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel=_TRAIN)(init)
+    app.command(rich_help_panel=_TRAIN)(train)
+    app.command(rich_help_panel=_LOOK)(show)
+    app.command(rich_help_panel=_LOOK)(report)
+
+
+CorpusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--corpus",
+        metavar="[NAME=]URI[@WEIGHT]",
+        help="What to train on, in place of the recipe's sources; repeat it to mix corpora.",
+    ),
+]
+
+
+def init(
+    recipe: RecipeArgument,
+    run: RunArgument,
+    corpora: CorpusOption = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
+    ] = None,
+    assignments: SetOption = None,
+    tiny: TinyOption = False,
+) -> None:
+    """Create a run: resolve the recipe, check its corpora, tokenizer and start, record what they are.
+
+    `--corpus` sets the sources, the held-out share and the tokenizer from what the corpora say. Refuses a URI that
+    holds a run already, and whatever could not train.
+
+    Example: `maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/corpora/news`
+    """
+    require_recipe(recipe)
+    require_assignments(assignments or ())
+    require_corpora(corpora or ())
+    require_free(run)
+    from datetime import UTC, datetime
+
+    from launcher.after.tasks.measurable import check_tasks
+    from launcher.runtime.rank.hub import keep_start
+    from launcher.runtime.rank.initial_weights import check_start
+    from launcher.runtime.run.create import create_run
+    from launcher.runtime.run.inputs import refuse_placeholders, sections_for
+    from launcher.runtime.run.readiness import warnings
+
+    sections: dict[str, object] = {"tokenizer": {"uri": tokenizer}} if tokenizer else {}
+    if corpora:
+        sections = sections_for(corpora, tokenizer)
+    wanted = load_recipe(recipe, assignments, tiny, sections)
+    refuse_placeholders(wanted, f"maskfleet init {shell_word(recipe)} {shell_word(run)}")
+    wanted = keep_start(wanted, run)
+    check_start(wanted)
+    check_tasks(wanted.evaluation.tasks)
+    created = create_run(wanted, run, datetime.now(UTC))
+    typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
+    for line in warnings(created):
+        typer.echo(f"warning: {line}")
+    typer.echo(f"next: maskfleet train {shell_word(run)}")
+
+
+def train(
+    run: RunArgument,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Go on with this recipe; its identity must be the run's.")
+    ] = None,
+    assignments: SetOption = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Let the run's identity change; recorded as an event.")
+    ] = False,
+    nodes: Annotated[
+        int,
+        typer.Option("--nodes", min=1, help="Begin when the Ray cluster in RAY_ADDRESS has so many nodes."),
+    ] = 1,
+) -> None:
+    """Start the run, or continue it from its newest good checkpoint. The one command a scheduler repeats.
+
+    Never creates a run. What a run is operated with (ZeRO stage, ranks, workers, intervals) may change at any
+    start: `--set zero=2`. What it is (data, model, objective, optimizer, seed) may not, unless forced.
+
+    SIGTERM, SIGHUP and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 3 stopped by `maskfleet runs stop`,
+    to stay so; 2 a mistake in what it was given, or what no repetition cures; 75 anything else: run it again to go on.
+    """
+    typer.echo(f"opening {without_secrets(run)}")  # what follows takes seconds of imports
+    from rich.console import Console
+
+    from data_service.errors import UserError as DataError
+    from encoder_core.errors import UserError as ModelError
+    from launcher.contract import MISTAKE, code_of
+
+    try:
+        if recipe is not None:
+            require_recipe(recipe)
+        require_assignments(assignments or ())
+        require_run(run)
+        with work("opening the run"):
+            opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes)
+    except (DataError, ModelError) as error:
+        if code_of(error) == MISTAKE:
+            raise
+        typer.echo(f"{error.problem}\n  {error.remedy}", err=True)
+        raise typer.Exit(code_of(error)) from error
+    with work("loading libraries"):
+        from launcher.app.companions import COMPANIONS
+        from launcher.runtime.cluster.train import train
+    outcome = train(opened, Console(), COMPANIONS, nodes)
+    if outcome.step:
+        typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
+    raise typer.Exit(outcome.code)
+
+
+def _reconciled(uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool) -> "Run":
+    """The run at `uri`, ready to train, with the settings that this start changes."""
+    from datetime import UTC, datetime
+
+    from launcher.after.tasks.measurable import check_tasks
+    from launcher.runtime.recipe.load import load, reload
+    from launcher.runtime.run.create import reconcile
+    from launcher.runtime.run.record import open_run
+
+    opened = open_run(uri)
+    wanted = reload(load(recipe) if recipe else opened.recipe, assignments)
+    if wanted.evaluation.tasks != opened.recipe.evaluation.tasks:
+        check_tasks(wanted.evaluation.tasks)
+    return reconcile(opened, recipe=wanted, accept_changes=accept_changes, now=datetime.now(UTC))
+
+
+def show(
+    run: RunArgument,
+    step: Annotated[int, typer.Option("--step", min=0, help="Step, counted from 0; past or future.")],
+    row: Annotated[int, typer.Option("--row", min=0, help="Row of the step's global batch.")] = 0,
+) -> None:
+    """Print a sample that a step saw or will see: its text, what was masked, and where it comes from.
+
+    Needs no checkpoint and no training: a sample is a function of the run's recipe and its position.
+    """
+    require_run(run)
+    from launcher.observe.inspect.show import find_sample, render
+    from launcher.output import console
+    from launcher.runtime.run.record import open_run
+
+    sample = find_sample(open_run(run), step, row)
+    for line in render(sample):
+        console().print(line, highlight=False)
+
+
+def report(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+    baselines: Annotated[
+        bool, typer.Option(help="Compute the unigram and bigram loss of the held-out targets, once.")
+    ] = True,
+) -> None:
+    """Write one HTML page about a run: losses, throughput, data wait, checkpoints, interruptions, recipe.
+
+    The page stands alone: no script, no link to anything outside it.
+    """
+    require_run(run)
+    from datetime import UTC, datetime
+
+    from launcher.observe.inspect.report.write import write_report
+    from launcher.runtime.run.record import open_run
+
+    opened, new = open_run(run), not out.parent.exists()
+    write_report(opened, out, with_baselines=baselines, now=datetime.now(UTC))
+    typer.echo(f"wrote {out}{', in a new folder' if new else ''}")

@@ -1,0 +1,226 @@
+"""A job for a cluster, whatever its scheduler: its settings, the template it is rendered with, and the command that
+submits it. Each scheduler's module adds what only that one needs.
+
+Nothing here may hold a secret. Environment variables and tokens are only named; the scheduler provides their values,
+and its own command line tool, which submits, has the user's login. A value enters a template of infra/ through a filter
+that quotes it, or is a number.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Self, TypeVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.types import ByteSize, NonNegativeInt
+
+from data_service.visible import control_characters
+from launcher.errors import LaunchError
+
+
+def checked(command: list[str], stdin: str | None = None) -> str:
+    """Run a command and return its output. Raises LaunchError if it is not installed, or, with its own message, if it
+    fails."""
+    if shutil.which(command[0]) is None:
+        raise LaunchError(
+            f"{command[0]} is not installed here",
+            remedy=f"install {command[0]}, or submit the rendered file where it is: leave out --submit",
+        )
+    ended = subprocess.run(command, input=stdin, text=True, capture_output=True)
+    if ended.returncode:
+        words = (ended.stderr or ended.stdout).strip()
+        raise LaunchError(
+            f"{' '.join(command[:3])} ended with code {ended.returncode}: {words}",
+            remedy="correct what it complains of, and launch again",
+        )
+    return ended.stdout
+
+
+_CHECKOUT = Path(__file__).parents[3]
+
+
+def folder() -> Path:
+    """infra/ of a checkout, or where an installed wheel's templates are, which its own record knows."""
+    if (_CHECKOUT / "pyproject.toml").is_file():
+        return _CHECKOUT / "infra"
+    for file in metadata.files("maskfleet") or ():
+        if file.match("share/maskfleet/infra/ray_node.sh"):
+            return Path(str(file.locate())).resolve().parent
+    return Path(sysconfig.get_path("data")) / "share" / "maskfleet" / "infra"
+
+
+def render(name: str, **values: object) -> str:
+    """The template infra/`name`. Filters: `shell` quotes a word for a shell, `yaml` any value for YAML, `pod` too for
+    the value of a pod's variable (where `$(X)` would be replaced), `mib` turns bytes into whole MiB."""
+    environment = Environment(
+        loader=FileSystemLoader(folder()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "shell": shlex.quote,
+        "yaml": json.dumps,
+        "pod": lambda text: json.dumps(text.replace("$(", "$$(")),
+        "mib": lambda size: size >> 20,
+    }
+    return environment.get_template(name).render(**values)
+
+
+_JOB_NAME = (
+    r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what Kubernetes and CloudFormation take, with room for suffixes
+)
+
+
+def _printable(text: str) -> str:
+    if found := control_characters(text):
+        raise ValueError(f"it has control characters: {', '.join(found)}")
+    return text
+
+
+def spelt(pattern: str, takes: str) -> AfterValidator:
+    """A check whose message says in words what a value may be."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"it takes {takes}")
+        return text
+
+    return AfterValidator(check)
+
+
+Printable = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+Word = Annotated[  # needs no quoting anywhere
+    str, spelt(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
+]
+Variable = Annotated[
+    str, spelt(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
+]
+
+
+def _size(told: object) -> int:
+    try:
+        size = TypeAdapter(ByteSize).validate_python(told)
+    except ValidationError:
+        size = ByteSize(0)
+    if size < 1 << 20:
+        raise ValueError("it takes a size of at least 1MiB, such as 900GiB")
+    return int(size)
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+_OPTIONS = {
+    "run": "RUN",
+    "gpus": "--gpus-per-node",
+    "cpus": "--cpus-per-node",
+    "environment": "--env",
+    "assignments": "--set",
+    "profile": "--worker-profile",
+}
+"""Of fields that are not called like their options."""
+
+
+class JobSettings(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def of(cls, **values: object) -> Self:
+        """Settings from options of the command line. Raises LaunchError: for every value that will not do its option,
+        and what that takes."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            wrong = [
+                (_option(e["loc"]), e["msg"].removeprefix("Value error, "), e["input"])
+                for e in error.errors()
+            ]
+            raise LaunchError(
+                "; ".join(f"{option}: {why}, not {value!r}" for option, why, value in wrong),
+                remedy=f"give another value for {', '.join(dict.fromkeys(option for option, _, _ in wrong))}",
+            ) from error
+
+
+def _option(place: tuple[int | str, ...]) -> str:
+    field = str(place[0])
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+
+class TrainingJob(JobSettings):
+    """What is trained.
+
+    Attributes:
+        run: the run's URI.
+        nodes: machines of the cluster, which training waits for.
+        assignments: `--set` assignments for `maskfleet train`.
+    """
+
+    run: Printable
+    nodes: PositiveInt
+    assignments: tuple[Printable, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """What the head runs."""
+        sets = [word for assignment in self.assignments for word in ("--set", assignment)]
+        return ["maskfleet", "train", self.run, *sets, "--nodes", str(self.nodes)]
+
+
+class Launch(TrainingJob):
+    """One job that trains on a cluster of its own.
+
+    Attributes:
+        name: of the job, and of what is made for it.
+        gpus, cpus, memory: of each machine; memory in bytes.
+        shared_memory: bytes of /dev/shm of each; Ray's object store takes three quarters of it.
+        environment: names of variables that the job gets; the scheduler knows their values.
+    """
+
+    name: Annotated[str, spelt(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")]
+    gpus: NonNegativeInt
+    cpus: PositiveInt
+    memory: Size
+    shared_memory: Size
+    environment: tuple[Variable, ...] = ()
+
+    @property
+    def object_store(self) -> int:
+        """Bytes for Ray's object store; NCCL and torch share the rest of /dev/shm."""
+        return self.shared_memory * 3 // 4
+
+
+AnyTraining = TypeVar("AnyTraining", bound=TrainingJob)
+
+
+def job_name(run: str) -> str:
+    """A job's name from the last part of its run's URI: lower case, digits and hyphens."""
+    last = run.rstrip("/").rsplit("/", 1)[-1].lower()
+    cleaned = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:30].strip("-")
+    return cleaned if cleaned[:1].isalpha() else f"maskfleet-{cleaned}".rstrip("-")
+
+
+def needs_object_storage(settings: AnyTraining) -> AnyTraining:
+    """`settings`, unless its run lies on a disk. Raises LaunchError."""
+    if settings.run.startswith("s3://"):
+        return settings
+    raise LaunchError(
+        f"{settings.run} lies on this machine's disk, which the cluster's machines do not see",
+        remedy="create the run in object storage: maskfleet init RECIPE s3://BUCKET/RUN",
+    )

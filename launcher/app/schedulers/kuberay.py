@@ -1,0 +1,62 @@
+"""Kubernetes with the KubeRay operator: a RayJob, which makes its RayCluster, and `kubectl`."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from launcher.app.schedulers.job import Launch, Size, Word, checked, needs_object_storage
+from launcher.app.schedulers.job import render as fill
+from launcher.contract import SAVE_SECONDS
+
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+
+
+class KubeRayJob(Launch):
+    """A RayJob of `nodes` worker pods and a head.
+
+    Attributes:
+        image: the container image.
+        namespace, service_account: where, and as whom; the account is what S3 knows the run by.
+        secret: holds the values of `environment`, a key a variable.
+        retries: new clusters at most, one after each preemption of the head.
+        node_selector, head_selector: labels of the machines of workers and head.
+        head_cpus, head_memory: of the head's pod, which only coordinates.
+    """
+
+    image: Word
+    namespace: ObjectName = "default"
+    service_account: ObjectName = "default"
+    secret: ObjectName = "maskfleet"
+    retries: NonNegativeInt = 1000
+    node_selector: dict[Label, Label] = Field(default_factory=dict)
+    head_selector: dict[Label, Label] = Field(default_factory=dict)
+    head_cpus: PositiveInt = 4
+    head_memory: Size = Size(16 << 30)
+
+    @property
+    def driver(self) -> list[tuple[str, str]]:
+        """Variables of the head's container, which infra/ray_job reads. KubeRay itself waits for all pods."""
+        return [
+            ("MASKFLEET_RUN", self.run),
+            ("MASKFLEET_SETS", "\n".join(self.assignments)),
+            ("MASKFLEET_FINAL", "stopped"),
+            ("RAY_JOB_STOP_WAIT_TIME_S", str(SAVE_SECONDS)),
+        ]
+
+
+def render(job: KubeRayJob) -> str:
+    """The manifest. Raises LaunchError if the run is not in object storage."""
+    job = needs_object_storage(job)
+    return fill(
+        "kuberay/rayjob.yaml",
+        job=job,
+        save_seconds=SAVE_SECONDS,
+        ray_version=version("ray"),
+    )
+
+
+def submit(job: KubeRayJob) -> str:
+    """Create it; returns what kubectl calls it. Raises LaunchError, also if there is one of that name."""
+    return checked(["kubectl", "create", "--output=name", "--filename=-"], stdin=render(job)).strip()

@@ -1,0 +1,121 @@
+"""Slurm: a batch script that starts Ray on the job's nodes, and `sbatch`.
+
+Maskfleet is taken from an environment that every node sees at the same path, as is usual on such clusters, or from an
+image of Apptainer.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from launcher.app.schedulers.job import Launch, Printable, Word, checked, spelt
+from launcher.app.schedulers.job import render as fill
+from launcher.contract import JOIN_SECONDS, SAVE_SECONDS
+from launcher.errors import LaunchError
+
+LogPath = Annotated[str, spelt(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
+Time = Annotated[
+    str,
+    spelt(
+        r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}",
+        "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, as 24:00:00 and 2-12",
+    ),
+]
+_OURS = {
+    "job-name": "--name",
+    "nodes": "--nodes",
+    "cpus-per-task": "--cpus-per-node",
+    "gpus-per-node": "--gpus-per-node",
+    "mem": "--memory",
+    "time": "--time",
+    "partition": "--partition",
+    "account": "--account",
+    "qos": "--qos",
+    "constraint": "--constraint",
+    "output": "--log",
+    "export": "--env",
+}
+"""Options of `sbatch` that have one of our own."""
+_FIXED = {
+    "array", "error", "gpus", "mem-per-cpu", "mem-per-gpu", "no-requeue", "ntasks", "ntasks-per-node", "open-mode",
+    "parsable", "requeue", "signal", "wrap",
+}  # fmt: skip
+"""Those on which the script relies."""
+
+
+def _further(text: str) -> str:
+    name = text.removeprefix("--").partition("=")[0]
+    if name in _OURS:
+        raise ValueError(f"{_OURS[name]} says that")
+    if name in _FIXED:
+        raise ValueError("the script relies on what it says of that itself")
+    return text
+
+
+Directive = Annotated[
+    str,
+    spelt(
+        r"--[a-z][a-z0-9-]*(=[A-Za-z0-9._:/@=,+*%&|!()\[\]-]+)?",
+        "a long option of sbatch, as --exclusive or --gres=shard:2, without spaces and quotes",
+    ),
+    AfterValidator(_further),
+]
+NODES_OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+"""Folders that every machine has for itself."""
+
+
+class SlurmJob(Launch):
+    """A job for `sbatch`.
+
+    Attributes:
+        bin: the folder of the `maskfleet` command, on every node.
+        log: where its output goes, in Slurm's own pattern.
+        time: the limit of one start, as Slurm spells it; the cluster's default if absent.
+        partition, account, qos, constraint: as for `sbatch`.
+        sbatch: further options of it, a line each.
+        container: an image that Apptainer takes, with Maskfleet in it: Ray and the run are inside.
+        setup: lines of shell that come before anything else, on the first node; the others inherit their variables.
+    """
+
+    bin: Printable
+    log: LogPath = "%x-%j.log"
+    time: Time | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    sbatch: tuple[Directive, ...] = ()
+    container: Printable | None = None
+    setup: tuple[Printable, ...] = ()
+
+    @property
+    def placement(self) -> list[tuple[str, str]]:
+        """Where it runs and on whose account: (option, value)."""
+        options = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "constraint": self.constraint,
+        }
+        return [(option, value) for option, value in options.items() if value is not None]
+
+
+def seen_by_all(job: SlurmJob) -> SlurmJob:
+    """`job`, unless its nodes would each look for the run on a disk of their own. Raises LaunchError."""
+    if job.nodes == 1 or "://" in job.run or not any(Path(job.run).is_relative_to(own) for own in NODES_OWN):
+        return job
+    raise LaunchError(
+        f"{job.run} lies in a folder that every node has for itself, and the job has {job.nodes} nodes",
+        remedy="create the run in object storage or on a disk that all nodes share: maskfleet init RECIPE RUN",
+    )
+
+
+def render(job: SlurmJob) -> str:
+    """The batch script."""
+    return fill("slurm/job.sh", job=job, save_seconds=SAVE_SECONDS, join_seconds=JOIN_SECONDS)
+
+
+def submit(job: SlurmJob) -> str:
+    """Hand it to `sbatch`; returns the job's number. Raises LaunchError."""
+    return checked(["sbatch", "--parsable"], stdin=render(job)).split(";")[0].strip()

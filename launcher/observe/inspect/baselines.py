@@ -1,0 +1,141 @@
+"""What simple counting achieves on the held-out targets: the losses that a model has to beat.
+
+Both are computed on exactly the tokens that evaluation masks. The unigram baseline guesses every target by
+its frequency in the training text. The left-bigram baseline sees the true token to the left (which the
+model may find masked) and knows how often each token followed it, interpolated with the unigram as Witten
+and Bell (1991, method C) do: p(w | h) = (c(h, w) + T(h) p(w)) / (c(h) + T(h)), T(h) the number of different
+tokens seen after h.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.samples.samples import Samples
+from data_service.store.errors import StoreError
+from data_service.stream.sources import Corpora
+from data_service.stream.stream import Stream
+from data_service.types import Block
+from launcher.observe.inspect.kept_baselines import KEY, Baselines, kept_baselines
+from launcher.progress import counted as counting
+from launcher.progress import work
+from launcher.runtime.run.inputs import unigram_probabilities
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import heldout_spec, stream_spec
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_log = logging.getLogger(__name__)
+
+_BIGRAM_TOKENS = 50_000_000  # of training text to count pairs in, taken evenly from all over
+
+
+@dataclass(frozen=True)
+class Targets:
+    """M held-out targets: their ids, and the true token to the left of each (-1 at the start of a text)."""
+
+    ids: Ints
+    left: Ints
+
+
+def baselines(run: Run) -> Baselines:
+    """The run's baselines: read back if stored with it, else computed, and stored if the run may be written.
+
+    Raises:
+        CorpusError, StoreError: the corpora cannot be read.
+    """
+    if (stored := kept_baselines(run.store, run.record.fingerprint)) is not None:
+        return stored
+    computed = compute(run)
+    try:
+        run.store.put(KEY, computed.model_dump_json().encode())
+    except StoreError as error:
+        _log.warning("the baselines are not kept, and will be computed again: %s", error.problem)
+    return computed
+
+
+def compute(run: Run) -> Baselines:
+    """Reads the held-out rows and up to 50 M tokens of training text."""
+    tokenizer = run.tokenizer()
+    with work("reading held-out rows"):
+        heldout = Stream(heldout_spec(run, tokenizer))
+        rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
+        targets = targets_of(heldout.read(0, 0, rows), tokenizer.special_mask)
+    unigram = unigram_probabilities(run.recipe)
+    pairs = Pairs(tokenizer.vocab_size)
+    counted = 0
+    corpora = Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))
+    total = min(_BIGRAM_TOKENS, sum(int(table.tokens.sum()) for table in corpora.tables))
+    blocks = counting(_training_blocks(corpora), "counting pairs of tokens", total, "tokens", _length)
+    for block in blocks:
+        pairs.add(block)
+        counted += len(block.tokens)
+    return Baselines(
+        targets=len(targets.ids),
+        unigram=float(-np.log(unigram[targets.ids]).mean()),
+        bigram=float(-np.log(pairs.probabilities(targets, unigram)).mean()),
+        counted=counted,
+        fingerprint=run.record.fingerprint,
+    )
+
+
+def _length(block: Block) -> int:
+    return len(block.tokens)
+
+
+def targets_of(samples: Samples, special: NDArray[np.bool_]) -> Targets:
+    """The targets of some rows. `special` [V] marks ids that are not text: no neighbour to count."""
+    original = samples.tokens.astype(np.int64)
+    original[samples.target_positions] = samples.target_ids
+    left = original[samples.target_positions - 1]  # a row begins with <s>, which is never a target
+    return Targets(samples.target_ids.astype(np.int64), np.where(special[left], -1, left))
+
+
+class Pairs:
+    """Counts of neighbouring tokens within documents."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab = vocab_size
+        self._codes: Ints = np.empty(0, dtype=np.int64)
+        self._counts: Ints = np.empty(0, dtype=np.int64)
+
+    def add(self, block: Block) -> None:
+        tokens = block.tokens.astype(np.int64)
+        inside = np.ones(len(tokens), dtype=np.bool_)
+        inside[block.sentences[block.documents[:-1]]] = False  # a document's first token follows nothing
+        codes, counts = np.unique((tokens[:-1] * self._vocab + tokens[1:])[inside[1:]], return_counts=True)
+        merged, places = np.unique(np.concatenate([self._codes, codes]), return_inverse=True)
+        weights = np.concatenate([self._counts, counts])
+        self._codes, self._counts = merged, np.bincount(places, weights, len(merged)).astype(np.int64)
+
+    def probabilities(self, targets: Targets, unigram: Floats) -> Floats:
+        """[M] probability of each target given its left neighbour; by frequency alone where it has none."""
+        history = self._codes // self._vocab
+        seen = np.bincount(history, self._counts, self._vocab)  # c(h)
+        kinds = np.bincount(history, minlength=self._vocab).astype(np.float64)  # T(h)
+        together = self._lookup(targets.left * self._vocab + targets.ids)  # c(h, w)
+        alone = unigram[targets.ids]
+        mass = seen[targets.left] + kinds[targets.left]
+        known = (targets.left >= 0) & (mass > 0)
+        mixed = (together + kinds[targets.left] * alone) / np.maximum(mass, 1)
+        return np.where(known, mixed, alone)
+
+    def _lookup(self, codes: Ints) -> Ints:
+        if not len(self._codes):
+            return np.zeros(len(codes), dtype=np.int64)
+        places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        return np.where(self._codes[places] == codes, self._counts[places], 0)
+
+
+def _training_blocks(corpora: Corpora) -> Iterator[Block]:
+    """Blocks of all sources, evenly spaced, about as many tokens as are to be counted."""
+    total = sum(int(table.tokens.sum()) for table in corpora.tables)
+    share = min(1.0, _BIGRAM_TOKENS / max(total, 1))
+    for source, table in enumerate(corpora.tables):
+        wanted = max(1, round(len(table) * share))
+        for index in range(wanted):
+            yield corpora.read(source, index * len(table) // wanted)

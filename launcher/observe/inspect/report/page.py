@@ -1,0 +1,160 @@
+"""The report: one HTML file, without references to anything outside it, for whoever judges how a run went. The live
+page (`launcher.observe.watch`) consists of the same sections."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+
+from data_service.visible import visible
+from launcher.format import human_count, human_duration
+from launcher.observe.inspect.report import tables
+from launcher.observe.inspect.report.chart import draw
+from launcher.observe.inspect.report.curves import charts
+from launcher.observe.inspect.report.evaluations import evaluations
+from launcher.observe.inspect.report.figures import Account
+from launcher.observe.inspect.report.style import CSS, table
+from launcher.observe.inspect.report.summary import Axis
+from launcher.observe.inspect.report.task_table import TableRow, heads, lines
+from launcher.observe.inspect.report.timeline import draw_timeline
+from launcher.runtime.run.evaluations import Evaluated
+from launcher.runtime.run.history import History
+from launcher.runtime.run.log import token_loss
+from launcher.runtime.run.step_table import Record
+
+
+@dataclass(frozen=True)
+class ReportSubject:
+    """What the page is about.
+
+    Attributes:
+        name, uri, created: of the run.
+        total_steps: what the recipe asks for.
+        recipe: its YAML text.
+        facts: further lines for the last section: fingerprints, versions.
+        baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
+        beside: what was measured of its commits beside training.
+        evaluated: what `maskfleet evaluate` found about its checkpoints.
+    """
+
+    name: str
+    uri: str
+    created: str
+    total_steps: int
+    recipe: str
+    facts: dict[str, str]
+    baselines: dict[str, float]
+    beside: tuple[Evaluated, ...] = ()
+    evaluated: Sequence[TableRow] = ()
+
+
+def render(subject: ReportSubject, history: History, now: datetime) -> str:
+    """The page's HTML."""
+    account = Account.of(history)
+    body = "".join(
+        [
+            _header(subject, account, now),
+            tiles(figures_of(subject, account)),
+            drawings(subject, account),
+            *sections(subject, account).values(),
+        ]
+    )
+    title = escape(visible(f"{subject.name} - Maskfleet"))
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    page = f"<body><main>{body}</main></body>"
+    return f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>{page}</html>\n'
+
+
+def drawings(
+    subject: ReportSubject, account: Account, axis: Axis = "steps", *, readings: bool = False
+) -> str:
+    """The curves, and where the time went. `readings`: as `chart.draw` has it."""
+    curves = (draw(chart, readings=readings) for chart in charts(account, subject.baselines, axis))
+    return f'<div class="charts">{"".join(curves)}{draw_timeline(account.events)}</div>'
+
+
+def sections(subject: ReportSubject, account: Account, *, folded: bool = False) -> dict[str, str]:
+    """What stands below the curves, by name and in order; empty text where there is nothing to say. `folded`: the
+    recipe is shown when somebody asks for it."""
+    events = account.events
+
+    def of(*kinds: str) -> list[Record]:
+        return [event for event in events if event["kind"] in kinds]
+
+    return {
+        "evaluations": evaluations(subject.beside, events),
+        "evaluated": _evaluated(subject.evaluated),
+        "interruptions": tables.interruptions(account.gaps),
+        "rewinds": tables.rewinds(of("rewind")),
+        "worlds": tables.worlds(of("world")),
+        "checkpoints": tables.checkpoints(of("commit")),
+        "nodes": tables.nodes(events),
+        "damage": tables.damage(account.damage),
+        "changes": tables.changes(of("identity_changed", "recipe_changed")),
+        "configuration": _configuration(subject, "" if folded else " open"),
+    }
+
+
+def _header(subject: ReportSubject, account: Account, now: datetime) -> str:
+    done = account.figures.steps >= subject.total_steps
+    ended = [event["kind"] for event in account.events if event["kind"] in ("start", "resume", "stop")]
+    state = "finished" if done else "stopped" if ended[-1:] == ["stop"] else "not finished"
+    badge = f'<span class="state{"" if done else " open"}">{state}</span>'
+    when = f"created {escape(visible(subject.created))}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
+    return (
+        f"<header><h1>{escape(visible(subject.name))}</h1>{badge}</header>"
+        f'<p class="soft"><code>{escape(visible(subject.uri))}</code><br>{when}</p>'
+    )
+
+
+def figures_of(subject: ReportSubject, account: Account) -> Iterator[tuple[str, str]]:
+    """Figures, and what each of them counts."""
+    figures = account.figures
+    yield f"{figures.steps:,}", f"of {subject.total_steps:,} steps"
+    if account.evaluations:
+        yield from held_out(subject, account.evaluations[-1])
+    goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
+    yield human_count(figures.tokens), "tokens trained on"
+    yield human_count(figures.tokens_per_second), "tokens/s, median step"
+    yield f"{figures.data_wait:.1%}", "of step time waiting for data"
+    yield human_duration(figures.wall_seconds), "wall time"
+    yield goodput, "goodput: steps that count"
+    yield str(len(account.gaps)), f"interruptions, {figures.repeated:,} steps repeated"
+    if figures.skipped:
+        yield f"{figures.skipped:,}", "steps skipped, gradients not finite or far too large"
+
+
+def held_out(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
+    """The figures of an evaluation."""
+    loss = token_loss(evaluation)
+    perplexity = evaluation.get("perplexity")
+    what = "" if perplexity is None else f" on hidden tokens, perplexity {perplexity:.1f}"
+    yield f"{loss:.3f}", f"held-out loss{what}"
+    for name, baseline in subject.baselines.items():
+        side = "below" if loss <= baseline else "above"
+        yield f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"
+
+
+def tiles(figures: Iterator[tuple[str, str]]) -> str:
+    """Figures as HTML."""
+    shown = (
+        f'<div class="tile"><b>{escape(visible(figure))}</b><span>{escape(visible(what))}</span></div>'
+        for figure, what in figures
+    )
+    return f'<div class="tiles">{"".join(shown)}</div>'
+
+
+def _evaluated(rows: Sequence[TableRow]) -> str:
+    if not rows:
+        return ""
+    shown = [line[1:] for line in lines(rows)]
+    note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads()[1:], shown, 3)
+
+
+def _configuration(subject: ReportSubject, opened: str) -> str:
+    rows = [(name, value) for name, value in subject.facts.items()]
+    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(visible(subject.recipe))}</pre>"
+    return (
+        "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details{opened}>{recipe}</details>"
+    )

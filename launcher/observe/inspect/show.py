@@ -1,0 +1,197 @@
+"""Any sample of any step of a run, past or future: text, masks, targets, and where it comes from.
+
+It is computed from the recipe and the position alone, by the definition of the stream, so it is what training sees.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+from rich.markup import escape
+from rich.text import Text
+
+from data_service.corpus.manifest import PairTexts
+from data_service.samples.inputs import Input, OrderedPairs, TextPairs, Translations
+from data_service.samples.samples import Samples
+from data_service.stream.positions import Range
+from data_service.stream.stream import SampleText, Stream
+from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.visible import visible
+from launcher.errors import RunError
+from launcher.runtime.run.left_out import left_out
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import sample_positions, stream_spec
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One row of one step, and what it was made from.
+
+    Attributes:
+        step, row, rows: row `row` of the `rows` of step `step`, all counted from 0.
+        phase, epoch, sample: its position in the run's data.
+        input: how the phase's rows are made.
+        source: the text behind it.
+        samples: the row alone, as training gets it.
+        tokenizer: for reading it.
+    """
+
+    step: int
+    row: int
+    rows: int
+    phase: int
+    epoch: int
+    sample: int
+    input: Input
+    source: SampleText
+    samples: Samples
+    tokenizer: Tokenizer
+
+    def __str__(self) -> str:
+        """As `maskfleet show` prints it, without colours."""
+        return "\n".join(Text.from_markup(line).plain for line in render(self))
+
+
+def find_sample(run: Run, step: int, row: int) -> Shown:
+    """Row `row` of step `step` of `run`.
+
+    Raises:
+        RunError: the run has no such step, or the step no such row.
+        CorpusError, StoreError: the corpora cannot be read.
+    """
+    if step >= run.recipe.total_steps:
+        raise RunError(
+            f"{run.uri} has no step {step}", remedy=f"its steps are 0 to {run.recipe.total_steps - 1}"
+        )
+    if step < run.record.data_begins:
+        raise RunError(
+            f"{run.uri} has no data for step {step}: it began with step {run.record.data_begins}, on other data",
+            remedy=f"ask the run it was forked from: {run.record.origins[-1].run}",
+        )
+    tokenizer = run.tokenizer()
+    cache = run.store.at("cache")
+    specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
+    streams = [Stream(spec, cache=cache) for spec in specs]
+    ranges = sample_positions(run, streams, left_out(run)).ranges(step)
+    place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
+    if place is None:
+        raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")
+    phase, epoch, sample = place
+    samples = streams[phase].read(epoch, sample, sample + 1)
+    source = streams[phase].source(epoch, sample)
+    return Shown(step, row, rows, phase, epoch, sample, specs[phase].input, source, samples, tokenizer)
+
+
+def render(shown: Shown) -> Iterator[str]:
+    """Lines in rich's markup: the position, the text with its targets marked, then a line for each target; of an
+    example of several texts, a line for each of these."""
+    source = shown.source
+    yield (
+        f"[bold]step {shown.step}, row {shown.row}[/] of {shown.rows}: "
+        f"phase {shown.phase}, epoch {shown.epoch}, sample {shown.sample}"
+    )
+    languages = f", {' and '.join(map(visible, source.languages))}" if source.languages else ""
+    yield (
+        f"from {escape(visible(source.name))} ({escape(visible(source.uri))}{escape(languages)}): "
+        f"block {source.block}, row {source.row}, {_places(source)}, read {source.epoch} time(s) before"
+    )
+    samples = shown.samples
+    if samples.text_starts is not None:
+        yield from _texts(shown)
+        return
+    yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} targets, marked [input -> original]:".replace(
+        "[", "\\["
+    )
+    yield ""
+    yield from _text(shown)
+    yield ""
+    yield "position  original        input"
+    for position, original in zip(samples.target_positions, samples.target_ids, strict=True):
+        yield _target_line(int(position), int(original), int(samples.tokens[position]), shown.tokenizer)
+
+
+def _text(shown: Shown) -> Iterator[str]:
+    """The marked text: one line, or one for each segment and one for the label."""
+    samples = shown.samples
+    if samples.segment_starts is None:
+        yield marked_text(samples, shown.tokenizer)
+        return
+    middle, end = int(samples.segment_starts[0]), len(samples.tokens)
+    for name, segment in zip(_segments(shown), (range(middle), range(middle, end)), strict=True):
+        if segment:
+            yield f"[bold]{name}[/] {marked_text(samples, shown.tokenizer, segment)}"
+    if samples.pair_label is not None:
+        label = int(samples.pair_label[0])
+        yield f"pair label {label}: {_meaning(shown.input, label)}"
+
+
+def _segments(shown: Shown) -> tuple[str, str]:
+    """What the two segments are called: in a stream of translations by their languages, if told."""
+    languages = shown.source.languages
+    if not isinstance(shown.input, Translations) or not languages:
+        return "A", "B"
+    return escape(visible(languages[0])), escape(visible(languages[-1]))
+
+
+def _texts(shown: Shown) -> Iterator[str]:
+    """The texts of an example, a line each, with what they are to it."""
+    samples = shown.samples
+    assert samples.text_starts is not None
+    edges = [*samples.text_starts[0].tolist(), len(samples.tokens)]
+    yield f"{len(samples.tokens)} tokens in {len(edges) - 1} texts, one example:"
+    yield ""
+    for name, (start, stop) in zip(_names(shown.input), pairwise(edges), strict=True):
+        yield f"[bold]{name}[/] ({stop - start} tokens) {marked_text(samples, shown.tokenizer, range(start, stop))}"
+
+
+def _names(rows: Input) -> tuple[str, ...]:
+    return PairTexts(rows.negatives).names if isinstance(rows, TextPairs) else ("sentence", "the same")
+
+
+def _meaning(rows: Input, label: int) -> str:
+    if isinstance(rows, OrderedPairs):
+        return "B is not what follows A" if label else "B follows A"
+    return "B is from elsewhere" if label else "B follows A"
+
+
+def _places(source: SampleText) -> str:
+    """Where in its block the text lies, segment by segment."""
+    return " and ".join(f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches)
+
+
+def marked_text(samples: Samples, tokenizer: Tokenizer, part: range | None = None) -> str:
+    """The row, or a part of its tokens, as text in rich's markup; tokens that are to be predicted as
+    `[what stands there -> what stood]`.
+    """
+    part = range(len(samples.tokens)) if part is None else part
+    target = np.full(len(samples.tokens), -1, dtype=np.int64)
+    target[samples.target_positions] = samples.target_ids
+    parts = []
+    for is_target, run in groupby(part, key=lambda index: bool(target[index] >= 0)):
+        indices = list(run)
+        if is_target:
+            parts += [_mark(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices]
+        else:
+            parts.append(escape(visible(tokenizer.decode(samples.tokens[indices]))))
+    return "".join(parts)
+
+
+def _mark(given: int, original: int, tokenizer: Tokenizer) -> str:
+    pair = f"[{tokenizer.decode([given])} -> {tokenizer.decode([original])}]"
+    return f"[bold yellow]{escape(visible(pair))}[/]"
+
+
+def _target_line(position: int, original: int, given: int, tokenizer: Tokenizer) -> str:
+    kind = "masked" if given == tokenizer.special.mask else "kept" if given == original else "random"
+    piece = "" if kind == "kept" else f"  {tokenizer.piece(given)}"
+    return escape(visible(f"{position:8}  {tokenizer.piece(original):<14}  {kind}{piece}"))
+
+
+def _place(ranges: tuple[Range, ...], row: int) -> tuple[int, int, int] | None:
+    """(phase, epoch, sample) of a row of a step; None beyond its last."""
+    for span in ranges:
+        if row < span.stop - span.start:
+            return span.phase, span.epoch, span.start + row
+        row -= span.stop - span.start
+    return None

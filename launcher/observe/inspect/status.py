@@ -1,0 +1,265 @@
+"""`maskfleet runs status`: what a run is doing, from its store alone, so from anywhere that can read its URI."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from checkpoints.errors import DamagedCheckpoint, NewerFormat
+from checkpoints.layout import CheckpointManifest
+from checkpoints.listing import committed, read_manifest
+from checkpoints.ownership import Presence, presence
+from data_service.errors import UserError
+from data_service.store.base import Store
+from launcher.observe.inspect.report.figures import Floats, Interruption, interruptions, measure, median, rate
+from launcher.runtime.run.history import History, StepHistory, read_history
+from launcher.runtime.run.log import token_loss
+from launcher.runtime.run.outline import ForkOrigin, open_outline, runs_at
+from launcher.runtime.run.step_table import Record
+from launcher.runtime.run.terms import running_mean, term_losses
+
+State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
+_RECENT = 100  # steps, whose median is the present rate
+_BRIEF = 16  # segments of metrics that a line of a table is made from
+_ENDS: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
+
+
+class OpenedRun(Protocol):
+    """A run, opened whole (`launcher.runtime.run.record`) or in outline."""
+
+    @property
+    def uri(self) -> str: ...
+    @property
+    def store(self) -> Store: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def flush_seconds(self) -> float: ...
+    @property
+    def origins(self) -> tuple[ForkOrigin, ...]: ...
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the newest good-looking checkpoint stands. Times in seconds since 1970."""
+
+    step: int
+    committed: float
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What a run is doing. Times in seconds since 1970; None for what is not known or does not apply.
+
+    Attributes:
+        state: `dead`: it was running, and has not been heard of for too long.
+        reason: why it stopped or failed.
+        stop_requested: by whom, while it runs on.
+        attempt, host, pid, since, heard: the process that looks after it or did last, since when, and when it last
+            showed that it lives.
+        step, total_steps: steps done, of how many.
+        tokens: trained on, those of the runs that it was forked from included.
+        loss, terms: running means over the steps that were read, as the log shows them; the weighted sum, and its terms
+            by name.
+        flush_seconds: how old, at most, what is recorded of the steps of a running run may be.
+        heldout, perplexity, heldout_terms, evaluated: of the newest evaluation, after so many steps: the loss on hidden
+            tokens, its perplexity, and every term.
+        step_seconds, tokens_per_second: median of the newest steps.
+        eta_seconds: until the last step, if it goes on like this.
+        checkpoint: the newest one. checkpoint_problem: why it cannot be read.
+        microbatch: rows in each phase, where memory decides; `microbatch_why`: how they were found.
+        interruptions, goodput, repeated_steps: of the whole run; None in a brief status.
+        origins: what it was forked from.
+        evaluation_problem: why the newest evaluation beside training failed, if it did.
+        damage: what of its records could not be read; the rest of the status is without it.
+    """
+
+    uri: str
+    name: str
+    state: State
+    reason: str | None
+    stop_requested: str | None
+    attempt: int | None
+    host: str | None
+    pid: int | None
+    since: float | None
+    heard: float | None
+    step: int
+    total_steps: int
+    tokens: int
+    loss: float | None
+    terms: dict[str, float]
+    flush_seconds: float
+    heldout: float | None
+    perplexity: float | None
+    heldout_terms: dict[str, float]
+    evaluated: int | None
+    step_seconds: float | None
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    checkpoint: Standing | None
+    checkpoint_problem: str | None
+    microbatch: tuple[int, ...] | None
+    microbatch_why: str | None
+    interruptions: tuple[Interruption, ...] | None
+    goodput: float | None
+    repeated_steps: int | None
+    origins: tuple[ForkOrigin, ...]
+    evaluation_problem: str | None
+    damage: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A run of several about which nothing can be said, and why."""
+
+    uri: str
+    problem: str
+
+
+def status(run: OpenedRun, now: float, *, brief: bool = False) -> RunStatus:
+    """`brief`: from the newest metrics only, which is quick for a run of weeks, and without its interruptions.
+
+    Raises StoreError: the store cannot be read.
+    """
+    return status_by(run, read_history(run.store, _BRIEF if brief else None), now, brief=brief)
+
+
+def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> RunStatus:
+    """By a history that was read already, of the newest steps at least. Raises StoreError."""
+    found = presence(run.store, now)
+    manifest, problem = _newest(run.store)
+    steps = history.steps
+    step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
+    state, reason = _state(run, found, history.events, step)
+    step_seconds = median(_recent(steps.column("seconds")))
+    evaluation = history.evaluations[-1] if history.evaluations else None
+    figures = None if brief else measure(history)
+    rows = next((event for event in reversed(history.events) if event["kind"] == "microbatch"), None)
+    return RunStatus(
+        uri=run.uri,
+        name=run.name,
+        state=state,
+        reason=reason,
+        stop_requested=_asked(found, history.events) if state == "running" else None,
+        attempt=found.attempt if found else None,
+        host=found.owner.host if found else None,
+        pid=found.owner.pid if found else None,
+        since=found.owner.started if found else None,
+        heard=found.heard if found else None,
+        step=step,
+        total_steps=run.total_steps,
+        tokens=_tokens(steps, manifest),
+        loss=_mean(steps, "loss"),
+        terms=_terms(steps),
+        flush_seconds=run.flush_seconds,
+        heldout=token_loss(evaluation) if evaluation else None,
+        perplexity=evaluation.get("perplexity") if evaluation else None,
+        heldout_terms=term_losses(evaluation) if evaluation else {},
+        evaluated=evaluation["step"] if evaluation else None,
+        step_seconds=step_seconds,
+        tokens_per_second=median(_recent(rate(steps))),
+        eta_seconds=step_seconds * (run.total_steps - step) if step_seconds and state == "running" else None,
+        checkpoint=Standing(manifest.step, manifest.created) if manifest else None,
+        checkpoint_problem=problem,
+        microbatch=None if rows is None else tuple(rows["rows"]),
+        microbatch_why=None if rows is None else rows["why"],
+        interruptions=None if brief else tuple(interruptions(history)),
+        goodput=figures.goodput if figures else None,
+        repeated_steps=figures.repeated if figures else None,
+        origins=run.origins,
+        evaluation_problem=_evaluation_problem(history.events),
+        damage=tuple(history.damage),
+    )
+
+
+def _state(
+    run: OpenedRun, found: Presence | None, events: Sequence[Record], step: int
+) -> tuple[State, str | None]:
+    """And why it ended, if it did and somebody said so."""
+    if found is None:
+        return "never started", None
+    if found.state != "ended":
+        return found.state, None
+    last = next((event for event in reversed(events) if event["kind"] in _ENDS), None)
+    if last is None or float(last["time"]) < found.owner.claimed:
+        return ("finished" if step >= run.total_steps else "stopped"), None
+    return _ENDS[last["kind"]], last.get("reason")
+
+
+def _asked(found: Presence | None, events: Sequence[Record]) -> str | None:
+    asked = (event for event in reversed(events) if event["kind"] == "stop_requested")
+    last = next(asked, None)
+    if found is None or last is None or float(last["time"]) < found.owner.started:
+        return None
+    return str(last["by"])
+
+
+def _evaluation_problem(events: Sequence[Record]) -> str | None:
+    """Of the newest that failed, unless one after it did not."""
+    for event in reversed(events):
+        if event["kind"] == "evaluated" and not event["failed"]:
+            return None
+        if event["kind"] == "evaluation_failed":
+            return f"step {event['step']:,}: {event['what']}: {event['reason']}"
+    return None
+
+
+def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
+    """The newest checkpoint's manifest, and what is wrong with it."""
+    marks = committed(store)
+    if not marks:
+        return None, None
+    try:
+        return read_manifest(store, marks[0]), None
+    except (DamagedCheckpoint, NewerFormat) as error:
+        return None, error.problem
+
+
+def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
+    """Of the committed past, by its checkpoint, and of the steps since."""
+    before = manifest.state.get("tokens", 0) if manifest else 0
+    assert isinstance(before, int)
+    since = manifest.step if manifest else 0
+    return before + int(np.nansum(steps.column("tokens")[np.searchsorted(steps.numbers, since) :]))
+
+
+def _recent(values: Floats) -> Floats:
+    return values[-_RECENT:].copy()  # not a view, which would keep the rest
+
+
+def _terms(steps: StepHistory) -> dict[str, float]:
+    """The losses by term."""
+    named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
+    return term_losses({name: value for name, value in named.items() if value is not None})
+
+
+def _mean(steps: StepHistory, name: str) -> float | None:
+    """The running mean of a field over the newest steps that were not skipped; None if it has no number there."""
+    values, mean = steps.column(name)[-_RECENT:], None
+    skipped = steps.column("skipped")[-_RECENT:] > 0
+    for value in values[np.isfinite(values) & ~skipped].tolist():
+        mean = running_mean(mean, value)
+    return mean
+
+
+def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | Unreadable]:
+    """Of a single run whole, unless `brief`; of several brief ones, whatever is wrong with some of them.
+
+    Raises:
+        RunError, StoreError: there is no run, or a single one cannot be read.
+    """
+    found = [run for uri in uris for run in runs_at(uri)]
+    if len(found) == 1:
+        return iter([status(open_outline(found[0]), now, brief=brief)])
+    return (_one_of_several(run, now) for run in found)
+
+
+def _one_of_several(uri: str, now: float) -> RunStatus | Unreadable:
+    try:
+        return status(open_outline(uri), now, brief=True)
+    except UserError as error:
+        return Unreadable(uri, error.problem)

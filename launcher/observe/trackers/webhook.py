@@ -1,0 +1,274 @@
+"""A run's events, posted to a web server as they happen: an operator's chat, a pager, a dashboard.
+
+A thread of the driver follows the run's events in its store, whoever writes them, and posts those that a person would
+want to hear of. A server that is slow, down or gone costs the training nothing: the thread tries each event a few
+times, waits for it, and goes on to the next. The address may hold a secret, so the recipe names only the environment
+variable that it is in, and no message shows it.
+"""
+
+import json
+import os
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_when_event_set,
+    wait_random_exponential,
+)
+from tenacity.nap import sleep_using_event
+
+from checkpoints.attempt import Attempt, newest_attempt
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing, StoreError
+from launcher.errors import RunError
+from launcher.runtime.recipe.operation import Events
+from launcher.runtime.run.history import read_event
+from launcher.runtime.run.log import OPERATOR
+from launcher.runtime.run.segments import segment_key, segment_prefix
+
+_POLL_S = 5.0
+_TIMEOUT_S = 5.0  # for the server to answer
+_TRIES = 4  # of one event
+_LONGEST_WAIT_S = 8.0  # between two tries
+_LAST_WORDS_S = 10.0  # for what is still to be posted when the command ends
+ROUTINE = frozenset({"commit", "evaluated", "evaluation_skipped", "preflight", "underway"})
+"""Kinds of events that nobody wants to be told of."""
+_TRANSIENT = frozenset({408, 425, 429})  # of the answers that blame the request, those worth another try
+
+
+def address_of(events: Events) -> "Webhook | None":
+    """Where to post. Raises Refused, which says why, if there is no such place."""
+    if events.webhook_env is None:
+        return None
+    url = os.environ.get(events.webhook_env, "")
+    if not url:
+        raise Refused(f"the environment variable {events.webhook_env} is not set")
+    reason = _why_no_address(url)
+    if reason is not None:
+        raise Refused(f"what the environment variable {events.webhook_env} holds {reason}")
+    return Webhook(url)
+
+
+def _why_no_address(url: str) -> str | None:
+    """What is wrong with `url`, without any part of it; None if it can be posted to."""
+    nothing = "is no http(s) URL"
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        return nothing
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return nothing
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return nothing
+    if "@" in parts.netloc:
+        return "has a user name or a password in it, which is not supported: a secret belongs in its path"
+    return None
+
+
+class NotDelivered(ConnectionError):
+    """The server did not take an event, and might if asked again."""
+
+
+class Refused(ConnectionError):
+    """The server will not take it."""
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """A URL that takes events by POST, as JSON. `timeout_s`, `longest_wait_s`: for an answer, between two tries."""
+
+    url: str
+    timeout_s: float = _TIMEOUT_S
+    longest_wait_s: float = _LONGEST_WAIT_S
+
+    def post(self, event: dict[str, Any], given_up: threading.Event) -> None:
+        """Deliver one event, in a few tries, until `given_up`.
+
+        Raises NotDelivered, Refused: what the last answer was, without the URL.
+        """
+        data = json.dumps(event).encode()
+        tries = Retrying(
+            stop=stop_after_attempt(_TRIES) | stop_when_event_set(given_up),
+            wait=wait_random_exponential(multiplier=0.5, max=self.longest_wait_s),
+            retry=retry_if_exception_type(NotDelivered),
+            sleep=sleep_using_event(given_up),
+            reraise=True,
+        )
+        tries(self._post, data)
+
+    def _post(self, data: bytes) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "maskfleet"}
+        try:
+            request = urllib.request.Request(self.url, data, headers)
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout_s):
+                return
+        # Our own words and no chain: what a library or a server says may repeat the URL.
+        except urllib.error.HTTPError as error:
+            raise _answered(error.code) from None
+        except urllib.error.URLError as error:
+            raise NotDelivered(f"it cannot be reached: {_spoken(error.reason)}") from None
+        except (OSError, HTTPException) as error:
+            raise NotDelivered(f"it does not answer: {_spoken(error)}") from None
+        except ValueError:
+            raise Refused("its address is malformed") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like another: followed, the secret and the event would go wherever it says, and a POST
+    would arrive as a GET."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _answered(code: int) -> NotDelivered | Refused:
+    if 300 <= code < 400:
+        return Refused(f"it answered {code}, a redirect, which is not followed: name the final address")
+    later = code >= 500 or code in _TRANSIENT
+    return (NotDelivered if later else Refused)(f"it answered {code}")
+
+
+def _spoken(reason: object) -> str:
+    """What kind of failure it was."""
+    match reason:
+        case TimeoutError():
+            return "no answer in time"
+        case socket.gaierror():
+            return "its name is not known"
+        case ssl.SSLError():
+            return "no trusted TLS connection"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+    return type(reason).__name__
+
+
+class Follower:
+    """The events that a run's store gets from now on; with `past`, those that it has, too."""
+
+    def __init__(self, store: Store, *, past: bool = False) -> None:
+        self._store = store
+        self._attempt = 1 if past else newest_attempt(store) + 1  # the one to be claimed next
+        self._next = {} if past else {OPERATOR: self._count(OPERATOR)}
+
+    def new(self) -> list[dict[str, Any]]:
+        """What has come since the last call, in order of time, without what is no event. Raises StoreError; RunError: a
+        newer version wrote some of it. A later call goes on from there."""
+        found: list[dict[str, Any]] = []
+        try:
+            for event in self._unread():
+                found.append(event)  # kept, though the store may fail at the next
+        except (StoreError, RunError):
+            if not found:
+                raise
+        return sorted(found, key=lambda event: float(event["time"]))
+
+    def _unread(self) -> Iterator[dict[str, Any]]:
+        yield from self._read(OPERATOR)
+        left = True
+        while left:  # asked before reading: then all of this attempt's events have come
+            left = Attempt(self._store, self._attempt + 1).claimed()
+            yield from self._read(self._attempt)
+            self._attempt += left
+
+    def _read(self, attempt: int) -> Iterator[dict[str, Any]]:
+        while True:
+            number = self._next.setdefault(attempt, 0)
+            try:
+                lines = self._store.get(segment_key("events", attempt, number)).splitlines()
+            except KeyMissing:
+                return
+            self._next[attempt] = number + 1
+            found = [
+                read_event(line, f"{self._store.uri}/{segment_key('events', attempt, number)}")
+                for line in lines
+            ]
+            yield from (event for event in found if event is not None)
+
+    def _count(self, attempt: int) -> int:
+        return sum(1 for _ in self._store.list(segment_prefix("events", attempt)))
+
+
+class Announcer:
+    """Posts a run's events from a thread, between `with` and its end, which waits a little for the last ones.
+
+    Args:
+        about: fields of every event posted: which run it is.
+        note: shows a line to the operator.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        webhook: Webhook,
+        about: dict[str, str],
+        note: Callable[[str], None],
+        *,
+        poll_s: float = _POLL_S,
+        last_words_s: float = _LAST_WORDS_S,
+    ) -> None:
+        self._follower, self._webhook, self._about, self._note = Follower(store), webhook, about, note
+        self._poll_s, self._last_words_s = poll_s, last_words_s
+        self._ending, self._given_up = threading.Event(), threading.Event()
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
+
+    def __enter__(self) -> "Announcer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ending.set()
+        self._thread.join(self._last_words_s)
+        self._given_up.set()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._ending.wait(self._poll_s)  # what is there by then is posted still
+            try:
+                for event in self._follower.new():
+                    if event["kind"] not in ROUTINE:
+                        self._post(event)
+            except (StoreError, RunError) as error:
+                self._complain(error.problem)
+
+    def _post(self, event: dict[str, Any]) -> None:
+        if self._given_up.is_set():
+            return
+        try:
+            self._webhook.post(self._about | event, self._given_up)
+        except (NotDelivered, Refused) as error:
+            self._complain(str(error))
+
+    def _complain(self, reason: str) -> None:
+        """Once: the operator cannot do anything about it more than once."""
+        if not self._complained:
+            self._complained = True
+            self._note(
+                f"webhook: an event was not delivered: {reason}; the run goes on, further ones are tried"
+            )
+
+
+def announcing(
+    store: Store, events: Events, about: dict[str, str], note: Callable[[str], None]
+) -> AbstractContextManager[object]:
+    """Posts the events of the run in `store` while it lasts, if the recipe asks for that."""
+    try:
+        webhook = address_of(events)
+    except Refused as error:
+        note(f"webhook: no event will be posted: {error}")  # no reason not to train
+        return nullcontext()
+    return nullcontext() if webhook is None else Announcer(store, webhook, about, note)

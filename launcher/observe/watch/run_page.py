@@ -1,0 +1,139 @@
+"""The live page of a run: the report's tiles, curves and tables, and how it stands now."""
+
+from collections.abc import Iterator, Sequence
+
+from launcher.format import human_count, human_duration
+from launcher.observe.inspect.report import page
+from launcher.observe.inspect.report.summary import Axis
+from launcher.observe.inspect.report.tables import moment
+from launcher.observe.watch.html import Sections, ago, axes, facts, guarded, progress, state_badge, text
+from launcher.observe.watch.reader import SeenRun
+from launcher.observe.watch.words import is_trouble, spell
+from launcher.runtime.run.step_table import Record
+from launcher.runtime.run.terms import spell as spell_losses
+
+_EVENTS_SHOWN = 60
+_ROUTINE = ("commit",)  # has a table of its own
+
+
+def sections(seen: SeenRun, axis: Axis) -> Sections:
+    """The page's sections by name, in order, as HTML."""
+    below = guarded("tables", lambda: page.sections(seen.subject, seen.account, folded=True))
+    return {
+        "head": _head(seen),
+        "tiles": guarded("figures", lambda: {"": page.tiles(_figures(seen))}).get("", ""),
+        "charts": axes(axis) + _charts(seen, axis),
+        "ranks": _section("Ranks", facts(_ranks(seen))),
+        "data": _section("Data service", facts(_data(seen))),
+        "events": _events(seen.account.events),
+        **below,
+    }
+
+
+def _head(seen: SeenRun) -> str:
+    status = seen.status
+    ahead = f"about {human_duration(status.eta_seconds)} to go" if status.eta_seconds is not None else ""
+    return (
+        f"<header><h1>{text(status.name)}</h1>{state_badge(status.state, status.reason)}</header>"
+        f'<p class="soft"><code>{text(status.uri)}</code></p>'
+        f"{progress(status.step, status.total_steps, ahead)}"
+    )
+
+
+def _charts(seen: SeenRun, axis: Axis) -> str:
+    drawn = guarded("curves", lambda: {"": page.drawings(seen.subject, seen.account, axis, readings=True)})
+    return drawn.get("", "") or drawn.get("curves", "")
+
+
+def _section(title: str, content: str) -> str:
+    return f"<h2>{text(title)}</h2>{content}"
+
+
+def _figures(seen: SeenRun) -> Iterator[tuple[str, str]]:
+    status, account = seen.status, seen.account
+    for name, loss in status.terms.items():
+        yield f"{loss:.3f}", f"{name.upper()} loss, newest steps" if name != "loss" else "loss, newest steps"
+    if account.evaluations:
+        yield from page.held_out(seen.subject, account.evaluations[-1])
+    if status.tokens_per_second is not None and status.step_seconds is not None:
+        yield human_count(status.tokens_per_second), f"tokens/s now, {status.step_seconds:.3g} s a step"
+    if seen.waiting is not None:
+        yield f"{seen.waiting:.1%}", "of step time waiting for data, now"
+    yield human_count(account.summary.tokens_before + account.figures.tokens), "tokens trained on"
+    if account.figures.goodput is not None:
+        yield f"{account.figures.goodput:.1%}", "goodput: steps that count"
+    yield str(len(account.gaps)), f"interruptions, {account.figures.repeated:,} steps repeated"
+    if account.figures.skipped:
+        yield f"{account.figures.skipped:,}", "steps skipped, gradients not finite or far too large"
+
+
+def _ranks(seen: SeenRun) -> Iterator[tuple[str, str]]:
+    """What trains, where, since when."""
+    status, events = seen.status, seen.account.events
+    begun = next((event for event in reversed(events) if event["kind"] in ("start", "resume")), None)
+    if begun is not None and "world" in begun:
+        yield "ranks", text(f"{begun['world']}, since step {begun.get('step', 0):,}")
+    if machines := _machines(events):
+        yield "machines", text(", ".join(machines))
+    if status.host is not None:
+        yield "command", text(f"process {status.pid} on {status.host}, attempt {status.attempt}")
+    if status.since is not None:
+        yield "since", ago(status.since)
+    if status.heard is not None:
+        yield "last sign of life", ago(status.heard)
+    if status.stop_requested is not None:
+        yield "asked to stop", text(f"by {status.stop_requested}")
+    if status.checkpoint is not None:
+        yield "newest checkpoint", f"step {status.checkpoint.step:,}, {ago(status.checkpoint.committed)}"
+    elif status.checkpoint_problem is not None:
+        yield "newest checkpoint", f'<span class="bad">{text(status.checkpoint_problem)}</span>'
+    else:
+        yield "newest checkpoint", "none yet"
+    if status.evaluation_problem is not None:
+        yield "evaluation", f'<span class="bad">failed at {text(status.evaluation_problem)}</span>'
+
+
+def _machines(events: Sequence[Record]) -> list[str]:
+    """Those that the newest start examined."""
+    found = [event for event in events if event["kind"] == "preflight"]
+    newest = max((event["attempt"] for event in found), default=0)
+    hosts = [str(event.get("host", "?")) for event in found if event["attempt"] == newest]
+    return list(dict.fromkeys(hosts))
+
+
+def _data(seen: SeenRun) -> Iterator[tuple[str, str]]:
+    """Whether training gets its data in time."""
+    figures = seen.account.figures
+    now = "nothing trained yet" if seen.waiting is None else f"{seen.waiting:.2%} of the newest steps' time"
+    yield "ranks waited for data", f"{now}, {figures.data_wait:.2%} of all"
+    late = [
+        event
+        for event in seen.account.events
+        if event["kind"] == "straggler" and event.get("doing") == "data"
+    ]
+    if late:
+        yield "data came late", text(f"{len(late):,}x, the last time: {spell(late[-1])}")
+    yield "corpora", text("; ".join(value for name, value in seen.subject.facts.items() if "corpus" in name))
+    if seen.status.heldout_terms:
+        held_out = spell_losses(seen.status.heldout_terms, seen.status.perplexity)
+        yield "held out", text(f"after step {seen.status.evaluated:,}: {held_out}")
+
+
+def _events(events: Sequence[Record]) -> str:
+    """The newest, the newest first."""
+    told = [event for event in events if event["kind"] not in _ROUTINE]
+    if not told:
+        return _section("Events", '<p class="soft">None yet.</p>')
+    rows = "".join(map(_event, reversed(told[-_EVENTS_SHOWN:])))
+    count = f"{len(told):,} in all, the newest first; checkpoints are below."
+    heads = "<tr><th>when (UTC)</th><th>start</th><th>what</th></tr>"
+    region = '<div class="table scrolled" tabindex="0" role="region" aria-label="events">'
+    listed = f'{region}<table class="events"><thead>{heads}</thead><tbody>{rows}</tbody></table></div>'
+    return _section("Events", f'<p class="soft">{count}</p>{listed}')
+
+
+def _event(event: Record) -> str:
+    trouble = ' class="bad"' if is_trouble(event) else ""
+    when = moment(float(event["time"]))
+    who = str(event["attempt"] or "")
+    return f'<tr{trouble}><td class="when">{when}</td><td>{text(who)}</td><td>{text(spell(event))}</td></tr>'

@@ -1,0 +1,120 @@
+"""The page of a burn-in: pass or fail of every check, and its figures. One HTML file, styled as a run's report."""
+
+from collections.abc import Sequence
+from html import escape
+
+from data_service.visible import visible
+from launcher.observe.inspect.report.style import CSS, table
+from launcher.plan.burnin.check import Check
+from launcher.plan.burnin.record import BurninRecord, Machine, Outcome
+from launcher.plan.burnin.report import Measured
+
+_STATES = {
+    "passed": "",
+    "skipped": " open",
+    "left": " open",
+    "failed": " bad",
+    "died": " bad",
+    "late": " bad",
+}
+
+
+def render(record: BurninRecord, checks: Sequence[Check]) -> str:
+    """The page's HTML. `checks`: those that were asked for; others on record are shown too."""
+    machine = record.machine
+    found = {} if machine is None else record.of(machine.identity)
+    asked = {check.name: check for check in checks}
+    names = [*asked, *(name for name in found if name not in asked)]
+    body = [
+        _header(record, found, names),
+        _overview(found, names, asked),
+        *(_section(name, found[name], asked.get(name)) for name in names if name in found),
+        "" if machine is None else _facts(machine),
+    ]
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Burn-in</title>'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>'
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _header(record: BurninRecord, found: dict[str, Outcome], names: Sequence[str]) -> str:
+    machine = record.machine
+    counts = {state: sum(one.status == state for one in found.values()) for state in _STATES}
+    counts["left"] = sum(name not in found for name in names)
+    tiles = "".join(
+        f'<div class="tile"><b>{count}</b><span>{state}</span></div>'
+        for state, count in counts.items()
+        if count
+    )
+    device = "" if machine is None else f"{machine.device} ({'GPU' if machine.form == 'gpu' else 'CPU'} form)"
+    wrong = counts["failed"] + counts["died"] + counts["late"]
+    state = (
+        ("bad", f"{wrong} wrong")
+        if wrong
+        else ("open", f"{counts['left']} left")
+        if counts["left"]
+        else ("", "passed")
+    )
+    names_running = ", ".join(record.running)
+    running = f"; running, or interrupted: {names_running}" if names_running else ""
+    return (
+        f'<header><h1>Burn-in</h1><span class="state {state[0]}">{state[1]}</span></header>'
+        f'<p class="soft">{_text(device)}<br>as of {_text(record.updated + running)}</p>'
+        f'<div class="tiles">{tiles}</div>'
+    )
+
+
+def _overview(found: dict[str, Outcome], names: Sequence[str], asked: dict[str, Check]) -> str:
+    rows = [
+        [
+            name,
+            found[name].status if name in found else "left",
+            f"{found[name].seconds:.1f}" if name in found else "-",
+            asked[name].about if name in asked else "",
+            first_line(found[name].why) if name in found else "",
+        ]
+        for name in names
+    ]
+    return "<h2>Checks</h2>" + table(("check", "", "seconds", "what it shows", "what went wrong"), rows, 2)
+
+
+def _section(name: str, outcome: Outcome, check: Check | None) -> str:
+    about = "" if check is None else f"<p>{_text(check.about)}</p>"
+    why = f"<pre>{_text(outcome.why)}</pre>" if outcome.why else ""
+    lines = table(("what", "found", "may be", ""), map(_row, outcome.lines), 9) if outcome.lines else ""
+    state = f'<span class="state{_STATES[outcome.status]}">{outcome.status}</span>'
+    where = f'<p class="soft">{_text(outcome.device)}, {outcome.began}, {outcome.seconds:.1f} s</p>'
+    return f'<h2 id="{escape(name)}">{_text(name)} {state}</h2>{about}{where}{why}{lines}'
+
+
+def _row(line: Measured) -> list[str]:
+    bound = (
+        ""
+        if line.bound is None
+        else f"{'at least' if line.least else 'at most'} {spelt(line.bound, line.unit)}"
+    )
+    verdict = "" if line.right is None else "right" if line.right else "WRONG"
+    found = "-" if line.found is None else spelt(line.found, line.unit)
+    return [line.what, found, bound, verdict]
+
+
+def spelt(found: float | str, unit: str) -> str:
+    """A figure with four digits and its unit."""
+    if isinstance(found, str):
+        return found
+    size = abs(found)
+    digits = f"{found:,.0f}" if size >= 1e4 or found == int(found) else f"{found:.4g}"
+    return f"{digits} {unit}".strip()
+
+
+def _facts(machine: Machine) -> str:
+    return "<h2>Machine</h2>" + table(("what", "found"), machine.facts.items(), 2)
+
+
+def first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""
+
+
+def _text(value: str) -> str:
+    return escape(visible(value))

@@ -1,0 +1,104 @@
+"""What the data service must deliver: tokens, processor cores, and requests to object storage.
+
+Rates are those of tests/bench/RESULTS-speed.md, measured on one core of an AMD EPYC.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from data_service.ingest.options import BLOCK_TOKENS
+from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.stream.radius import Radius, expected_radius
+from launcher.format import human_count
+from launcher.runtime.capacity.assumptions import TOKEN_BYTES
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.summary import tokens_per_step
+
+WHOLE_PATH = 0.044e-6  # CPU seconds a token, S3 to microbatches, rows of 512, masked by token
+BY_TOKEN = 1 / 114e6  # of that, cutting and masking
+SENTENCE = 25  # tokens of a sentence: assumed, for the boundaries that are read with the tokens
+BOUNDARY = 8  # bytes of a boundary, at most
+_IMAGINED = 4e9  # tokens of an epoch, and
+_EPOCH_BATCHES = 64  # batches at least: enough for what one batch draws on
+SPARE = 2.0  # workers for each that would be busy all the time: ours
+
+
+@dataclass(frozen=True)
+class DataNeeds:
+    """Attributes:
+    tokens: a second.
+    cpu: seconds of one core a million tokens.
+    workers: Ray tasks at a time.
+    bytes, requests: a second, from the object store.
+    """
+
+    tokens: float
+    cpu: float
+    workers: int
+    bytes: float
+    requests: float
+
+    @property
+    def cores(self) -> float:
+        """Busy ones."""
+        return self.tokens * self.cpu / 1e6
+
+
+def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
+    """For `tokens` a second."""
+    cpu = WHOLE_PATH - BY_TOKEN + 1 / _masked_a_second(recipe)
+    size = 2 if vocabulary <= 1 << 16 else 4
+    return DataNeeds(
+        tokens,
+        cpu * 1e6,
+        max(1, math.ceil(SPARE * tokens * cpu)),
+        tokens * (size + BOUNDARY / SENTENCE),
+        tokens / BLOCK_TOKENS,
+    )
+
+
+def trained_tokens(tokens: float, text: float | None) -> Iterator[tuple[str, str, str]]:
+    """Lines of an estimate, (what, how, result): tokens of the whole run, and how often it reads `text` bytes."""
+    yield "tokens of the run", "steps x rows x length of its phases", human_count(tokens)
+    if text is not None:
+        there = text / TOKEN_BYTES
+        yield "tokens of the text", f"{text / 1e9:,.3g} GB / {TOKEN_BYTES} B (assumed)", human_count(there)
+        yield "epochs", f"{human_count(tokens)} / {human_count(there)}", f"{tokens / there:.2f}"
+
+
+def shuffle_radius(recipe: Recipe) -> Radius | None:
+    """How wide the batches of the phase with the most tokens reach, over sources alike in size that
+    `corpus build` made by its defaults. None for rows in lanes, which are not shuffled.
+    """
+    if isinstance(recipe.input, Lanes):
+        return None
+    largest = max(recipe.phases, key=tokens_per_step)
+    rows = max(1, tokens_per_step(largest) // largest.length)
+    each = max(_IMAGINED, _EPOCH_BATCHES * tokens_per_step(largest)) / len(recipe.corpus.sources)
+    return expected_radius(
+        [each] * len(recipe.corpus.sources),
+        batch=rows,
+        length=largest.length,
+        spread=recipe.shuffle == "spread",
+        block_tokens=BLOCK_TOKENS,
+    )
+
+
+def _masked_a_second(recipe: Recipe) -> float:
+    """Tokens cut and masked by one core."""
+    if isinstance(recipe.input, TextPairs | RepeatedSentences):
+        return 300e6  # they are only cut
+    if isinstance(recipe.input, Lanes) or recipe.objective.mlm is None:
+        return 15e6
+    pairs = not isinstance(recipe.input, Packed)
+    match recipe.objective.mlm.unit:
+        case "token":
+            return 56e6 if pairs else 114e6
+        case "whole_word" | "phrase" | "entity":
+            return 29e6 if pairs else 60e6
+        case "ngram" | "span":
+            return 29e6
+        case _ as never:
+            assert_never(never)

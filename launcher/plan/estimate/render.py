@@ -1,0 +1,354 @@
+"""An estimate as text, every figure with the arithmetic that it comes from; and as JSON, for programs."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from math import prod
+
+from data_service.ingest.options import BLOCK_TOKENS
+from data_service.stream.radius import Radius
+from encoder_core.cost.memory import STAGES
+from launcher.format import hours_or_days, human_bytes, human_count, human_duration
+from launcher.plan.estimate.data_needs import trained_tokens
+from launcher.plan.estimate.estimate import Estimate
+from launcher.plan.estimate.goodput import goodput
+from launcher.plan.estimate.roofline import arithmetic
+from launcher.plan.estimate.throughput import PhaseTime, network_bytes
+from launcher.runtime.capacity.assumptions import (
+    CONTEXT,
+    COPY_RATE,
+    FRAGMENTED,
+    LINK_SHARE,
+    RESTART,
+    SAVE_FIXED,
+    STORE_RATE,
+    usable,
+)
+from launcher.runtime.capacity.workload import (
+    executed,
+    microbatch_activations,
+    microbatch_products,
+    vectors_flops,
+)
+from launcher.runtime.recipe.summary import momentum_matrices
+
+_WHAT, _RESULT = 42, 14  # columns
+_NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
+
+
+def render(estimate: Estimate) -> str:
+    sections = [_title(estimate)]
+    sections += [_flops(estimate, phase) for phase in estimate.phases]
+    sections += [
+        _memory(estimate),
+        _bill(estimate),
+        *([_tensors(estimate)] if _lists_tensors(estimate) else []),
+        _data(estimate),
+        _checkpoints(estimate),
+        _whole(estimate),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _line(what: str, formula: str, result: str) -> str:
+    return f"  {what:<{_WHAT}} {result:>{_RESULT}}  = {formula}".rstrip()
+
+
+def _title(e: Estimate) -> list[str]:
+    cluster, gpu = e.cluster, e.cluster.gpu
+    lines = [
+        f"{e.recipe.name}: {e.parameters:,} parameters, on {cluster.nodes} x {cluster.gpus_per_node} {gpu.name}",
+        f"{gpu.name}: {gpu.peak / 1e12:,.0f} TFLOPS dense {gpu.half}, {human_bytes(gpu.memory)} at "
+        f"{gpu.bandwidth / 1e12:.2f} TB/s; {e.recipe.precision}, ZeRO {e.recipe.zero}, activation checkpointing "
+        f"{'on' if e.recipe.activation_checkpointing else 'off'}",
+    ]
+    if gpu.half != e.recipe.precision and e.recipe.precision == "bf16":
+        lines.append(
+            f"note: a {gpu.name} has no bf16, so this recipe does not run there; taken as {gpu.half}"
+        )
+    return lines
+
+
+def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
+    shape, flops = phase.shape, phase.flops
+    lines = [
+        f"FLOPs of a microbatch: {shape.rows} rows x {shape.length} tokens, {shape.targets_per_row} targets a row "
+        f"({phase.steps:,} steps of {phase.rows:,} rows)"
+    ]
+    for product in microbatch_products(e.recipe, shape):
+        formula = f"2 x {product.m:,} x {product.k:,} x {product.n:,} x {product.count:,}, x {1 + product.derivatives}"
+        lines.append(_line(product.what, formula, _tera(product.forward + product.backward)))
+    lines += [
+        _line("forward + backward", f"{_tera(flops.forward)} + {_tera(flops.backward)}", _tera(flops.model)),
+        _line(
+            "each token",
+            f"{flops.model:,} / {shape.tokens:,}",
+            f"{flops.model / shape.tokens / 1e9:.3f} GFLOP",
+        ),
+    ]
+    if e.recipe.activation_checkpointing:
+        lines.append(_line("layers run once more", "their forward pass", _tera(flops.recomputed)))
+    if e.recipe.objective.contrastive is not None:
+        lines.append(
+            _line(
+                "vectors, before their gradients",
+                "a forward pass more",
+                _tera(vectors_flops(e.recipe, shape)),
+            )
+        )
+    return [*lines, *_step(e, phase)]
+
+
+def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
+    cluster, share, ranks = e.cluster, phase.utilisation, e.cluster.ranks
+    bf16 = e.recipe.precision == "bf16"
+    peak = f"{(cluster.gpu.peak if bf16 else cluster.gpu.peak_fp32) / 1e12:,.1f} TFLOPS"
+    done = executed(e.recipe, phase.shape)
+    moved = network_bytes(e.parameters, ranks, e.recipe, phase.rounds)
+    network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
+    if share.step is not None:
+        network = "in the step that was measured"
+    tokens = f"{human_count(phase.tokens_per_second)}/s"
+    parts = [phase.compute, *[phase.optimizer] * (phase.optimizer > 0), phase.network]
+    for line in (
+        ("rounds, of the busiest rank", f"{phase.microbatches:,} / {ranks}, rounded up", f"{phase.rounds}"),
+        (f"utilisation, {'measured' if share.measured else 'assumed'}", share.source, f"{share.share:.1%}"),
+        (
+            "computing",
+            f"{phase.rounds} x {_tera(done)} / ({peak} x {share.share:.3f})",
+            f"{phase.compute:.4f} s",
+        ),
+        *(arithmetic(e.recipe, phase.shape, cluster.gpu) if share.by_roofline else ()),
+        *_orthogonalising(e, phase),
+        ("network, not hidden", network, f"{phase.network:.4f} s"),
+        ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
+        ("tokens", f"{phase.rows:,} x {phase.length} / {phase.step:.4f} s", tokens),
+    ):
+        yield _line(*line)
+    idle = 1 - phase.microbatches / (phase.rounds * ranks)
+    if idle > 0.01:
+        yield _line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
+
+
+def _orthogonalising(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
+    """Muon's part of a step."""
+    if phase.optimizer:
+        peak = f"{e.cluster.gpu.peak / 1e12:,.1f} TFLOPS"
+        formula = f"{_tera(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
+        yield "orthogonalising", formula, f"{phase.optimizer:.4f} s"
+
+
+def _memory(e: Estimate) -> list[str]:
+    """GiB of each stage and microbatch."""
+    left = usable(e.cluster.gpu.memory)
+    whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED:.2f} - {human_bytes(CONTEXT)}"
+    rows = sorted({fit.rows for fit in e.fits})
+    lines = [
+        f"Memory of a GPU in GiB, rows of {e.fullest.length}; * does not fit",
+        _line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(left)),
+        "  microbatch" + "".join(f"{count:>9}" for count in rows) + "   largest that fits",
+    ]
+    for stage in STAGES:
+        fits = [fit for fit in e.fits if fit.stage == stage]
+        if not fits:
+            lines.append(f"  ZeRO {stage}      bf16 needs stage 1, 2 or 3")
+            continue
+        cells = "".join(f"{fit.bytes / (1 << 30):>8.1f}{' ' if fit.fits else '*'}" for fit in fits)
+        largest = e.largest(stage)
+        lines.append(f"  ZeRO {stage}    {cells}   {largest.rows if largest else 'none'}")
+    if e.automatic:
+        taken = ", ".join(f"{count:,}" for count in e.recipe.phase_microbatches)
+        lines.append(
+            f"  microbatch: auto takes {taken} rows at ZeRO {e.recipe.zero}: what fits, shared out evenly"
+        )
+    if not any(fit.fits for fit in e.fits):
+        lines.append(f"  Not even one row fits on a {e.cluster.gpu.name}, at any stage{_hint(e)}.")
+    elif e.as_configured is not None and not e.as_configured.fits:
+        lines.append(
+            f"  As configured (ZeRO {e.recipe.zero}, {e.as_configured.rows} rows) it does not fit{_hint(e)}."
+        )
+    return lines
+
+
+def _hint(e: Estimate) -> str:
+    if e.recipe.activation_checkpointing:
+        return ": choose a GPU with more memory, a smaller microbatch or a higher stage"
+    return ": try --set activation_checkpointing=true, a smaller microbatch or a higher stage"
+
+
+def _bill(e: Estimate) -> list[str]:
+    fit = e.as_configured
+    if fit is None:
+        return [f"The recipe's own setting, {e.recipe.precision} at ZeRO {e.recipe.zero}, is not supported"]
+    lines = [f"Memory as configured: ZeRO {fit.stage}, microbatch {fit.rows}"]
+    lines += [_line(part.what, part.formula, human_bytes(part.bytes)) for part in fit.parts]
+    return [*lines, _line("in all", "the sum", human_bytes(fit.bytes))]
+
+
+def _lists_tensors(e: Estimate) -> bool:
+    """Whether the bill has one line for all tensors, which are then listed."""
+    return e.as_configured is not None and not e.recipe.activation_checkpointing
+
+
+def _tensors(e: Estimate) -> list[str]:
+    """What the activations are, most bytes first."""
+    recipe, shape = e.recipe, e.fullest.shape
+    state = 2 if recipe.precision == "bf16" else 4
+    largest = max(microbatch_activations(recipe, shape), key=lambda kept: kept.bytes(state))
+    whole, small = largest.bytes(state), 0
+    lines = [f"Tensors kept for the backward pass, {shape.rows} rows of {shape.length}"]
+    for tensor in sorted(largest.tensors(), key=lambda tensor: -tensor.bytes(state)):
+        size = tensor.bytes(state)
+        if size > whole / 1000:
+            formula = f"{tensor.elements:,} x {tensor.width or state} B x {tensor.count}"
+            lines.append(_line(tensor.what, formula, human_bytes(size)))
+        else:
+            small += size
+    if small:
+        lines.append(_line("all others", "each less than a thousandth", human_bytes(small)))
+    return [*lines, _line("in all", "the sum", human_bytes(whole))]
+
+
+def _data(e: Estimate) -> list[str]:
+    data = e.data
+    return [
+        "Data",
+        *(_line(*line) for line in trained_tokens(e.tokens, e.text)),
+        _line("tokens", "the fastest phase", f"{human_count(data.tokens)}/s"),
+        _line(
+            "cores busy",
+            f"{data.tokens:,.0f}/s x {data.cpu:.3f} CPU s a million (measured)",
+            f"{data.cores:.2f}",
+        ),
+        _line("data workers", "twice that, rounded up", f"{data.workers}"),
+        _line(
+            "from the object store",
+            f"{data.tokens:,.0f}/s x {data.bytes / data.tokens:.2f} B",
+            f"{data.bytes / 1e6:.1f} MB/s",
+        ),
+        _line("requests", f"one for a block of {BLOCK_TOKENS:,} tokens", f"{data.requests:.2f}/s"),
+        *_shuffle(e.radius),
+    ]
+
+
+def _shuffle(radius: Radius | None) -> Iterator[str]:
+    if radius is None:
+        return
+    batch = f"blocks behind a batch of {radius.rows:,} rows, at most {radius.largest:.2%} from one"
+    yield _line("regions of a batch", batch, f"{radius.regions:,.0f}")
+    yield _line(
+        "beside their continuation", "rows whose text goes on in their batch", f"{radius.continued:.2%}"
+    )
+    yield _line(
+        "read for a byte used", "windows that share a block both read it", f"{radius.amplification:.3f}"
+    )
+
+
+def _state(e: Estimate) -> str:
+    single = sum(prod(shape) for shape in momentum_matrices(e.recipe))
+    less = f" - 4 B x {single:,} of one moment" if single else ""
+    return f"12 B x {e.parameters:,}{less}"
+
+
+def _checkpoints(e: Estimate) -> list[str]:
+    c, ranks, nodes = e.checkpoints, e.cluster.ranks, e.cluster.nodes
+    size = f"{c.bytes / 1e9:.2f} GB"
+    lines = [
+        "Checkpoints (d blocked, M between failures)",
+        _line("size", _state(e), size),
+        _line(
+            "training waits, d",
+            f"{SAVE_FIXED} s + {size} / {ranks} ranks / {COPY_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{c.saving.blocked:.3f} s",
+        ),
+        _line(
+            "upload, behind training",
+            f"{size} / {nodes} nodes / {STORE_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{c.saving.behind:.1f} s",
+        ),
+        _line(
+            "failure to next step",
+            f"{RESTART:.0f} s (assumed) + loading at the same rate",
+            f"{c.saving.restart:.1f} s",
+        ),
+        _line(
+            "M of the cluster", f"{e.cluster.mtbf / 3600:,.0f} h / {nodes} nodes", f"{c.mtbf / 3600:,.1f} h"
+        ),
+        _line("interval, Young 1974", "sqrt(2 d M)", human_duration(c.young)),
+        _line("interval, Daly 2006", "Young x (1 + sqrt(d / 2M) / 3 + d / 18M) - d", human_duration(c.daly)),
+        _line("best interval", "Daly's, at least one upload", human_duration(c.best)),
+        _line(
+            "goodput there", "t / (M e^((restart + upload) / M) (e^((t + d) / M) - 1))", f"{c.goodput:.2%}"
+        ),
+        _line(
+            "goodput at the recipe's interval", f"t = {human_duration(c.chosen)}", f"{c.goodput_chosen:.2%}"
+        ),
+    ]
+    for hours in _NODE_HOURS:
+        share = goodput(c.saving, c.chosen, hours * 3600 / nodes)
+        lines.append(_line(f"  if a node lasts {hours:,.0f} h", "the same", f"{share:.2%}"))
+    return lines
+
+
+def _phase_sum(phase: PhaseTime) -> str:
+    rising = f" - {phase.spared:,.0f} s of smaller batches" if phase.spared else ""
+    return f"{phase.steps:,} x {phase.step:.4f} s{rising}"
+
+
+def _whole(e: Estimate) -> list[str]:
+    work = sum(phase.seconds for phase in e.phases)
+    sums = " + ".join(_phase_sum(phase) for phase in e.phases)
+    if e.seconds == float("inf"):
+        return [
+            "The whole run",
+            _line("training", sums, human_duration(work)),
+            "  never ends: failures are too frequent",
+        ]
+    return [
+        "The whole run (evaluation and idle machines apart)",
+        _line("training", sums, hours_or_days(work)),
+        _line(
+            "wall time",
+            f"{hours_or_days(work)} / {e.checkpoints.goodput_chosen:.4f}",
+            hours_or_days(e.seconds),
+        ),
+        _line("GPU-hours", f"{e.cluster.ranks} x {e.seconds / 3600:,.1f} h", f"{e.gpu_hours:,.0f}"),
+    ]
+
+
+def _tera(flops: float) -> str:
+    return f"{flops / 1e12:.3f} TFLOP"
+
+
+def render_json(e: Estimate) -> str:
+    """The figures for programs: bytes, seconds, shares."""
+    return json.dumps(figures(e), indent=2)
+
+
+def figures(e: Estimate) -> dict[str, object]:
+    """Every figure; `largest_microbatch` is null at a stage where not even one row fits, or that is not supported."""
+    return {
+        "recipe": e.recipe.name,
+        "nodes": e.cluster.nodes,
+        "gpus_per_node": e.cluster.gpus_per_node,
+        "gpu": asdict(e.cluster.gpu),
+        "parameters": e.parameters,
+        "tokens": e.tokens,
+        "phases": [
+            asdict(phase) | {"step": phase.step, "tokens_per_second": phase.tokens_per_second}
+            for phase in e.phases
+        ],
+        "memory": [
+            {"zero": fit.stage, "microbatch": fit.rows, "bytes": fit.bytes, "fits": fit.fits}
+            for fit in e.fits
+        ],
+        "microbatch": list(e.recipe.phase_microbatches),
+        "largest_microbatch": {
+            str(stage): fit.rows if (fit := e.largest(stage)) is not None else None for stage in STAGES
+        },
+        "data": asdict(e.data),
+        "shuffle": None if e.radius is None else asdict(e.radius),
+        "checkpoints": asdict(e.checkpoints),
+        "seconds": e.seconds if e.seconds != float("inf") else None,
+        "gpu_hours": e.gpu_hours if e.seconds != float("inf") else None,
+    }

@@ -1,0 +1,228 @@
+"""Some real steps of a run on one rank, timed part by part: the training loop itself, which saves and records nothing.
+
+The first steps are not counted: in them memory is allocated and DeepSpeed prepares itself. In the last of those that
+are not counted, torch's profiler looks at what the collectives and the kernels take.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from encoder_core.batch import Batch
+from encoder_core.optim.updates import WHOLE
+from encoder_core.train.engine import Engine, Update
+from encoder_core.train.exchange import Control
+from encoder_core.train.loop import Trainer
+from encoder_core.train.memory import Carried
+from encoder_core.train.metrics import StepReport
+from encoder_core.train.state import TrainState
+from encoder_core.train.timing import Stopwatch
+from launcher.plan.measure.rows import InProcess
+from launcher.plan.measure.taken import Step, Taken
+from launcher.runtime.rank.build import (
+    build_model,
+    build_optimizer,
+    engine_config,
+    set_determinism,
+    training_plan,
+)
+from launcher.runtime.rank.data import RankData, RankShard
+from launcher.runtime.rank.teachers import teach_anything
+from launcher.runtime.rank.utilisation import peak, utilisation
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import sample_positions, stream_spec
+
+WARM_UP = 3  # steps, the last of them profiled
+_FEWEST, _MOST = 3, 100  # timed steps
+ENOUGH_S = 5.0  # of timed steps, if there are the fewest
+_OPERATORS = 5  # the slowest ones are told
+_COLLECTIVES, _KERNELS = "gloo:", ("ncclDev", "ncclKernel")  # how they are called, on a CPU and on a GPU
+_STATUS, _HIGH_WATER = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
+    """Train `run` for about so many seconds, from fresh weights. Collective; torch's group is there, and its device
+    chosen."""
+    tokenizer, recipe = run.tokenizer(), run.recipe
+    set_determinism(recipe.deterministic)
+    memory = _Memory()
+    model = build_model(recipe, tokenizer)
+    teach_anything(model, recipe, tokenizer.vocab_size)
+    engine = TimedEngine(model, build_optimizer(recipe, model), engine_config(recipe))
+    speed = peak(engine.device, recipe.precision)
+    stream = InProcess(stream_spec(run, tokenizer, 0))
+    positions = sample_positions(run, [stream], ())
+    share = RankShard(control.rank, control.world, recipe.phase_microbatches)
+    data = RankData(
+        [stream],
+        positions,
+        (stream, 0),
+        share,
+        engine.device,
+        model.target_counts,
+        recipe.memory_refresh,
+    )
+    watch = _Watch(engine, control, memory, seconds)
+    plan = replace(training_plan(recipe), evaluate_every=None)
+    with closing(data):
+        Trainer(engine, control, data, _NoKeeper(), _AnyLoss(), watch, plan, watch.enough).train(TrainState())
+    meter = utilisation(recipe, tokenizer.vocab_size, engine.device, control.world)
+    mfu = () if meter is None else tuple(meter.of(0, step.tokens, step.seconds) for step in watch.steps)
+    found = _Profiled.of(watch.profiler, watch.profiled_seconds)
+    return Taken(tuple(watch.steps), watch.peak_bytes, speed, mfu, found.exchange, found.operators)
+
+
+class TimedEngine(Engine):
+    """An engine that times what it is asked to do."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.watches = {name: Stopwatch(self.device) for name in ("forward", "backward", "last", "update")}
+
+    def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
+        with self.watches["forward"]:
+            return super().__call__(batch, memory)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        with self.watches["last" if last else "backward"]:
+            super().backward(loss, last=last)
+
+    def update(self, lr: float, count: int, turn: str = WHOLE, largest_norm: float = float("inf")) -> Update:
+        with self.watches["update"]:
+            return super().update(lr, count, turn, largest_norm)
+
+    def take(self) -> dict[str, float]:
+        """Seconds by name since the last time."""
+        return {name: watch.take() for name, watch in self.watches.items()}
+
+
+@dataclass
+class _Watch:
+    """The loop's journal: notes what each step took, and says when it is enough."""
+
+    engine: TimedEngine
+    control: Control
+    memory: "_Memory"
+    seconds: float
+    steps: list[Step] = field(default_factory=list)
+    peak_bytes: int = 0
+    profiled_seconds: float = 0.0
+    profiler: Any = None
+    _begun: float = 0.0
+
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        pass
+
+    def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        pass
+
+    def step(self, report: StepReport) -> None:
+        number, parts = report.before.step, self.engine.take()
+        if number >= WARM_UP:
+            data = report.paces[self.control.rank].data
+            backward = parts.pop("backward") + parts["last"]
+            tokens = report.signals.tokens
+            self.steps.append(
+                Step(seconds=report.seconds, data=data, backward=backward, tokens=tokens, **parts)
+            )
+        elif number == WARM_UP - 2:  # memory is at its highest, and the profiler's own not there yet
+            self.peak_bytes = self.memory.peak()
+            self.profiler = profile(activities=_activities(self.engine.device))
+            self.profiler.start()
+        elif number == WARM_UP - 1:
+            self.profiler.stop()
+            self.profiled_seconds, self._begun = report.seconds, time.monotonic()
+
+    def enough(self) -> bool:
+        """Rank 0's clock decides for all."""
+        if self.control.rank or len(self.steps) < _FEWEST:
+            return False
+        return len(self.steps) >= _MOST or time.monotonic() - self._begun > self.seconds
+
+
+class _AnyLoss:
+    """Random text is nothing to learn from, so nothing is made of its losses."""
+
+    def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
+        return float("inf")
+
+    def after(self, report: StepReport) -> None:
+        pass
+
+
+class _NoKeeper:
+    """Nothing is saved."""
+
+    def due(self, step: int) -> bool:
+        return False
+
+    def ready(self) -> bool:
+        return False
+
+    def begin(self, engine: Engine, state: TrainState) -> None:
+        raise AssertionError("no save is ever due")
+
+    def commit(self) -> None:
+        raise AssertionError("nothing was saved")
+
+    def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
+        pass
+
+
+class _Memory:
+    """Bytes that were filled since this was made: of the GPU by torch's allocator, else of this process."""
+
+    def __init__(self) -> None:
+        self._cuda = torch.cuda.is_available()
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        else:
+            _HIGH_WATER.write_text("5")  # the kernel begins anew with the highest that it has seen
+            self._before = _status("VmRSS")
+
+    def peak(self) -> int:
+        now = torch.cuda.max_memory_allocated() if self._cuda else _status("VmHWM")
+        return max(0, now - self._before)
+
+
+def _status(name: str) -> int:
+    """A size that the kernel tells of this process, in bytes."""
+    line = next(line for line in _STATUS.read_text("utf-8").splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) << 10
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (device.type == "cuda")]
+
+
+@dataclass(frozen=True)
+class _Profiled:
+    """What the profiler saw in one step."""
+
+    exchange: float
+    operators: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, profiler: Any, seconds: float) -> "_Profiled":
+        """Microseconds of kernels where there is a GPU, else of operators without those that they call."""
+        events = profiler.key_averages()
+        cuda = any(event.self_device_time_total for event in events)
+        exchange, taken = 0.0, Counter[str]()
+        for event in events:
+            if event.key.startswith(_KERNELS if cuda else _COLLECTIVES):  # gloo's have no time of their own
+                exchange += event.self_device_time_total if cuda else event.cpu_time_total
+            elif event.key.startswith("aten::"):
+                spent = event.self_device_time_total if cuda else event.self_cpu_time_total
+                taken[event.key.removeprefix("aten::")] += spent
+        whole = sum(taken.values())
+        slowest = [(name, spent / whole) for name, spent in taken.most_common(_OPERATORS) if whole]
+        return cls(min(1.0, exchange / 1e6 / max(seconds, 1e-9)), tuple(slowest))

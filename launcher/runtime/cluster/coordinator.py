@@ -1,0 +1,348 @@
+"""The coordinator: one small Ray actor through which ranks and the driver talk while the run trains.
+
+Ranks report that they are alive and how far they are. The driver asks how the run stands, and passes on that it is to
+stop. The coordinator holds nothing that a run needs in order to continue: if it dies, the driver starts another one. No
+caller waits for a store or for Ray: threads of their own talk to those, and the lock is held only while memory is
+changed.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from checkpoints.attempt import Attempt, Owner
+from checkpoints.errors import RunIsActive
+from data_service.store.errors import TRANSIENT
+from launcher.runtime.cluster.deaths import Deaths
+from launcher.runtime.cluster.gauges import Gauges
+from launcher.runtime.cluster.group_record import Group, Raised
+from launcher.runtime.cluster.nodes import draining, on_thread, staying
+from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.standing import Fatal, Orders, Status
+from launcher.runtime.cluster.tenure import Tenure
+from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
+from launcher.runtime.policies.elastic import GroupStart, Sizing
+from launcher.runtime.policies.failures import Failure, Kind, Restart, Stop
+from launcher.runtime.policies.watchdog import RankLocation
+
+_control = on_thread("control")  # may wait for the store or for Ray
+_closing = on_thread("closing")
+
+
+class Coordinator:
+    """The actor's body. The driver claims the first attempt; the coordinator claims the later ones in the driver's
+    name, and renews the heartbeat of the newest.
+
+    Ranks of an earlier group may still be alive, for example behind a broken network. Ranks send the number of their
+    attempt with every message, as soon as they know it, and messages of earlier attempts are ignored.
+
+    Args:
+        attempt: claimed for the first group.
+        owner: the driver.
+        last: ranks that wrote the newest checkpoint, None if there is none.
+        failures: of all starts of the run so far (`launcher.runtime.cluster.deaths`).
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        owner: Owner,
+        sizing: Sizing,
+        last: int | None,
+        failures: Sequence[Failure] = (),
+    ) -> None:
+        self._world = WorldSizeTracker(sizing, last)
+        self._lock = threading.RLock()
+        self._notes: deque[str] = deque()
+        self._log = OperatorLog(attempt.store, self.note)
+        self._tenure = Tenure(attempt, owner)
+        self._deaths = Deaths(failures)
+        self._status, self._group = Status(), Group()
+        self._stop = False
+        self._asked = False  # the driver has asked for a first group
+        self._waits = False  # the operator knows that a start waits for the store
+        self._over = 0  # the newest attempt whose group is over
+        self._gauges = Gauges(attempt.store.uri)
+
+    @_control
+    def next_group(self, failed: Sequence[int]) -> GroupStart | None:
+        """How many ranks the driver may start now, and without which nodes; None: not now, or never. The last group is
+        over, ended by the ranks in `failed`, as far as Ray knows."""
+        there = staying(draining())
+        with self._lock:
+            # Ranks may die before they are let in, too.
+            if self._group.died(failed):
+                self._judge(failed, there)
+            elif not self._asked and self._deaths.failures:
+                self._follow_policy(there)
+            self._asked = True
+            self._forget_group()
+            if self._status.fatal is not None:
+                return None
+            if self._stop or self._is_superseded():
+                self._status.idle = True
+                return None
+            return self._grant(there)
+
+    def _forget_group(self) -> None:
+        """Called before the next ranks report: beats and orders of the last group must not reach them."""
+        self._over = self._status.attempt or 0
+        self._status.paused = False
+        self._group = Group()
+
+    def _grant(self, there: Nodes) -> GroupStart | None:
+        ranks = self._world.start(there)
+        if (text := self._world.news()) is not None:
+            self.note(text)
+        if ranks is None:
+            return None
+        self._group.granted, self._status.finished = True, None
+        self._status.group += 1
+        return GroupStart(ranks, self._world.without)
+
+    @_control
+    def look_around(self) -> None:
+        """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more could train. Called every
+        few seconds."""
+        going = draining()
+        there = staying(going)
+        with self._lock:
+            if not self._group.running or self._status.paused:
+                return
+            ours = going & {beat.place.node for beat in self._group.beats.values()}
+            if ours:
+                names = ", ".join(sorted(node[:8] for node in ours))
+                self._pause(
+                    f"nodes that ranks are on are being drained: {names}", "saving, to go on elsewhere"
+                )
+            elif self._world.grows(there):
+                self._pause("there is room for more ranks", "saving, to go on with them")
+
+    def _pause(self, reason: str, what: str) -> None:
+        self._status.paused = True
+        self.note(f"{reason}: {what}")
+        self._log.event("pause", reason=reason)
+
+    @_control
+    def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
+        """The preflight found that some nodes must not train, because of `problem`. They are excluded, or, if too few
+        are left, the run ends. `preflights`: for each such node, the fields of its event."""
+        there = staying(draining())
+        bad = frozenset(preflight["node"] for preflight in preflights)
+        with self._lock:
+            self._group.excused = True
+            if self._world.leave_out(there, bad):
+                self.note(f"left out: {problem} ({remedy})")
+            else:
+                self.fail(problem, remedy)
+            for preflight in preflights:
+                self._log.event("unfit", **preflight)
+
+    @_control
+    def enter(self, nodes: Sequence[str], warnings: Sequence[str] = ()) -> int | str | None:
+        """A group of ranks is ready on these nodes and asks for its attempt. Returns the attempt's number; None if the
+        group must not train; or, if the store does not answer, the store's error as text: the ranks ask again.
+
+        `warnings`: of the preflight, shown once a command.
+        """
+        if self._status.fatal is not None:
+            return None
+        try:
+            attempt = self._tenure.next()
+        except TRANSIENT as error:
+            if not self._waits:
+                self.note(f"the ranks wait for the store: {error.problem}")
+            self._waits = True
+            return error.problem
+        except RunIsActive as error:
+            self.superseded(error.problem)
+            return None
+        with self._lock:
+            self._waits = False
+            self._status.starts += 1
+            self._gauges.started(self._status.starts)
+            if self._status.starts == 1:
+                self._notes += warnings
+            self._status.attempt = attempt.number
+            self._group.running = True
+            self._record_world(len(nodes))
+        return attempt.number
+
+    def _is_over(self, attempt: int | None) -> bool:
+        return attempt is not None and attempt <= self._over
+
+    def beat(
+        self, rank: int, step: int, doing: str, place: RankLocation, attempt: int | None = None, done: int = 0
+    ) -> Orders:
+        """A sign of life, as of `Beat`."""
+        with self._lock:
+            if self._is_over(attempt):
+                return Orders(stop=False, pause=False, stacks=False)
+            self._group.heard(rank, step, doing, done, place)
+            if doing == "loading" and not self._group.resumed:
+                self._resume(step)
+            return Orders(self._stop, self._status.paused, self._group.asked(rank))
+
+    def _resume(self, step: int) -> None:
+        """The ranks have found the newest checkpoint that verifies."""
+        again = self._deaths.resumed(step)
+        self._group.resumed = True
+        repeats = f", {again:,} steps are repeated" if again else ""
+        self.note(f"loading the checkpoint of step {step:,}{repeats}")
+
+    def stack(self, rank: int, text: str) -> None:
+        """A rank's answer to `Orders.stacks`: what its threads are doing."""
+        with self._lock:
+            if self._group.stacks is not None:
+                self._group.stacks[rank] = text
+
+    def stacks(self) -> dict[int, str]:
+        """Ask every rank what its threads are doing; returns the answers that have come since this was first called."""
+        with self._lock:
+            self._group.stacks = self._group.stacks or {}
+            return dict(self._group.stacks)
+
+    def hung(self, what: str, culprits: Sequence[int], group: int) -> None:
+        """The driver is about to kill the ranks because they are stuck. Records `what`, and the stacks that came.
+
+        `culprits`: the ranks that the others waited for; empty if that is not known. `group`: as in `Status`.
+        """
+        with self._lock:
+            if group == self._status.group:
+                self._group.hung, self._group.blamed = True, list(culprits)
+                number = self._status.attempt if self._group.running else None
+                self._log.hang(number, what, self._group)
+
+    def record(self, record: dict[str, Any], attempt: int | None = None) -> None:
+        with self._lock:
+            if self._is_over(attempt):
+                return
+            self._gauges.record(record)
+            if record["kind"] == "evaluation":
+                self._status.evaluation = record
+                return
+            self._status.record, self._group.worked = record, True
+
+    def note(self, text: str) -> None:
+        """A line for the operator."""
+        self._notes.append(text)  # without the lock: the recorder notes, too
+
+    def failed(
+        self,
+        rank: int,
+        error: str,
+        blamed: Sequence[int] | None = None,
+        attempt: int | None = None,
+        kind: Kind = "raised",
+        trace: str = "",
+    ) -> None:
+        """A rank ends with an error, see `Raised`. `blamed`: the ranks at fault, if the error says so, whichever rank
+        raised it; empty if the error says that nobody knows."""
+        with self._lock:
+            if self._is_over(attempt):
+                return
+            self._group.errors.setdefault(rank, Raised(error, kind, trace))
+            self._group.blamed = blamed if blamed is not None else self._group.blamed
+
+    def finish(self, step: int, attempt: int | None = None) -> None:
+        with self._lock:
+            if not self._is_over(attempt):
+                self._status.finished, self._group.running = step, False
+                self._deaths.resumed(step)
+
+    def unsaved(self, reason: str, attempt: int | None = None) -> None:
+        """A stop was requested and the ranks ended, but their last save failed."""
+        with self._lock:
+            if not self._is_over(attempt):
+                self._status.unsaved, self._group.running = reason, False
+
+    def went_back(self, attempt: int | None = None) -> None:
+        """The ranks end in order to start again from an earlier checkpoint. This rewind does not count as a failure."""
+        with self._lock:
+            if not self._is_over(attempt):
+                self._group.running, self._group.excused = False, True
+
+    def superseded(self, problem: str, attempt: int | None = None) -> None:
+        """Another start has taken the run over."""
+        with self._lock:
+            if not self._is_over(attempt) and not self._status.superseded:
+                self._status.superseded, self._group.excused, self._group.running = True, True, False
+                self.note(problem)
+
+    def _is_superseded(self) -> bool:
+        if self._tenure.taken:
+            self.superseded("a newer start has taken the run over: this one ends")
+        return self._status.superseded
+
+    def fail(self, problem: str, remedy: str, attempt: int | None = None, repeated: bool = False) -> None:
+        """The run cannot go on, whoever starts it. The first reason is kept: later ones are mostly its consequences on
+        other ranks."""
+        with self._lock:
+            if self._status.fatal is None and not self._is_over(attempt):
+                self._status.fatal = Fatal(problem, remedy, repeated)
+
+    def stop(self) -> None:
+        self._stop = True
+
+    def _record_world(self, world: int) -> None:
+        change = self._world.entered(world)
+        if change is not None:
+            self.note(f"{world} ranks instead of {change.before}: {change.cause}")
+            self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
+
+    def _judge(self, failed: Sequence[int], there: Nodes) -> None:
+        """The last group died. Records that, and does what the failure policy says, unless a stop was requested: then
+        nothing has failed."""
+        group, number = self._group, self._status.attempt
+        group.running = False
+        failure = group.failure(failed, committed=self._deaths.committed, now=time.time())
+        self.note(group.epitaph(failed) + ("" if self._stop else "; starting again from the last checkpoint"))
+        self._log.death(number, failure, failed, group)
+        if not self._stop:
+            self._deaths.add(failure)
+            self._follow_policy(there)
+
+    def _follow_policy(self, there: Nodes) -> None:
+        decision = self._deaths.decide(nodes=len(there))
+        match decision:
+            case Stop():
+                self.fail(decision.reason, decision.remedy, repeated=True)
+            case Restart():
+                self._world.leave_out(there, decision.without)
+            case _:
+                assert_never(decision)
+        if not self._is_superseded():
+            self._log.deaths(self._deaths.failures)
+
+    def status(self) -> Status:
+        """A snapshot. Each note is handed over once."""
+        with self._lock:
+            self._is_superseded()
+            notes = [self._notes.popleft() for _ in range(len(self._notes))]
+            beats, without = dict(self._group.beats), self._world.without
+            return replace(self._status, notes=notes, beats=beats, without=without)
+
+    @_closing
+    def close(self, patience_s: float) -> bool:
+        """The command ends: write what is still to be recorded, in at most `patience_s` seconds. Returns whether all
+        was written."""
+        done = self._log.close(patience_s)
+        self._tenure.close(0.5)
+        return done
+
+
+def start_coordinator(
+    attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None, failures: Sequence[Failure] = ()
+) -> Any:
+    """Start the actor on the driver's node; returns its handle, which is also sent to the ranks. Arguments as in
+    `Coordinator`. If it dies, its ranks end by themselves: claim another attempt and start another coordinator."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    threads = {"control": 1, "closing": 1}
+    actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(Coordinator)
+    return actor.options(scheduling_strategy=here).remote(attempt, owner, sizing, last, failures)

@@ -1,0 +1,112 @@
+"""The failures of a run, counted over all its starts and kept in its store as `attempts/deaths.json`.
+
+Every start continues the count, whether a person or a scheduler gave the command, so that a failure that no start cures
+ends the run. Only the newest start writes the file.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from checkpoints.attempt import Attempt
+from data_service.formats import REMEDY, is_newer, newer
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from launcher.errors import RunError
+from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
+
+KEY = "attempts/deaths.json"
+KEPT = 32  # the newest failures; the policy looks at fewer
+_LONGEST = 500  # characters of an error
+_FORMER = TypeAdapter(tuple[Failure, ...])  # without a format
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    failures: tuple[Failure, ...]
+
+
+class Deaths:
+    """The count, as the newest start of the run keeps it.
+
+    Attributes:
+        failures: of all starts, the newest, in order of time.
+        committed: steps of the newest checkpoint known of.
+    """
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        self.failures = list(failures)
+        self.committed = failures[-1].committed if failures else 0
+        self._reached = 0  # steps done by the last group that died
+
+    def add(self, failure: Failure) -> None:
+        """A group of ranks died."""
+        self.failures = [*self.failures, failure][-KEPT:]
+        self._reached = failure.step
+
+    def resumed(self, step: int) -> int:
+        """The ranks have loaded the checkpoint of step `step`. Returns how many steps they repeat."""
+        again, self._reached, self.committed = max(0, self._reached - step), 0, step
+        return again
+
+    def decide(self, nodes: int) -> Restart | Stop:
+        """What the failure policy decides. A decision to end the run also clears the count, since whoever starts it
+        again is expected to have repaired something."""
+        if not self.failures:
+            return Restart()
+        decision = decide(self.failures, nodes)
+        if isinstance(decision, Stop):
+            self.failures = []
+        return decision
+
+
+def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
+    """The failures on record, the oldest first. A damaged record counts as no failures, and `note` shows that to the
+    operator. Raises StoreError; RunError: a newer version wrote it."""
+    try:
+        data = store.get(KEY)
+        former = data.startswith(b"[")
+        return list(_FORMER.validate_json(data) if former else _Record.model_validate_json(data).failures)
+    except KeyMissing:
+        return []
+    except ValidationError as error:
+        if is_newer(data, known=1, error=error):
+            raise RunError(newer(f"{store.uri}/{KEY}"), remedy=REMEDY) from error
+        note(f"{store.uri}/{KEY} is damaged: earlier failures of the run are not counted")
+        return []
+
+
+def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
+    """Replace the record by the newest `failures`. Raises StoreError."""
+    newest = (replace(one, error=one.error and one.error[:_LONGEST]) for one in failures[-KEPT:])
+    store.put(KEY, _Record(failures=tuple(newest)).model_dump_json().encode())
+
+
+def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:
+    """The failures on record. If the start before `attempt` left no event of its end, its driver was killed, and that
+    is added as one more failure. Call this once `attempt` is claimed.
+
+    `committed`: steps of the newest checkpoint. `now`: seconds since 1970. Raises StoreError.
+    """
+    store = attempt.store
+    failures = read_deaths(store, note)
+    if attempt.number > 1 and Attempt(store, attempt.number - 1).ended() is None:
+        failures.append(_silent(committed, now))
+        write_deaths(store, failures)
+    return failures
+
+
+def _silent(committed: int, now: float) -> Failure:
+    return Failure(
+        time=now,
+        step=committed,
+        committed=committed,
+        worked=False,
+        node=None,
+        error=None,
+        kind="silent",
+    )

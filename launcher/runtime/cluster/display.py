@@ -1,0 +1,106 @@
+"""The operator's display: one line that is rewritten on a terminal, and a new line every now and then anywhere else."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from launcher.format import human_count, human_duration
+from launcher.progress import shown_elsewhere, work
+from launcher.runtime.run.terms import running_mean, spell, term_losses
+
+if TYPE_CHECKING:
+    from launcher.runtime.cluster.standing import Status
+
+_PLAIN_SECONDS = 10.0
+
+
+class Watch:
+    """Shows how training stands. It is not a log: the metrics segments are. Close it when training is over."""
+
+    def __init__(
+        self, console: Console, total_steps: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._total = total_steps
+        self._clock = clock
+        self._means: dict[str, float] = {}
+        self._losses: dict[str, float] = {}  # of the newest step that was not skipped, by term
+        self._shown: dict[str, int] = {}
+        self._printed_at = float("-inf")
+        self._steps = False
+        self._bar: Progress | None = None
+        self._alone = ExitStack()  # while steps are shown here, nothing else shows how far it is
+        self._beginning = self._alone.enter_context(work("beginning"))
+        self._task = TaskID(0)
+
+    def update(self, status: "Status") -> None:
+        """Show the newest records, each once. Their fields are described in infra/docs/records.md."""
+        if status.record is not None and self._is_new(status.record):
+            self._step(status.record)
+        if status.evaluation is not None and self._is_new(status.evaluation):
+            found = spell(term_losses(status.evaluation), status.evaluation.get("perplexity"))
+            self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the live one. Before the first step it names what is under way."""
+        self._beginning.begin(text.partition("\n")[0])
+        (self._bar.console if self._bar else self._console).print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        """Leaves the last live line standing. Safe to call twice."""
+        self._alone.close()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _is_new(self, record: Mapping[str, Any]) -> bool:
+        before = self._shown.get(record["kind"])
+        self._shown[record["kind"]] = record["step"]
+        return bool(before != record["step"])
+
+    def _step(self, record: Mapping[str, Any]) -> None:
+        for name in ("seconds", "tokens", "data_wait", "mfu"):
+            if name in record:
+                self._mean(name, record[name])
+        if not record["skipped"]:
+            self._losses = term_losses(record)
+            for name, loss in self._losses.items():
+                self._mean(f"{name} loss", loss)
+        done = record["step"] + 1
+        if not self._steps:
+            self._steps = True
+            self._alone.close()
+            self._alone.enter_context(shown_elsewhere())
+        if self._console.is_terminal:
+            self._draw(done)
+        elif self._clock() - self._printed_at >= _PLAIN_SECONDS or done == self._total:
+            self._printed_at = self._clock()
+            self.note(f"step {done}/{self._total}  {self._figures(done)}")
+
+    def _draw(self, done: int) -> None:
+        if self._bar is None:
+            count = TextColumn("step {task.completed}/{task.total}")
+            self._bar = Progress(
+                count, BarColumn(24), TextColumn("{task.description}"), console=self._console
+            )
+            self._task = self._bar.add_task("", total=self._total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, description=self._figures(done))
+
+    def _figures(self, done: int) -> str:
+        seconds = max(self._means["seconds"], 1e-9)
+        losses = spell({name: self._means[f"{name} loss"] for name in self._losses})
+        rate = f"{human_count(self._means['tokens'] / seconds)} tokens/s"
+        wait = f"data wait {self._means['data_wait'] / seconds:.0%}"
+        ahead = human_duration((self._total - done) * seconds)
+        return "  ".join(part for part in (losses, rate, wait, self._utilisation(), f"ETA {ahead}") if part)
+
+    def _utilisation(self) -> str:
+        return f"MFU {self._means['mfu']:.1%}" if "mfu" in self._means else ""
+
+    def _mean(self, name: str, value: float) -> None:
+        self._means[name] = running_mean(self._means.get(name), value)

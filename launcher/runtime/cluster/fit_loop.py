@@ -1,0 +1,130 @@
+"""The driver's loop over groups of ranks: it starts one group after another until the run is over, shows progress, and
+kills ranks that are stuck."""
+
+import time
+from dataclasses import replace
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from launcher.errors import TryAgain
+from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.rank_group import Assignment, RankGroup
+from launcher.runtime.cluster.standing import CoordinatorLost, Status
+from launcher.runtime.cluster.stuck_ranks import StuckRankKiller
+from launcher.runtime.policies.elastic import GroupStart, Sizing
+from launcher.runtime.run.record import Run
+
+_POLL_S = 0.25
+_ASK_S = 0.5  # between two questions whether ranks may start
+_LOOK_S = 5.0  # between two looks whether more could
+_ANSWER_S = 10.0  # for the coordinator to answer one question
+_SILENCE_S = 120.0  # of the coordinator, after which it counts as dead
+_END_S = 30.0  # for ranks that are done to end
+NOT_SAVED = "what was done since the last checkpoint is lost"
+
+
+class Display(Protocol):
+    """What shows a run to its operator."""
+
+    def update(self, status: Status) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class FitLoop:
+    """Starts group after group of ranks, as long as one coordinator lives.
+
+    Attributes:
+        status: what the coordinator last said.
+    """
+
+    def __init__(self, run: Run, coordinator: Any, display: Display) -> None:
+        self.status = Status()
+        self._steps = run.recipe.total_steps
+        self._coordinator, self._display = coordinator, display
+        self._killer = StuckRankKiller(run, coordinator, display.note)
+        self._heard = self._looked = time.monotonic()
+
+    def ranks(self, assignment: Assignment, sizing: Sizing) -> None:
+        """Run groups of ranks until the run is complete, or no further group may start; `status` tells which.
+
+        Raises:
+            CoordinatorLost: start another coordinator.
+            TryAgain: Ray itself has died on this machine.
+        """
+        failed: list[int] = []
+        while (start := self._next(failed)) is not None:
+            with RankGroup(start, sizing) as group:
+                self._stay(group, assignment)
+            assignment = replace(assignment, before={})
+            failed = group.failed
+            self._look()
+
+    def _next(self, failed: list[int]) -> GroupStart | None:
+        """When and how ranks are to start; None if they are not to."""
+        room = self._made_room()
+        while not self._over(room):
+            start: GroupStart | None = self._ask(self._coordinator.next_group.remote(failed))
+            self._look()
+            if start is not None:
+                return start
+            failed = []
+            time.sleep(_ASK_S)  # machines that come do not announce themselves
+        return None
+
+    def _stay(self, group: RankGroup, assignment: Assignment) -> None:
+        """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored."""
+        done: float | None = None
+        for _ in group.live(assignment, _POLL_S):
+            self._look()
+            self._killer.check(self.status)
+            self._look_around()
+            if self.status.fatal is not None or self.status.superseded:
+                return
+            if self.status.finished is not None or self.status.unsaved is not None:
+                done = done or time.monotonic()
+                if time.monotonic() - done > _END_S:
+                    return
+
+    def _made_room(self) -> bool:
+        """Whether the ranks ended in good order but early, so that another group could take their place."""
+        status = self.status
+        return status.paused and status.finished is not None and status.finished < self._steps
+
+    def _over(self, room: bool) -> bool:
+        """Whether no further group may start. `room`: the last group ended in order to make room."""
+        status = self.status
+        if status.fatal is not None or status.idle or status.superseded or status.unsaved is not None:
+            return True
+        return status.finished is not None and not room
+
+    def _look(self) -> None:
+        dead = lost()
+        if dead is not None:
+            raise TryAgain(f"Ray is lost: its {dead} has died", remedy=NOT_SAVED)
+        status = self._ask(self._coordinator.status.remote())
+        if status is None:
+            return
+        self.status = status
+        for text in status.notes:
+            self._display.note(text)
+        self._display.update(status)
+
+    def _look_around(self) -> None:
+        if time.monotonic() - self._looked >= _LOOK_S:
+            self._looked = time.monotonic()
+            self._coordinator.look_around.remote()
+
+    def _ask(self, answer: Any) -> Any:
+        """The coordinator's answer; None if it does not come in time, which happens on a busy machine."""
+        try:
+            found = ray.get(answer, timeout=_ANSWER_S)
+        except GetTimeoutError:
+            if time.monotonic() - self._heard > _SILENCE_S:
+                raise CoordinatorLost("the coordinator does not answer") from None
+            return None
+        except RayActorError as error:
+            raise CoordinatorLost("the coordinator's process died") from error
+        self._heard = time.monotonic()
+        return found

@@ -1,0 +1,77 @@
+"""A run's figures for Prometheus, exported by Ray (`data_service.service.gauges`). infra/grafana/maskfleet.json draws
+them.
+
+Gauges show the present only, and end with the process that sets them. What happened is in the run's records.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from data_service.service.gauges import StoreRetries, gauge
+from launcher.runtime.run.terms import term_losses
+
+DESCRIPTIONS = {
+    "step": "Steps done.",
+    "loss": "Training loss of the newest step, per target, in nats, by term.",
+    "heldout_loss": "Held-out loss of the newest evaluation, per target, in nats, by term.",
+    "heldout_perplexity": "Perplexity of the hidden tokens in the newest evaluation.",
+    "tokens_per_second": "Tokens trained on per second, in the newest step.",
+    "step_seconds": "Seconds of the newest step.",
+    "mfu": "Model FLOPs utilisation of the newest step: a share of the devices' peak.",
+    "data_wait_share": "Share of the newest step spent waiting for data, on the slowest rank.",
+    "learning_rate": "Learning rate of the newest step.",
+    "gradient_norm": "Norm of the gradient in the newest step.",
+    "goodput": "Share of the time since this command began that was spent in steps that count.",
+    "restarts": "Times that the ranks were started again by this command.",
+}
+_BY_TERM = ("loss", "heldout_loss")
+
+
+class Gauges:
+    """The gauges of one command's run, set by its coordinator. `clock`: monotonic seconds."""
+
+    def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began = clock, clock()
+        self._retries = StoreRetries()
+        self._useful = 0.0  # seconds of steps that were done for the first time
+        self._reached = 0
+        self._gauges = {
+            name: gauge(name, text, {"run": run}, *(("term",) if name in _BY_TERM else ()))
+            for name, text in DESCRIPTIONS.items()
+        }
+
+    def started(self, starts: int) -> None:
+        """The command's `starts`-th group of ranks begins."""
+        self._set("restarts", starts - 1)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Show a step's or an evaluation's record; figures that it lacks are left as they are."""
+        if record["kind"] == "evaluation":
+            self._losses("heldout_loss", record)
+            self._set("heldout_perplexity", record.get("perplexity"))
+        else:
+            self._step(record)
+        self._retries.update()
+
+    def _step(self, record: Mapping[str, Any]) -> None:
+        done, seconds = record.get("step", -1) + 1, record.get("seconds", 0.0)
+        if done > self._reached:
+            self._reached, self._useful = done, self._useful + seconds
+        self._losses("loss", record)
+        self._set("step", done)
+        self._set("step_seconds", record.get("seconds"))
+        self._set("tokens_per_second", record.get("tokens", 0) / seconds if seconds else None)
+        self._set("mfu", record.get("mfu"))
+        self._set("data_wait_share", record.get("data_wait_share"))
+        self._set("learning_rate", record.get("lr"))
+        self._set("gradient_norm", record.get("grad_norm"))
+        self._set("goodput", min(1.0, self._useful / max(self._clock() - self._began, 1e-9)))
+
+    def _losses(self, name: str, record: Mapping[str, Any]) -> None:
+        for term, loss in term_losses(record).items():
+            self._gauges[name].set(loss, {"term": term})
+
+    def _set(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._gauges[name].set(float(value))

@@ -1,0 +1,53 @@
+"""What the driver and the coordinator record of a run: events, texts, the failure count. Callers never wait for it."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from data_service.store.base import Store
+from launcher.runtime.cluster.deaths import write_deaths
+from launcher.runtime.cluster.group_record import Group
+from launcher.runtime.policies.failures import Failure
+from launcher.runtime.run.log import OPERATOR, operator_event
+from launcher.runtime.run.recording import Recorder
+
+
+class OperatorLog:
+    """Writes to a run's store on a thread of its own (`Recorder`). `note` shows a line to the operator."""
+
+    def __init__(self, store: Store, note: Callable[[str], None]) -> None:
+        self._store = store
+        self._recorder = Recorder(note)
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Record an event of this moment."""
+        self._recorder.submit(partial(operator_event, self._store, kind, time.time(), **fields))
+
+    def hang(self, attempt: int | None, what: str, group: Group) -> None:
+        """The ranks of a group are stuck. `attempt` is None if the group had no attempt yet. Records the stacks of
+        those that answered."""
+        stacks = group.stacks or {}
+        for rank, text in stacks.items():
+            self._text(attempt, f"rank-{rank:05d}", text)
+        silent = sorted(group.beats.keys() - stacks.keys())
+        self.event("hang", attempt=attempt or OPERATOR, what=what, without_stacks=silent)
+
+    def death(self, attempt: int | None, failure: Failure, failed: Sequence[int], group: Group) -> None:
+        """A group has died, ended by the ranks in `failed`. `attempt` is None if the group had no attempt yet."""
+        about = {"of": attempt, "step": failure.step, "ranks": sorted(failed)}
+        self.event("death", **about, node=failure.node, reason=failure.error)
+        cause = group.cause(failed)
+        if cause is not None:
+            self._text(attempt, f"error-{cause:05d}", group.errors[cause].trace)
+
+    def _text(self, attempt: int | None, name: str, text: str) -> None:
+        key = f"events/stacks/a{attempt or OPERATOR:06d}/{name}.txt"
+        self._recorder.submit(partial(self._store.put, key, text.encode()))
+
+    def deaths(self, failures: Sequence[Failure]) -> None:
+        """Replace the run's count of failures."""
+        self._recorder.submit(partial(write_deaths, self._store, tuple(failures)))
+
+    def close(self, patience_s: float) -> bool:
+        """Wait until all is written, at most `patience_s` seconds; returns whether it is."""
+        return self._recorder.close(patience_s)

@@ -1,0 +1,316 @@
+"""The driver: claims the attempt, starts the data service and the ranks on Ray, follows them to the end.
+
+Ray places processes and tells when they die. The driver and the coordinator decide everything else: which attempt may
+write, where to resume, when to start ranks again, when to stop, and which failures no restart cures.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
+from checkpoints.errors import Superseded
+from checkpoints.gather import Alone
+from checkpoints.layout import CheckpointManifest
+from checkpoints.load import newest_good
+from checkpoints.ownership import await_claim
+from data_service.service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import lean
+from data_service.store.errors import StoreError
+from launcher.command import looked_after_by, output_into, saving
+from launcher.contract import FINISHED, JOIN_SECONDS
+from launcher.errors import RunError, TryAgain
+from launcher.runtime.cluster.companions import Companions
+from launcher.runtime.cluster.coordinator import start_coordinator
+from launcher.runtime.cluster.deaths import of_command
+from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
+from launcher.runtime.cluster.nodes import logs, lost, room_for
+from launcher.runtime.cluster.rank_group import Assignment
+from launcher.runtime.cluster.resources import (
+    Resources,
+    cores_of,
+    data_workers,
+    gpus_of,
+    plan_resources,
+    sizing,
+)
+from launcher.runtime.cluster.standing import CoordinatorLost, Status
+from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.policies.elastic import Sizing
+from launcher.runtime.rank.journal import Startup
+from launcher.runtime.run.record import Run
+
+_CONNECT_S = 60.0  # for the head of a cluster to answer at all
+_TRY_S = 2.0  # for one connection to it
+_PROCESS_S = 60.0  # for Ray to start a process
+_RECORD_S = 10.0  # for the coordinator to put on record what it has
+_SHUTDOWN_S = 5.0  # for Ray to say goodbye
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a start of a run ended: the exit code, the step the run stands at, and who asked it to stop, if anybody."""
+
+    code: int
+    step: int
+    reason: str | None = None
+
+
+def supervise(
+    run: Run, display: Display, stopping: Stopping, *, companions: Companions, nodes: int = 1
+) -> RunOutcome:
+    """Start or continue `run`, and follow it until it is complete or asked to stop.
+
+    Training begins when the Ray cluster has `nodes` nodes.
+
+    Raises:
+        RunIsActive: another start of it is alive.
+        TryAgain: the cluster cannot be reached, nodes are missing, or Ray was lost.
+        RunError: it cannot go on; the message says why.
+    """
+    startup = Startup.of_command(looked_after_by())
+    startup.done("command")
+    _await_cluster(stopping, display)
+    owner = Owner.of(looked_after_by(), time.time())
+    attempt = await_claim(run.store, owner, stopping.asked, display.note)
+    if attempt is None:
+        return RunOutcome(stopping.code, 0, stopping.reason)
+    try:
+        with Heartbeat(attempt), stopping.requests(attempt):
+            newest = _newest(run)
+            if newest is not None and newest.step >= run.recipe.total_steps:
+                _evaluate_the_last(run, display, stopping, companions)
+                return RunOutcome(FINISHED, newest.step)
+            startup.done("claim")
+            start = _Start(run, display, stopping, companions, owner, startup, newest)
+            return start.supervise(attempt, nodes)
+    finally:
+        with suppress(StoreError):  # else the next start finds the process gone, or waits for the lease
+            end_all(run.store, owner, time.time())
+
+
+def _evaluate_the_last(run: Run, display: Display, stopping: Stopping, companions: Companions) -> None:
+    """Evaluate the last commit of a run that is complete, if the command that completed it did not get to it."""
+    if companions.pending(run):
+        with (
+            _ray(plan_resources(run.recipe), stopping),
+            companions.evaluating(run, display.note, stopping.asked),
+        ):
+            pass
+
+
+def _newest(run: Run) -> CheckpointManifest | None:
+    """The newest checkpoint. Every rank verifies it before it is used."""
+    good = newest_good(run.store, Alone(), full=False)
+    return good.manifest if good else None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """One start of a run whose attempt is claimed. `last`: the newest checkpoint."""
+
+    run: Run
+    display: Display
+    stopping: Stopping
+    companions: Companions
+    owner: Owner
+    startup: Startup
+    last: CheckpointManifest | None
+
+    def supervise(self, attempt: Attempt, nodes: int) -> RunOutcome:
+        """Start Ray and its services, then follow the ranks to their end."""
+        self.display.note("joining the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray")
+        recipe = self.run.recipe
+        with _ray(plan_resources(recipe), self.stopping):
+            self.startup.done("Ray")
+            _await_nodes(nodes, self.stopping, self.display)
+            if self.stopping.asked.is_set():
+                return RunOutcome(
+                    self.stopping.code, self.last.step if self.last else 0, self.stopping.reason
+                )
+            there = ray.nodes()
+            size = sizing(recipe, gpus_of(there))
+            feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
+            with (
+                room_for([size.each] * size.most),
+                self.companions.evaluating(self.run, self.display.note, self.stopping.asked),
+            ):
+                while (status := self._stay(attempt, feed, size)) is None:
+                    attempt = claim(self.run.store, owner=self.owner)
+            if status.unsaved is not None:
+                self.display.note(status.unsaved)
+            return _outcome(self.run, status, self.stopping)
+
+    def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:
+        """Stay with the ranks while one coordinator lives. How they stand at the end; None if the coordinator was lost
+        and another one is to be started."""
+        committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
+        failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
+        coordinator = start_coordinator(attempt, self.owner, size, ranks, failures)
+        try:
+            _await_coordinator(coordinator, self.stopping)
+            self.startup.done("services")
+            refresh = self.run.recipe.memory_refresh
+            save_multiple, before = refresh.every if refresh else 1, self.startup.seconds
+            assignment = Assignment(
+                self.run.store.uri, coordinator, feed, self.run.recipe, save_multiple, before
+            )
+            loop = FitLoop(self.run, coordinator, self.display)
+            with saving(), self.stopping.telling(coordinator.stop.remote):
+                loop.ranks(assignment, size)
+            return loop.status
+        except CoordinatorLost as gone:
+            if self.stopping.asked.is_set():
+                raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
+            self.display.note(f"{gone}: starting the ranks again")
+            return None
+        finally:
+            _close(coordinator)
+
+
+def _close(coordinator: Any) -> None:
+    """Give the coordinator a little time to record what it has not recorded yet."""
+    if lost() is None:
+        with suppress(RayError):
+            ray.get(coordinator.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
+            ray.kill(coordinator)
+
+
+def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
+    """Wait for its first answer. Raises TryAgain: Ray does not start processes any more."""
+    answer, deadline = coordinator.status.remote(), time.monotonic() + _PROCESS_S
+    while not ray.wait([answer], timeout=0.5)[0]:
+        if lost() is not None:
+            raise TryAgain(f"Ray is lost: its {lost()} has died", remedy=NOT_SAVED)
+        if time.monotonic() > deadline or stopping.asked.is_set():
+            raise TryAgain("Ray does not start processes on this machine any more", remedy=NOT_SAVED)
+    try:
+        ray.get(answer)
+    except RayError as error:
+        raise TryAgain("Ray cannot start processes on this machine any more", remedy=NOT_SAVED) from error
+
+
+def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
+    """How this start ended, from what the coordinator said last."""
+    if status.fatal is not None:
+        raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
+    if status.superseded:
+        raise Superseded(f"another start of {run.uri} has taken it over", remedy="it goes on there")
+    if status.finished is None:
+        newest = (
+            _newest(run) if status.unsaved is None else None
+        )  # else the store is away, and would be waited for
+        at = newest.step if newest else 0
+        reason = f"{stopping.reason}; not saved: {status.unsaved}" if status.unsaved else stopping.reason
+        return RunOutcome(stopping.code, at, reason)
+    complete = status.finished >= run.recipe.total_steps
+    return RunOutcome(FINISHED if complete else stopping.code, status.finished, stopping.reason)
+
+
+def _feed_config(run: Run, workers: int) -> FeedConfig:
+    """Row counts are cached with the run, so only its first start counts them."""
+    memory = int(run.recipe.data_service.memory)
+    return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
+
+
+def _await_cluster(stopping: Stopping, display: Display) -> None:
+    """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes and say nothing useful.
+
+    Raises TryAgain: nothing does. A mistyped address and a head that is not up yet look alike.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto", or none: found on this machine, or not, at once
+    deadline, told = time.monotonic() + _CONNECT_S, False
+    while not stopping.asked.is_set():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _TRY_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TryAgain(
+                    f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
+                    remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to train on this "
+                    "machine alone",
+                ) from error
+        if not told:
+            told = True
+            display.note(f"nothing answers at RAY_ADDRESS={address} yet: trying for {_CONNECT_S:.0f} s")
+        stopping.asked.wait(0.5)
+
+
+@contextmanager
+def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
+    """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
+
+    What the operator should know, ranks tell the coordinator. Everything else that they print stays in Ray's log
+    folder.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
+    try:
+        with lean():
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
+    except ValueError as error:  # Ray's, where its object store would leave no memory for anything else
+        if not local:
+            raise
+        raise resources.too_large(str(error)) from error
+    stopping.listen()
+    with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
+        try:
+            yield
+        finally:
+            goodbye = threading.Thread(target=ray.shutdown, name="goodbye", daemon=True)
+            goodbye.start()
+            goodbye.join(_SHUTDOWN_S)
+
+
+def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
+    """Wait until the cluster has `wanted` nodes, or a stop is requested. Raises TryAgain, which names the nodes that
+    are there."""
+    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
+    deadline, told = time.monotonic() + seconds, False
+    while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
+        if not told:
+            display.note(f"waiting for nodes: {len(there)} of {wanted} are there")
+            told = True
+        if time.monotonic() > deadline:
+            raise TryAgain(
+                f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
+                remedy="see the log of the nodes that are missing; start with fewer (--nodes) to go on without them",
+            )
+        if stopping.asked.wait(0.5):
+            return
+
+
+def _local_cluster(resources: Resources) -> dict[str, Any]:
+    return {
+        **_metrics_port(),
+        "address": "local",  # without it, Ray would join any cluster it finds on the machine
+        "num_cpus": resources.local_cpus,
+        "include_dashboard": False,
+        "object_store_memory": resources.object_store_bytes,
+    }
+
+
+def _metrics_port() -> dict[str, int]:
+    """The port at which Prometheus finds this node's figures, as in infra/ray_node.sh. If it is not set, Ray takes a
+    free one."""
+    given = os.environ.get("MASKFLEET_METRICS_PORT", "")
+    if given and not (given.isdecimal() and 0 < int(given) < 65536):
+        raise RunError(
+            f"MASKFLEET_METRICS_PORT is {given!r}, no port", remedy="set it to a number, or unset it"
+        )
+    return {"_metrics_export_port": int(given)} if given else {}

@@ -1,0 +1,103 @@
+"""One start of a run, as the operator sees it; its end is on record.
+
+Whatever was raised, the command ends with one of the exit codes of `launcher.contract`. Only a mistake in what the run
+was given, or a failure that repeated starts have not cured, ends the run for good.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+from rich.console import Console
+
+from checkpoints.errors import RunIsActive, Superseded
+from checkpoints.listing import committed
+from data_service.errors import UserError as DataError
+from data_service.store.errors import StoreError
+from encoder_core.errors import UserError as ModelError
+from launcher.command import screen
+from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
+from launcher.runtime.cluster.companions import Companions
+from launcher.runtime.cluster.display import Watch
+from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.supervisor import RunOutcome, supervise
+from launcher.runtime.run.record import Run
+
+_LONGEST = 2000  # characters of a reason on record
+_RECORD_S = 10.0  # for the store to take the closing record
+
+
+def train(run: Run, console: Console, companions: Companions, nodes: int = 1) -> RunOutcome:
+    """Train until the run is complete or asked to stop, and show progress. The end is recorded as an event.
+
+    Training begins when the cluster has `nodes` nodes. A start without an event of its end was killed; the report says
+    so.
+
+    Raises UserError kinds only for mistakes, with exit code 2; every other end is an outcome.
+    """
+    watch = Watch(console, run.recipe.total_steps)
+    with (
+        _own_screen(console),
+        closing(watch),
+        companions.publishing(run, watch.note),
+    ):
+        log = OperatorLog(run.store, watch.note)
+        try:
+            return _train(run, watch, log, companions=companions, nodes=nodes)
+        finally:
+            log.close(_RECORD_S)
+
+
+@contextmanager
+def _own_screen(console: Console) -> Iterator[None]:
+    """Lets `console` write to a stream of its own, so that neither libraries nor a closed terminal disturb it."""
+    before, console.file = console.file, screen()
+    try:
+        yield
+    finally:
+        console.file = before
+
+
+def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, nodes: int) -> RunOutcome:
+    with Stopping(watch.note) as stopping:
+        try:
+            outcome = supervise(run, watch, stopping, companions=companions, nodes=nodes)
+        except KeyboardInterrupt:
+            watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
+            return RunOutcome(REPEAT, 0, stopping.reason)
+        except (DataError, ModelError) as error:
+            return _failed(run, error, watch, log)
+        except Exception as error:
+            return _broke(run, error, watch, log)
+    reason = {"reason": outcome.reason} if outcome.reason else {}
+    log.event("end" if outcome.code == FINISHED else "stop", step=outcome.step, **reason)
+    return outcome
+
+
+def _again(run: Run) -> str:
+    """What the same command will do."""
+    with suppress(StoreError):
+        if not committed(run.store):
+            return "the same command starts it again from the beginning: it has no checkpoint yet"
+    return "the same command goes on from the last checkpoint"
+
+
+def _failed(run: Run, error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
+    """Show an error that the user can read. If another start of the run goes on, nothing has failed."""
+    if not isinstance(error, RunIsActive | Superseded):
+        log.event("failed", reason=error.problem[:_LONGEST])
+    if code_of(error) == MISTAKE:
+        raise error
+    watch.note(f"{error.problem}\n  {error.remedy}")
+    watch.note(_again(run))
+    return RunOutcome(REPEAT, 0)
+
+
+def _broke(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
+    """An error of Ray's or of our own code. The operator sees one line; the traceback is in the event."""
+    line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
+    watch.note(f"the driver failed: {line[:300]}")
+    watch.note(_again(run))
+    return RunOutcome(REPEAT, 0)

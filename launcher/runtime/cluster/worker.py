@@ -1,0 +1,330 @@
+"""What every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
+
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+
+from checkpoints.attempt import Attempt
+from checkpoints.errors import CheckpointError, NewerFormat, NoGoodCheckpoint, Superseded
+from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
+from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
+from data_service.samples.spec import StreamSpec
+from data_service.service.client import FeedClient
+from data_service.service.gauges import StoreRetries
+from data_service.store.errors import TRANSIENT, StoreError
+from encoder_core.errors import ModelError, TrainingError
+from encoder_core.train.exchange import Control
+from encoder_core.train.weight_check import CorruptReplica
+from launcher.errors import PEER_GONE, RecipeError, RunError
+from launcher.runtime.cluster.rank_group import Assignment
+from launcher.runtime.cluster.seat import Seat, SeatError
+from launcher.runtime.cluster.standing import CoordinatorLost, Orders
+from launcher.runtime.policies.failures import Kind
+from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
+from launcher.runtime.preflight.collective import (
+    NodeReport,
+    Unfit,
+    preflight,
+    problem,
+    unfit,
+    warnings,
+    with_sums,
+)
+from launcher.runtime.preflight.measure import PreflightSubject
+from launcher.runtime.preflight.network import variables as network_variables
+from launcher.runtime.preflight.sums import first_sums
+from launcher.runtime.rank.journal import Startup
+from launcher.runtime.rank.main import run_rank
+from launcher.runtime.rank.microbatch import SmallerMicrobatch
+from launcher.runtime.rank.spike_guard import Rewound
+from launcher.runtime.run.record import open_run
+
+_log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+_LATER = 1.5  # what torch gives a collective, in the watchdog's time: that one tells where all ranks were
+_GRACE_S = 60.0  # without a coordinator and without progress, before a rank ends itself
+_AGAIN_S = 1.0  # before the store is asked again for the right to start
+NCCL_FOR_MIG = (2, 31)
+"""The first version whose guide names MIG instances as devices of one communicator."""
+_ERROR_LENGTH = 500  # characters of an error by which failures are compared
+_MISTAKES = (
+    RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
+    ModelError, TrainingError,
+)  # fmt: skip
+"""In what the run was given, or damage to it: no start cures them."""
+
+
+def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
+    """Train as one rank. The coordinator hears how the rank ended before the rank's error ends the group.
+
+    `began`: `time.monotonic()` before the process imported anything.
+    """
+    startup = Startup(assignment.before, began)
+    startup.done("imports")
+    link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple)
+    try:
+        _join(seat, assignment.recipe.watchdog)
+        _train(assignment, link, startup)
+    except BaseException as error:
+        if not _in_good_order(assignment.coordinator, link, error):
+            raise
+    finally:
+        link.close()
+
+
+def _join(seat: Seat, limits: Watchdog) -> None:
+    """Meet the other ranks, over the network by which Ray knows this node."""
+    os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
+    take_device(seat)
+    dist.init_process_group(
+        "nccl" if seat.gpus else "gloo",
+        init_method="env://",
+        rank=seat.rank,
+        world_size=seat.world,
+        timeout=timedelta(seconds=_LATER * max(limits.step, limits.other)),
+    )
+
+
+class DeviceMissing(Exception):
+    """CUDA does not show a rank the GPUs of its seat."""
+
+
+def take_device(seat: Seat) -> None:
+    """Make the rank's GPU the device of this process.
+
+    Raises:
+        DeviceMissing: CUDA shows other GPUs than the seat's. One may have fallen out, so another node may do.
+        SeatError: this NCCL does not connect MIG instances of one machine.
+    """
+    if not seat.gpus:
+        return
+    if seat.shares_a_gpu and seat.local_world > 1 and (nccl := _nccl()) < NCCL_FOR_MIG:
+        raise SeatError(
+            f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_dotted(nccl)} does not connect",
+            remedy=f"start one rank on each machine, take whole GPUs, or a torch with NCCL {_dotted(NCCL_FOR_MIG)}",
+        )
+    found = torch.cuda.device_count()
+    if found != len(seat.visible):
+        raise DeviceMissing(
+            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: has one "
+            "fallen out (nvidia-smi)? Where GPUs are cut by MIG, that variable must name instances before Ray starts"
+        )
+    torch.cuda.set_device(seat.device)
+
+
+def _nccl() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> bool:
+    """Tell the coordinator of a rank's error. Returns whether the rank nevertheless ended as it was asked to."""
+    match error:
+        case Unfit():  # the coordinator knows: there may be other nodes
+            return False
+        case Superseded():
+            ray.get(coordinator.superseded.remote(error.problem, link.attempt))
+        case CheckpointError() | StoreError() if link.ending:  # the last commit stands
+            ray.get(coordinator.unsaved.remote(error.problem, link.attempt))
+            return True
+        case CorruptBlock():  # on this machine at least; repetition will tell
+            _tell_failure(coordinator, link, error)
+        case _ if isinstance(error, _MISTAKES):
+            ray.get(coordinator.fail.remote(error.problem, error.remedy, link.attempt))
+        case Rewound():
+            ray.get(coordinator.went_back.remote(link.attempt))
+            if link.rank == 0:
+                link.note(str(error))
+        case SmallerMicrobatch():  # on the rank whose memory gave out
+            ray.get(coordinator.went_back.remote(link.attempt))
+            link.note(str(error))
+        case _:
+            _tell_failure(coordinator, link, error)
+    return False
+
+
+def _tell_failure(coordinator: Any, link: "RayLink", error: BaseException) -> None:
+    """Report a failure; the failure policy decides what follows. If weights differ, all ranks raise it, though most are
+    well, so the error names the ranks to blame."""
+    blamed = error.ranks if isinstance(error, CorruptReplica) else None
+    name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
+    text = f"{name}{error}"[:_ERROR_LENGTH]
+    trace = "".join(traceback.format_exception(error))
+    ray.get(coordinator.failed.remote(link.rank, text, blamed, link.attempt, _kind_of(error), trace))
+
+
+def _kind_of(error: BaseException) -> Kind:
+    if isinstance(error, TRANSIENT):
+        return "transient"
+    if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
+        return "silent"  # an actor or a data worker is gone
+    lost = isinstance(error, CoordinatorLost | dist.DistNetworkError) or not isinstance(error, Exception)
+    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
+    return "silent" if lost or gone else "raised"
+
+
+def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
+    control = Control.join()
+    group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+    peers = GlooPeers(group)
+    nodes = [str(node) for node in peers.all_gather(here().node)]
+    startup.done("group")
+    reports = _examine(assignment, link, peers, nodes)
+    startup.done("preflight")
+    number = _enter(assignment.coordinator, link, peers, nodes, warnings(reports))
+    if number is None:
+        return  # the coordinator refused: the driver knows why
+    link.attempt = number
+    run = open_run(assignment.run_uri)
+    attempt = Attempt(run.store, number)
+
+    def open_stream(spec: StreamSpec) -> FeedClient:
+        client = FeedClient(assignment.feed, spec, lambda blocks: link.beat(0, "counting", blocks))
+        for note in client.notes if peers.rank == 0 else ():
+            link.note(note)
+        return client
+
+    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
+    if peers.rank == 0:
+        ray.get(assignment.coordinator.finish.remote(state.step, number))
+
+
+def _examine(
+    assignment: Assignment, link: "RayLink", peers: GlooPeers, nodes: Sequence[str]
+) -> list[NodeReport]:
+    """Collective: the nodes' preflight, then the group's first sums. Raises Unfit. A rank that never comes to the sums
+    still says "starting" when the watchdog asks whom the others wait for."""
+    reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, nodes)
+    _ensure_fit(assignment.coordinator, reports, peers)
+    link.beat(0, FIRST_SUMS[dist.get_backend()])
+    reports = with_sums(reports, first_sums(peers), nodes)
+    link.beat(0, "starting")
+    _ensure_fit(assignment.coordinator, reports, peers)
+    return reports
+
+
+def _enter(
+    coordinator: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], told: list[str]
+) -> int | None:
+    """Collective: the number of the group's attempt; None if the group must not train. Waits while the store does not
+    answer."""
+    tries = 0
+    while True:
+        granted = ray.get(coordinator.enter.remote(nodes, told)) if peers.rank == 0 else None
+        answer = peers.all_gather(granted)[0]
+        if not isinstance(answer, str):
+            return answer if isinstance(answer, int) else None
+        tries += 1
+        link.beat(0, "waiting for the store", tries)
+        time.sleep(_AGAIN_S)
+
+
+def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -> None:
+    """Collective. Raises Unfit if a node failed its preflight, after the coordinator has been told which."""
+    bad = unfit(reports)
+    if not bad:
+        return
+    text, remedy = problem(bad)
+    if peers.rank == 0:
+        ray.get(coordinator.unfit.remote([report.event() for report in bad], text, remedy))
+    peers.all_gather(None)  # nobody ends the group before that
+    raise Unfit(text)
+
+
+def here() -> RankLocation:
+    """This process, in a Ray worker."""
+    return RankLocation(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
+
+
+class RayLink:
+    """The rank's connection to the coordinator. A thread of its own beats, so that a rank that waits in a collective
+    still shows where it is.
+
+    If the coordinator dies, the rank ends at its next step. If it makes no progress either, it ends its process after
+    a while, since nobody else would.
+
+    Attributes:
+        attempt: the number of the attempt that the rank is part of; None until it knows.
+    """
+
+    def __init__(self, coordinator: Any, rank: int, save_multiple: int) -> None:
+        self._coordinator, self.rank, self._save_multiple = coordinator, rank, save_multiple
+        self.attempt: int | None = None
+        self._where = (0, "starting", 0)
+        self._stop, self._pause = threading.Event(), threading.Event()
+        self._lost, self._closed = threading.Event(), threading.Event()
+        self._retries = StoreRetries()
+        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
+        self._thread.start()
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        """Say where the rank is. `done` grows with the work inside `doing`, if that takes long."""
+        self._where = (step, doing, done)
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._coordinator.record.remote(record, self.attempt)
+
+    def note(self, text: str) -> None:
+        self._coordinator.note.remote(text)
+
+    def stop_requested(self) -> bool:
+        """Raises CoordinatorLost."""
+        if self._lost.is_set():
+            raise CoordinatorLost("the coordinator is gone")
+        return self._stop.is_set() or (self._pause.is_set() and self._where[0] % self._save_multiple == 0)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the rank is making its last save after a stop was requested."""
+        return self._stop.is_set() and self._where[1] == "saving"
+
+    def close(self) -> None:
+        """Stop beating. A coordinator that does not answer is not waited for."""
+        self._closed.set()
+        self._thread.join(BEAT_S)
+
+    def _run(self) -> None:
+        place = here()
+        while not self._closed.wait(BEAT_S):
+            self._retries.update()
+            try:
+                self._show_life(place)
+            except ray.exceptions.ActorUnavailableError:  # it may be back
+                _log.warning("the coordinator does not answer")
+            except ray.exceptions.RayError:
+                self._leave()
+
+    def _show_life(self, place: RankLocation) -> None:
+        step, doing, done = self._where
+        orders: Orders = ray.get(
+            self._coordinator.beat.remote(self.rank, step, doing, place, self.attempt, done)
+        )
+        if orders.stop:
+            self._stop.set()
+        if orders.pause:
+            self._pause.set()
+        if orders.stacks:
+            self._coordinator.stack.remote(self.rank, stack_of_every_thread())
+
+    def _leave(self) -> None:
+        """Until the rank has ended."""
+        self._lost.set()
+        before = None
+        while not self._closed.wait(_GRACE_S) and before != self._where:
+            before = self._where
+        if not self._closed.is_set():
+            os._exit(1)

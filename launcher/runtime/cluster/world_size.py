@@ -1,0 +1,111 @@
+"""Counts a run's ranks for the coordinator: how many trained before, how many train now, and since when. `elastic`
+decides."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.runtime.policies.elastic import Sizing, cause, exclude_nodes, grows, places, start
+
+_REMIND_S = 60.0  # between two lines that tell the operator what is waited for
+
+Nodes = Sequence[Mapping[str, Any]]
+"""As `ray.nodes()` tells of them."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another number of ranks than before, and why."""
+
+    before: int
+    world: int
+    cause: str
+
+
+class WorldSizeTracker:
+    """The number of ranks through one command.
+
+    Args:
+        sizing: what the run asks for.
+        last: ranks that wrote the newest checkpoint; None if there is none.
+        clock: seconds.
+
+    Attributes:
+        without: nodes that no rank may be on any more.
+    """
+
+    def __init__(self, sizing: Sizing, last: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sizing, self._world, self._clock = sizing, last, clock
+        self.without: frozenset[str] = frozenset()
+        self._wanted = max(sizing.expected, last or 0)
+        self._first = True
+        self._began = 0.0
+        self._asked: float | None = None  # since when a group is to start
+        self._granted: int | None = None  # ranks that may start, and have not come together yet
+        self._failed: int | None = None  # ranks that might start, and did not
+        self._told: float | None = None
+        self._starting: int | None = None  # ranks that the operator knows to be starting
+        self._found = 0
+        self._changed = 0.0  # when the number of places last did
+
+    def leave_out(self, nodes: Nodes, bad: frozenset[str]) -> bool:
+        """Exclude the `bad` nodes, as far as enough places for ranks remain. Returns whether all are excluded."""
+        self.without = exclude_nodes(nodes, self._sizing, self.without, bad)
+        return bad <= self.without
+
+    def start(self, nodes: Nodes) -> int | None:
+        """How many ranks may start now; None: ask again later."""
+        found, now = self._count(nodes), self._clock()
+        self._asked = now if self._asked is None else self._asked
+        self._failed, self._granted = (
+            self._granted,
+            start(self._sizing, found, self._wanted, now - self._asked),
+        )
+        return self._granted
+
+    def news(self) -> str | None:
+        """What to tell the operator after `start`: once, that ranks start; now and then, that they cannot."""
+        now = self._clock()
+        if self._granted is not None and self._failed is None:
+            known, self._starting = self._starting == self._granted, self._granted
+            return None if known else f"starting {self._granted} rank{'s' if self._granted > 1 else ''}"
+        if self._told is not None and now - self._told < _REMIND_S:
+            return None
+        self._told = now
+        if self._granted is None:
+            return f"waiting for machines: places for {self._found} ranks, {self._aim()} wanted"
+        return f"Ray could not start {self._failed} ranks: a node has just gone, or others use the cluster"
+
+    def entered(self, world: int) -> Change | None:
+        """A group of `world` ranks begins to train. Returns the change to record, if there were more or fewer."""
+        before, first = self._world, self._first
+        self._world = self._wanted = world
+        self._first, self._asked, self._told, self._began = False, None, None, self._clock()
+        self._granted = self._starting = None
+        if before is None or before == world:
+            return None
+        return Change(before, world, cause(self._sizing, before, world, first=first))
+
+    def grows(self, nodes: Nodes) -> bool:
+        """Whether the present ranks should end at a checkpoint so that more can start. Asked every few seconds."""
+        found, now = self._count(nodes), self._clock()
+        if self._world is None:
+            return False
+        return grows(self._sizing, found, self._world, now - self._began, now - self._changed)
+
+    def _count(self, nodes: Nodes) -> int:
+        found = places(nodes, self._sizing.each, self.without)
+        if found != self._found:
+            self._found, self._changed = found, self._clock()
+        return found
+
+    def _aim(self) -> str:
+        return (
+            str(min(self._wanted, self._sizing.most))
+            if self._asked_in_time()
+            else f"{self._sizing.least} at least"
+        )
+
+    def _asked_in_time(self) -> bool:
+        return self._asked is not None and self._clock() - self._asked < self._sizing.wait

@@ -1,0 +1,189 @@
+"""The spike policy: which updates are skipped, when a run goes back, and when it gives up. Pure functions of the run's
+figures.
+
+A step is bad if it made no update, or if its loss is far above the recent losses of its phase. One bad step means
+nothing. Many in a row mean that weights or data have gone wrong: the run then returns to an earlier checkpoint and
+leaves out the data it has read since, as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps
+back, 200 to 500 batches skipped, about 20 times).
+
+Recent means the last `window` steps that were not bad, so that a spike does not become the standard. "Far above" is
+measured by the median and the median absolute deviation, which single outliers hardly move. All ranks have the same
+figures and so decide alike. Checkpoints hold the figures, so a resume changes no decision.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from checkpoints.layout import CheckpointName
+from checkpoints.listing import Rewind
+from launcher.runtime.policies.failures import Stop
+
+LOSS = "loss"
+_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+_LEAST_SPREAD = 0.01  # of the median: losses that hardly vary are no reason to go back for a trifle
+
+
+class Spikes(BaseModel):
+    """What is done about losses that are not finite, or far above the ones before.
+
+    Attributes:
+        window: with how many recent steps a loss is compared. Before a phase has had so many, no finite loss is a
+            spike.
+        threshold: how many standard deviations above the median a loss must be to count as a spike. The deviation is
+            estimated from the median absolute deviation. Null: no finite loss is a spike.
+        outlier: as many standard deviations above the median, a loss or a gradient norm makes no update. Null: any
+            finite one makes its update, as in the papers.
+        patience: steps in a row, high or without an update, after which the run goes back, to a checkpoint at least as
+            many steps older than the first of them.
+        most_rewinds: times in a row, none of which got the run `window` steps past where it went back. Then it ends.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    window: int = Field(default=128, ge=4)
+    threshold: float | None = Field(default=10.0, gt=0)
+    outlier: float | None = Field(default=None, gt=0)
+    patience: PositiveInt = 10
+    most_rewinds: int = Field(default=3, ge=0)
+
+    def way_back(self, began: int) -> int:
+        """A run that goes back from a spike which began at this step takes a checkpoint of at most this many steps."""
+        return began - self.patience
+
+
+@dataclass(frozen=True)
+class SpikeHistory:
+    """What is remembered of the steps so far.
+
+    Attributes:
+        phase: the present one, whose data are measured by their own losses.
+        series: by name, the figures of the last steps that were not bad, the oldest first.
+        since: the first of the bad steps in a row that the last step ended; None if that was not bad.
+    """
+
+    phase: int = 0
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    since: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        series = {name: list(values) for name, values in self.series.items()}
+        return {"phase": self.phase, "series": series, "since": self.since}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "SpikeHistory":
+        series = {name: tuple(float(value) for value in values) for name, values in data["series"].items()}
+        return cls(int(data["phase"]), series, None if data["since"] is None else int(data["since"]))
+
+
+def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
+    """The largest normal figure after `values`: infinite if there is no limit, or too few values."""
+    if spreads is None or len(values) < window:
+        return math.inf
+    recent = values[-window:]
+    middle = median(recent)
+    spread = _SIGMA * median(abs(value - middle) for value in recent)
+    return middle + spreads * max(spread, _LEAST_SPREAD * abs(middle))
+
+
+def largest(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
+    """The largest figure with which a step of `phase` still makes its update."""
+    return _bound(settings, recent, phase, name, settings.outlier)
+
+
+def after(
+    settings: Spikes,
+    recent: SpikeHistory,
+    phase: int,
+    step: int,
+    figures: Mapping[str, float],
+    *,
+    updated: bool,
+) -> SpikeHistory:
+    """What is remembered when `step` is done.
+
+    Args:
+        figures: its loss, under `LOSS`, and whatever else `largest` is asked about.
+        updated: whether all its updates were made.
+    """
+    high = figures[LOSS] > _bound(settings, recent, phase, LOSS, settings.threshold)
+    if high or not updated or not all(map(math.isfinite, figures.values())):
+        return replace(recent, since=step if recent.since is None else recent.since)
+    before = recent.series if recent.phase == phase else {}
+    series = {name: (*before.get(name, ()), value)[-settings.window :] for name, value in figures.items()}
+    return SpikeHistory(phase, series)
+
+
+def is_spike(settings: Spikes, recent: SpikeHistory, steps: int) -> bool:
+    """Whether the run should go back now, `steps` steps being done."""
+    return recent.since is not None and steps - recent.since >= settings.patience
+
+
+def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
+    """What is wrong with a bad step."""
+    if not math.isfinite(loss):
+        return "losses that are not finite"
+    if not math.isfinite(grad_norm):
+        return "gradients that are not finite"
+    usual = recent.series.get(LOSS)
+    measure = f", after losses of {median(usual):.4g}" if usual else ""
+    return f"a loss of {loss:.4g} with a gradient norm of {grad_norm:.3g}{measure}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do after a spike: go back to a checkpoint, if there is one; or end the run, if `stop` is given."""
+
+    to: CheckpointName | None
+    stop: Stop | None
+
+
+def decide(
+    settings: Spikes, began: int, cause: str, history: Sequence[CheckpointName], gone_back: Sequence[Rewind]
+) -> Verdict:
+    """What to do after a spike that began with step `began`.
+
+    Args:
+        history: the run's checkpoints, without those that it left behind.
+        gone_back: earlier rewinds, the oldest first.
+    """
+    latest = settings.way_back(began)
+    to = max((mark for mark in history if mark.step <= latest), key=lambda mark: mark.step, default=None)
+    what = f"{cause}, from step {began:,} on"
+    if to is None:
+        reason = f"{what}, and no checkpoint is {settings.patience} or more steps older, to go back to"
+        return Verdict(None, Stop(reason, _HOPELESS))
+    times = _in_a_row(settings, began, gone_back)
+    if times >= settings.most_rewinds:
+        reason = f"{what}, after going back {times} times in a row"
+        return Verdict(to, Stop(reason, _STUBBORN.format(step=to.step)))
+    return Verdict(to, None)
+
+
+_HOPELESS = (
+    "in a new run, a lower learning rate or a longer warm-up may help; if it is the data, look at it with "
+    "`maskfleet show`; `spikes` in the recipe says what counts as bad"
+)
+_STUBBORN = (
+    "look for the cause: learning rate, precision, data (`maskfleet show`), a machine that computes wrongly. The same "
+    "command goes on from step {step:,}, without the data read since; a fork of that step may change settings"
+)
+
+
+def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
+    """The rewinds just before this spike, each of which began soon after the one before it."""
+    times = 0
+    for rewind in reversed(gone_back):
+        if rewind.to is None or began > rewind.reached + settings.window:
+            break
+        times, began = times + 1, rewind.began
+    return times
+
+
+def _bound(settings: Spikes, recent: SpikeHistory, phase: int, name: str, spreads: float | None) -> float:
+    values = recent.series.get(name, ()) if recent.phase == phase else ()
+    return bound(values, settings.window, spreads)

@@ -1,0 +1,190 @@
+"""The watchdog: which ranks make no progress, and whose fault that is.
+
+Nothing in Ray or NCCL bounds a hang inside a collective. So every rank says once a second where it is, from a thread of
+its own. A rank that says the same for too long is stuck; a rank that says nothing is frozen or cut off. All ranks wait
+for the slowest, so all are stuck soon after one is: the group is killed as a whole, and the driver starts another.
+
+The judge uses its own clock, and only what it has seen itself: heartbeats are counted, and their times are not compared
+across machines.
+"""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TRAINING = "training"
+FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
+"""By the library that sums; before a group trains, to see whether it can (`launcher.runtime.preflight.sums`)."""
+_STAGES = {"starting": 0, "loading": 1}  # what comes before all else, in this order
+_GAP_S = 1.0  # the most that counts between two looks
+
+
+class Watchdog(BaseModel):
+    """Seconds without progress after which the ranks are killed and started again.
+
+    Attributes:
+        step: in training, for one step; before it, for the first sums over the network.
+        other: in anything else: starting, loading, evaluating, saving. Each microbatch and each part of an upload is
+            progress.
+        silence: without any sign of life.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: float = Field(default=600.0, gt=0)
+    other: float = Field(default=1800.0, gt=0)
+    silence: float = Field(default=120.0, gt=0)
+
+
+@dataclass(frozen=True)
+class RankLocation:
+    """Identifies a rank's process: the id of its Ray node, the process id, the machine's name."""
+
+    node: str
+    pid: int
+    host: str = ""
+
+    def __str__(self) -> str:
+        return self.host or self.node[:8]
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A rank's newest sign of life.
+
+    Attributes:
+        count: signs of life so far, of this process.
+        step, doing: where it said it was.
+        done: a number that grows with what it is doing: microbatches evaluated, bytes uploaded.
+    """
+
+    count: int
+    step: int
+    doing: str
+    done: int
+    place: RankLocation
+
+    @property
+    def where(self) -> tuple[int, str, int]:
+        return self.step, self.doing, self.done
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A rank that must be killed, and why.
+
+    Attributes:
+        silent: it says nothing; otherwise it speaks but makes no progress.
+    """
+
+    rank: int
+    silent: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.why}"
+
+
+@dataclass(frozen=True)
+class _LastSeen:
+    """What was seen of a rank: its newest beat, and seconds since it last said anything and last got on."""
+
+    beat: Beat
+    silent: float = 0.0
+    idle: float = 0.0
+
+    def then(self, beat: Beat, watched: float) -> "_LastSeen":
+        """The next look, `watched` seconds later."""
+        if beat.place != self.beat.place:
+            return _LastSeen(beat)
+        silent = self.silent + watched if beat.count == self.beat.count else 0.0
+        idle = self.idle + watched if beat.where == self.beat.where else 0.0
+        return _LastSeen(beat, silent, idle)
+
+
+class Observer:
+    """Looks at the ranks' heartbeats again and again, and says which ranks are stuck.
+
+    Between two looks at most one second counts. If more has passed, the observer itself was stopped or could not ask,
+    and no rank is to blame for that.
+
+    Args:
+        clock: seconds, never set back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked: float | None = None
+        self._seen: dict[int, _LastSeen] = {}
+
+    def look(self, beats: Mapping[int, Beat]) -> None:
+        """Take in how the ranks stand now."""
+        now = self._clock()
+        watched = 0.0 if self._looked is None else min(now - self._looked, _GAP_S)
+        self._looked = now
+        known = self._seen
+        self._seen = {
+            rank: known[rank].then(beat, watched) if rank in known else _LastSeen(beat)
+            for rank, beat in beats.items()
+        }
+
+    def stuck(self, limits: Watchdog) -> list[Stuck]:
+        """The ranks that must be ended, those furthest behind first; none while all is well."""
+        found = [
+            (seen.beat.step, stuck)
+            for rank, seen in self._seen.items()
+            if (stuck := _judge(rank, seen, limits)) is not None
+        ]
+        return [stuck for _, stuck in sorted(found, key=lambda one: (one[0], one[1].rank))]
+
+
+def _judge(rank: int, seen: _LastSeen, limits: Watchdog) -> Stuck | None:
+    where = f"{seen.beat.doing} at step {seen.beat.step}"
+    if seen.silent > limits.silence:
+        return Stuck(rank, True, f"has been silent for {seen.silent:.0f} s, last {where}")
+    as_a_step = seen.beat.doing in (TRAINING, *FIRST_SUMS.values())
+    if seen.idle > (limits.step if as_a_step else limits.other):
+        return Stuck(rank, False, f"has made no progress for {seen.idle:.0f} s, {where}")
+    return None
+
+
+def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
+    """Of the ranks in `found`, which are stuck, those that the others waited for; none if nobody can tell.
+
+    Those that are silent; if all speak, those that are clearly behind.
+    """
+    silent = [stuck.rank for stuck in found if stuck.silent]
+    if silent:
+        return silent
+    progress = _progress(beats)
+    last = [rank for rank, at in progress.items() if at == min(progress.values())]
+    return last if len(last) < len(progress) else []
+
+
+def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
+    """How far a rank is, as something to compare. The amount done only counts between ranks that do the same thing."""
+    alike = len({(beat.step, beat.doing) for beat in beats.values()}) == 1
+    return {
+        rank: (_STAGES.get(beat.doing, len(_STAGES)), beat.step, beat.done if alike else 0)
+        for rank, beat in beats.items()
+    }
+
+
+def next_beat(last: Beat | None, beat: Beat) -> Beat:
+    """`beat` with its count continued from `last`, if both are of the same process."""
+    return replace(beat, count=last.count + 1) if last is not None and last.place == beat.place else beat
+
+
+def stack_of_every_thread() -> str:
+    """What this process is doing, a Python traceback a thread. Works from any thread while the others wait."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [
+        f"thread {names.get(number, number)}\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+    ]
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n\n" + "\n".join(parts)

@@ -1,0 +1,119 @@
+"""`maskfleet doctor`: checks whether this machine is fit to train on, and a store fit to hold a run. Each check has a
+finding and a remedy."""
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from data_service.store.errors import StoreError
+from data_service.store.open import open_store
+from data_service.visible import without_secrets
+from launcher.runtime.preflight import findings
+from launcher.runtime.preflight.findings import Finding, Verdict
+from launcher.runtime.preflight.gpus import gpu_states
+from launcher.runtime.preflight.measure import (
+    available_memory,
+    exercise,
+    open_files,
+    raise_open_files,
+    shared_memory,
+    temporary_disk,
+)
+from launcher.runtime.preflight.network import address_here, examine_network
+
+_PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"
+_MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
+
+
+def examine(uris: list[str]) -> Iterator[Finding]:
+    """Findings about this machine, then about each store in `uris`. An object is written to the store for a trial, and
+    deleted."""
+    yield _python()
+    yield from _versions()
+    yield _cores()
+    yield findings.memory(*available_memory())
+    yield shared_memory()
+    yield temporary_disk()
+    yield from _gpus()
+    raise_open_files()
+    yield open_files()
+    yield examine_network(address_here())
+    yield _clock()
+    for uri in uris:
+        yield from probe_store(uri)
+
+
+def _python() -> Finding:
+    return Finding("Python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
+
+
+def _versions() -> Iterator[Finding]:
+    """Installed against pinned, where the pins are at hand (a checkout, not a wheel)."""
+    pins: dict[str, str] = {}
+    if _PINS.is_file():
+        pins = dict(line.split("==", 1) for line in _PINS.read_text().splitlines() if "==" in line)
+    for name in _MATTERS:
+        installed = metadata.version(name)
+        pinned = pins.get(name, installed)
+        if installed.split("+")[0] == pinned:  # 2.13.0+cpu is a build of 2.13.0
+            yield Finding(name, "ok", installed)
+        else:
+            yield Finding(
+                name, "warning", f"{installed}, tested with {pinned}", "install with infra/constraints.txt"
+            )
+
+
+def _cores() -> Finding:
+    usable = len(os.sched_getaffinity(0))
+    verdict: Verdict = "ok" if usable >= 2 else "warning"
+    return Finding(
+        "cores", verdict, f"{usable} usable of {os.cpu_count()}", "" if usable >= 2 else "2 or more help"
+    )
+
+
+def _gpus() -> Iterator[Finding]:
+    import torch  # seconds to import, so not before it is its turn
+
+    if not torch.cuda.is_available():
+        yield Finding("GPUs", "ok", "none: training runs on the CPU")
+        return
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield Finding("GPUs", "ok", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
+    for state in gpu_states():
+        yield from findings.gpu(state)
+
+
+def _clock() -> Finding:
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    timedatectl = shutil.which("timedatectl")
+    if timedatectl is None:
+        return Finding("clock", "ok", f"{now} (nothing here tells whether it is synchronised)")
+    command = [timedatectl, "show", "--property=NTPSynchronized", "--value"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    if answer == "no":
+        return Finding(
+            "clock", "warning", f"{now}, not synchronised", "start an NTP client: S3 refuses skewed clocks"
+        )
+    return Finding("clock", "ok", now + (", synchronised" if answer == "yes" else ""))
+
+
+def probe_store(uri: str) -> Iterator[Finding]:
+    """What a run does to its store, once each, timed: put, conditional put, get, range, list, delete."""
+    try:
+        store = open_store(uri, patience_s=10.0)
+        started = time.monotonic()
+        wrong = exercise(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
+    except StoreError as error:
+        yield Finding(f"store {without_secrets(uri)}", "failure", error.problem, error.remedy)
+        return
+    if wrong:
+        yield Finding(f"store {uri}", "failure", wrong, "use a store with conditional puts (If-None-Match)")
+    else:
+        milliseconds = 1e3 * (time.monotonic() - started)
+        yield Finding(f"store {uri}", "ok", f"put, get, list, delete work ({milliseconds:.0f} ms in all)")

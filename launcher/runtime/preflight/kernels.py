@@ -1,0 +1,137 @@
+"""The kernels on this machine's GPU: which are right for a recipe's networks, and how quick they are."""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+
+import pynvml
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from encoder_core.cost.kernel_trial import Candidate, Limits, TriedKernel, preference, try_kernels
+from encoder_core.cost.trial_network import Subject
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.layers.kernel_choice import Kernel, Place, Preference
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.tiny import tiny
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FORMS = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-base")
+"""Recipes whose networks have, together, every form of attention but learned relative keys."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrialRecord(_Part):
+    """A `TriedKernel`; `error` None also where it is not finite."""
+
+    kernel: Kernel
+    dropped: bool
+    right: bool
+    error: float | None
+    bound: float
+    seconds: float | None
+    failure: str
+    place: Place = "attention"
+
+    @classmethod
+    def of(cls, tried: TriedKernel) -> "TrialRecord":
+        finite = tried.error if tried.error is not None and tried.error < float("inf") else None
+        return cls(
+            kernel=tried.kernel,
+            dropped=tried.dropped,
+            right=tried.right,
+            error=finite,
+            bound=tried.bound,
+            seconds=tried.seconds,
+            failure=tried.failure,
+            place=tried.place,
+        )
+
+
+class KernelVerdict(_Part):
+    """What was found on GPUs of a kind.
+
+    Attributes:
+        time: of the trial. gpu: its name, and the driver's version.
+        plain, dropped, elsewhere: see `Preference`.
+        tried: everything that was.
+        ended: why the trial did not come to its end.
+    """
+
+    time: str
+    gpu: str
+    plain: tuple[Kernel, ...]
+    dropped: tuple[Kernel, ...]
+    tried: tuple[TrialRecord, ...]
+    elsewhere: dict[Place, tuple[Kernel, ...]] = {}
+    ended: str = ""
+
+    @property
+    def preference(self) -> Preference:
+        return Preference(self.plain, self.dropped, self.elsewhere)
+
+    @property
+    def left_out(self) -> list[TrialRecord]:
+        return [one for one in self.tried if not one.right]
+
+
+def gpu_here() -> str | None:
+    """This process's GPU and the driver; None on a CPU."""
+    if not torch.cuda.is_available():
+        return None
+    pynvml.nvmlInit()
+    try:
+        return f"{torch.cuda.get_device_name()}, driver {pynvml.nvmlSystemGetDriverVersion()}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
+    """The recipe's networks, of which `config` is the (first) one; and rows of the phase with the longest ones."""
+    networks: tuple[ModelConfig, ...] = (config,)
+    if recipe.objective.rtd is not None and isinstance(config, DetectorConfig):
+        networks = (config, config.generator)
+    length, rows = max((phase.length, recipe.microbatch_of(phase)) for phase in recipe.phases)
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+    return Subject(networks, _DTYPES[recipe.precision], device, rows, length)
+
+
+def examine_kernels(
+    subject: Subject,
+    gpu: str,
+    skipped: Mapping[Candidate, str],
+    began: Callable[[Candidate], None],
+    *,
+    timed: bool,
+    limits: Limits | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> KernelVerdict:
+    """Arguments as of `try_kernels`."""
+    trial = try_kernels(subject, skipped, began, timed=timed, limits=limits, tick=tick)
+    order = preference(trial.tried)
+    return KernelVerdict(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        gpu=gpu,
+        plain=order.plain,
+        dropped=order.dropped,
+        elsewhere=dict(order.elsewhere),
+        tried=tuple(map(TrialRecord.of, trial.tried)),
+        ended=trial.ended,
+    )
+
+
+def every_form() -> Iterator[tuple[str, KernelVerdict]]:
+    """By bundled recipe; on a machine without a GPU its CPU's kernels with small networks, not timed."""
+    gpu = gpu_here()
+    for name in _FORMS:
+        recipe = load(name) if gpu else tiny(load(name))
+        subject = subject_of(recipe, known(recipe.model))
+        yield name, examine_kernels(subject, gpu or "CPU", {}, lambda candidate: None, timed=gpu is not None)

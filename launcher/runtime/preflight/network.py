@@ -1,0 +1,134 @@
+"""The networks of this machine: which of them carries the ranks' messages, and how fast its lines are.
+
+Ray knows each node by an address at which the others reached it. Gloo and NCCL would choose for themselves: gloo takes
+whatever the host's own name resolves to, which Debian makes 127.0.1.1, and NCCL the first network it finds. So both are
+told the interface that carries Ray's address.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from launcher.runtime.preflight.findings import Finding
+
+_NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+_OUTSIDE = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}
+_MEGABIT, _GIGABIT = 1e6 / 8, 1e9 / 8
+_RANKS = {
+    # Ranks end by our watchdog, which asks for their stacks first and blames a node. torch's own monitor would abort
+    # one after 8 minutes, sooner than `watchdog.step`, and without a word; it stays as what ends a rank alone.
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
+    # An error of NCCL ends the process at once, without the clean-up, which may hang as the collective does.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+}
+
+
+def interface_of(address: str) -> str | None:
+    """The name of this machine's interface with that address, as the kernel labels it (`eth0`, `bond0.12`, `eth0:1`);
+    None if there is none, as in a container whose host forwards ports."""
+    wanted = _plain(address)
+    internet = (socket.AF_INET, socket.AF_INET6)
+    found = ((str(name), one) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
+    return next(
+        (name for name, one in found if one.family in internet and _plain(one.address) == wanted), None
+    )
+
+
+def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Without an IPv6 scope (`fe80::1%eth0`); ::ffff:10.0.0.1 is 10.0.0.1."""
+    found = ipaddress.ip_address(address.split("%")[0])
+    mapped = found.ipv4_mapped if found.version == 6 else None
+    return mapped or found
+
+
+def variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a rank's environment lacks for gloo and NCCL to use the network of `address`, by which Ray knows this node.
+    What `environment` has stays: a user's own value wins."""
+    found = dict(_RANKS)
+    name = interface_of(address)
+    if name is not None:
+        # NCCL takes a name for a prefix unless `=` stands before it, and what follows a colon for a port: it cannot
+        # be given one of the labels of a device, only the device.
+        device = name.split(":")[0]
+        found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={device}"}
+        found["NCCL_SOCKET_FAMILY"] = f"AF_INET{'6' if _plain(address).version == 6 else ''}"
+    return {name: value for name, value in found.items() if name not in environment}
+
+
+def line_rate() -> float | None:
+    """Bytes a second, each way, of the fastest line over which NCCL may reach other nodes: InfiniBand's where there is
+    any, else that of the interface it was given. None where nothing tells, as on many virtual machines."""
+    rates = [_number(path, " ") * _GIGABIT for path in _INFINIBAND.glob("*/ports/*/rate") if _up(path.parent)]
+    name = os.environ.get("NCCL_SOCKET_IFNAME", "").removeprefix("=")
+    rates = [rate for rate in rates if rate > 0] or [_number(_NET / name / "speed") * _MEGABIT]
+    return max(rates) if max(rates) > 0 else None
+
+
+def _up(port: Path) -> bool:
+    return "ACTIVE" in _text(port / "state")
+
+
+def _number(path: Path, end: str | None = None) -> float:
+    """The number a file begins with; -1 where it holds none."""
+    try:
+        return float(_text(path).split(end)[0])
+    except (ValueError, IndexError):
+        return -1.0
+
+
+def _text(path: Path) -> str:
+    """An interface that is down, or that does not know, answers with an error."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def address_here() -> str:
+    """The address of this machine on its way outwards, which is what Ray takes if it is not told another; nothing is
+    sent. Of the loopback where there is no way."""
+    for family, outside in _OUTSIDE.items():
+        with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.connect((outside, 53))
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def examine_network(address: str) -> Finding:
+    """Whether ranks of this machine meet at its address; and whether its name, which may be that of the loopback only,
+    matters to them."""
+    try:
+        with socket.create_server((address, 0), family=_family(address)) as server:
+            socket.create_connection(server.getsockname()[:2], 5).close()
+    except OSError as error:
+        remedy = f"is {address} an address of this machine (ip address), and are connections to it allowed?"
+        return Finding("ports", "failure", f"{address}: {error}", remedy)
+    text, reaches = _own_name()
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(address)
+    if chosen is not None:
+        return Finding("ports", "ok", f"ranks go by {address} on {chosen}, connections work; {text}")
+    remedy = "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where Ray is started"
+    if not reaches:
+        remedy += f", or make {socket.gethostname()} resolve to an address of this machine (/etc/hosts)"
+    return Finding(
+        "ports", "warning", f"no interface has {address}, so ranks go by the host's name; {text}", remedy
+    )
+
+
+def _own_name() -> tuple[str, bool]:
+    """What the host's own name resolves to, and whether other machines could reach that."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return f"{name} resolves to nothing", False
+    return f"{name} is {address}", not ipaddress.ip_address(address).is_loopback
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if _plain(address).version == 6 else socket.AF_INET

@@ -1,0 +1,96 @@
+"""Builds what a recipe describes, apart from its data: model, optimizer, engine configuration, training plan,
+learning-rate schedule."""
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.optim.adamw import AdamW, StableAdamW, StableAdamWConfig
+from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.lamb import Lamb, LambConfig
+from encoder_core.optim.muon import Muon, MuonConfig
+from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.loop import TrainPlan
+from encoder_core.train.step import draw_seed
+from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.timeline import learning_rate, rope_base, term_weights
+
+
+def set_determinism(deterministic: bool) -> None:
+    """For this process, before it first multiplies: cuBLAS refuses to be deterministic without a workspace of its own.
+
+    Not `use_deterministic_algorithms`, which imports torch's compiler for a setting of it: a second at every start.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+
+
+WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
+    """The model with fresh weights: a function of the recipe's seed, on any machine."""
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
+    torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP))
+    initialise(model, config.initializer_range, config.initializer)
+    return model
+
+
+def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the model's decay groups. Its learning rate and update number come with each
+    update."""
+    settings = recipe.optimizer.settings
+    groups = parameter_groups(
+        model,
+        settings.weight_decay,
+        decayed=settings.decayed,
+        update_groups=model.update_groups(),
+        matrices=isinstance(settings, MuonConfig),
+    )
+    match settings:
+        case MuonConfig():
+            return Muon(groups, settings)
+        case LambConfig():
+            return Lamb(groups, settings)
+        case StableAdamWConfig():
+            return StableAdamW(groups, settings)
+        case _:
+            return AdamW(groups, settings)
+
+
+def engine_config(recipe: Recipe) -> EngineConfig:
+    return EngineConfig(
+        recipe.zero,
+        recipe.precision,
+        recipe.optimizer.settings.clip,
+        recipe.stage3_persistence,
+        recipe.reduce_dtype,
+    )
+
+
+def training_plan(recipe: Recipe) -> TrainPlan:
+    """The seed, the number of steps, the learning rate, how often to evaluate and to compare weights, what terms of the
+    loss weigh, and the base of rotary positions."""
+    compare_every = recipe.weight_check.interval(recipe.zero)
+    return TrainPlan(
+        recipe.seed,
+        recipe.total_steps,
+        schedule(recipe),
+        recipe.evaluation.every.steps,
+        compare_every,
+        weights=lambda step: term_weights(recipe, step),
+        rotary_base=lambda step: rope_base(recipe, step),
+    )
+
+
+def schedule(recipe: Recipe) -> Callable[[int], float]:
+    """Step -> learning rate."""
+    peak = recipe.optimizer.settings.lr
+    return lambda step: learning_rate(recipe, peak, step)

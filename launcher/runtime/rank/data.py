@@ -1,0 +1,249 @@
+"""A rank's part of each step: its logical microbatches, dealt round-robin, and fetched ahead of time."""
+
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+import torch
+
+from data_service.samples.samples import Samples, join_rows, slice_rows
+from data_service.stream.positions import Positions, Range
+from data_service.stream.window import StepLayout
+from encoder_core.batch import Batch
+from encoder_core.train.collate import idle_batch, to_batch
+from encoder_core.train.loop import Fetched
+from encoder_core.train.memory_schedule import Refresh
+from encoder_core.train.step import Microbatch, RankBatch
+from launcher.runtime.run.streams import StreamLength
+
+AHEAD = 2  # steps whose rows are read before they are needed
+ANNOUNCED = 64  # steps whose rows the data service is told of, renewed when half of them are done
+
+
+class SampleStream(StreamLength, Protocol):
+    """A stream as ranks read it (`data_service.service.client.FeedClient`)."""
+
+    def read(self, epoch: int, start: int, stop: int) -> Samples: ...
+
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RankShard:
+    """Which microbatches are this rank's: number `rank`, `rank + world`, ... `rows` of one, in each phase."""
+
+    rank: int
+    world: int
+    rows: tuple[int, ...]
+
+    def deal(self, ranges: Sequence[Range]) -> tuple[list[tuple[int, list[Range]]], int]:
+        """This rank's microbatches of a step, each the ranges its rows lie in, and how many the step has."""
+        rows = self.rows[ranges[0].phase] if ranges else 1
+        count = -(-sum(r.stop - r.start for r in ranges) // rows)
+        return [(i, cut(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
+
+
+def cut(ranges: Sequence[Range], first: int, rows: int) -> list[Range]:
+    """Rows `first` to `first + rows` of `ranges` laid end to end; fewer where they end."""
+    found, base = [], 0
+    for r in ranges:
+        start, stop = max(first - base, 0), min(first + rows - base, r.stop - r.start)
+        if start < stop:
+            found.append(Range(r.phase, r.epoch, r.start + start, r.start + stop))
+        base += r.stop - r.start
+    return found
+
+
+class RankData:
+    """The training loop's data.
+
+    Args:
+        streams: one for each phase.
+        positions: from step to samples.
+        heldout: the held-out stream, and how many of its rows to evaluate.
+        share: this rank's part, and rows per logical microbatch in each phase.
+        device: where batches go.
+        count: targets per loss term of a batch.
+        refresh: when the model's memory is recomputed; None if it has none.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[SampleStream],
+        positions: Positions,
+        heldout: tuple[SampleStream, int],
+        share: RankShard,
+        device: torch.device,
+        count: Callable[[Batch], dict[str, int]],
+        refresh: Refresh | None = None,
+    ) -> None:
+        self._streams, self._positions, self._heldout = streams, positions, heldout
+        self._share, self._device, self._count, self._refresh = share, device, count, refresh
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
+        self._rows: dict[int, Future[_Read]] = {}  # by step
+        self._announced_at: int | None = None
+        self._evaluation: list[Microbatch] | None = None
+
+    def fetch(self, step: int) -> Fetched:
+        """This rank's microbatches of `step`; the next steps' are requested meanwhile."""
+        before = self._remembered(step)
+        needed = (*(before or ()), step)
+        for number in (*needed, *range(step + 1, min(step + AHEAD + 1, self._positions.steps))):
+            if number not in self._rows:
+                self._rows[number] = self._pool.submit(self._read_step, number)
+        asked = time.monotonic()
+        *_, read = [self._rows[number].result() for number in needed]
+        waited = time.monotonic() - asked
+        work = self._work(step)
+        remember = None if before is None else tuple(self._work(number) for number in before)
+        self._let_go(step)
+        counts = _add(self._count(m.batch.on_host) for m in work.microbatches)
+        return Fetched(
+            work=work,
+            counts=counts or self._count(idle_batch(self._device)),
+            tokens=read.tokens,
+            digest=read.digest,
+            samples=tuple((r.epoch, r.start, r.stop) for r in self._positions.ranges(step)),
+            wait=waited,
+            before=remember,
+        )
+
+    def cut(self, phase: int, rows: int) -> None:
+        """From the next fetch on microbatches of `phase` have so many rows. On all ranks at the same step."""
+        cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
+        for read in self._rows.values():
+            wait([read])  # the pool's thread reads by the old numbers
+        self._rows.clear()
+        self._share, self._announced_at = replace(self._share, rows=cut), None
+
+    def carries_memory(self, step: int) -> bool:
+        """Whether `step` needs the memory that the step before left behind (XLNet). False after the last step."""
+        return self._refresh is not None and step < self._positions.steps and self._remembered(step) is None
+
+    def microbatches(self, step: int) -> int:
+        """Logical microbatches of `step`, over all ranks."""
+        return self._share.deal(self._positions.ranges(step))[1]
+
+    def rows(self, step: int) -> int:
+        """Of a whole microbatch of `step`."""
+        return self._share.rows[self._positions.phase_of(step)]
+
+    def heldout(self) -> Iterator[Microbatch]:
+        """The same rows and masks every time. A rank that has run out of rows returns empty batches, so that all ranks
+        make as many passes."""
+        if self._evaluation is None:
+            self._evaluation = self._read_heldout()
+        return iter(self._evaluation)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for stream in (*self._streams, self._heldout[0]):
+            stream.close()
+
+    def _remembered(self, step: int) -> range | None:
+        """The steps from which the model's memory is recomputed; None if it is carried over from the last step, or if
+        the model has none."""
+        if self._refresh is None:
+            return None
+        return self._refresh.before(step, self._positions.phase_start(step))
+
+    def _work(self, step: int) -> RankBatch:
+        """On the device, where it may arrive while the step before is computed."""
+        read = self._rows[step].result()
+        moved = (Microbatch(each.index, each.batch.to(self._device)) for each in read.microbatches)
+        return RankBatch(step, tuple(moved), self.microbatches(step))
+
+    def _let_go(self, step: int) -> None:
+        """Forget rows, except those of steps from which the next step's memory may be recomputed."""
+        kept = self._refresh.steps if self._refresh is not None else 0
+        for number in [number for number in self._rows if number <= step - kept]:
+            del self._rows[number]
+
+    def _read_step(self, step: int) -> "_Read":
+        """Runs on the pool's one thread, so a stream has one reader; and what is done to rows delays no step."""
+        if self._announced_at is None or step - self._announced_at >= ANNOUNCED // 2:
+            self._announce(step)
+        mine, _ = self._share.deal(self._positions.ranges(step))
+        rows, samples = self.rows(step), [self._read(ranges) for _, ranges in mine]
+        return _Read(
+            tuple(
+                Microbatch(index, to_batch(each, _HOST, index * rows))
+                for (index, _), each in zip(mine, samples, strict=True)
+            ),
+            tokens=sum(len(each.tokens) for each in samples),
+            digest=sum(map(checksum, samples)),
+        )
+
+    def _announce(self, step: int) -> None:
+        """Tell each stream what this rank will read of it, and how all ranks' steps lie in it."""
+        self._announced_at = step
+        coming = [
+            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED, self._positions.steps))
+        ]
+        for phase, stream in enumerate(self._streams):
+            steps = [ranges for ranges in coming if ranges and ranges[0].phase == phase]
+            mine = [r for ranges in steps for _, part in self._share.deal(ranges)[0] for r in part]
+            stream.prefetch([(r.epoch, r.start, r.stop) for r in mine], _steps(steps))
+
+    def _read(self, ranges: Sequence[Range]) -> Samples:
+        parts = [self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]
+        return parts[0] if len(parts) == 1 else join_rows(parts)
+
+    def _read_heldout(self) -> list[Microbatch]:
+        stream, rows = self._heldout
+        mine, count = self._share.deal(
+            [Range(len(self._streams) - 1, 0, 0, rows)]
+        )  # as long as the last phase's
+        found = [
+            Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device, part.start))
+            for index, (part,) in mine
+        ]
+        idle = -(-count // self._share.world) - len(found)
+        return found + [Microbatch(count, idle_batch(self._device))] * idle
+
+
+@dataclass(frozen=True)
+class _Read:
+    """This rank's rows of a step, in the host's memory; their tokens and checksum."""
+
+    microbatches: tuple[Microbatch, ...]
+    tokens: int
+    digest: int
+
+
+_HOST = torch.device("cpu")
+
+
+def checksum(samples: Samples) -> int:
+    """Sum over rows of the CRC-32 of what the model sees: inputs, row ends, targets, where they are, segments, labels,
+    order. So it does not depend on how rows are put together."""
+    return sum(_checksum(slice_rows(samples, row, row + 1)) for row in range(len(samples.offsets) - 1))
+
+
+def _checksum(row: Samples) -> int:
+    crc = 0
+    for field in fields(row):
+        array = getattr(row, field.name)
+        crc = crc if array is None else zlib.crc32(array.tobytes(), crc)
+    return crc
+
+
+def _steps(steps: Sequence[Sequence[Range]]) -> StepLayout | None:
+    """How these steps lie in their stream; on average, where they are measured in tokens."""
+    if not steps:
+        return None
+    first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)
+    return StepLayout(max(1, round(rows / len(steps))), first.epoch, first.start)
+
+
+def _add(counts: Iterator[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for count in counts:
+        for name, value in count.items():
+            total[name] = total.get(name, 0) + value
+    return total

@@ -1,0 +1,243 @@
+"""Reads what a run may start from: its teacher, another run, or a folder in the transformers format."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import JsonValue
+from torch import Tensor
+
+from checkpoints.gather import Peers, gather_or_raise
+from checkpoints.hf.export import pair_weights_for
+from checkpoints.hf.folder import CONFIG, PARTS, folder_digest, local_configs, local_folder
+from checkpoints.hf.headers import check_weights
+from checkpoints.hf.load import check_same_model, read_folder_config, unused_in, weights_for
+from checkpoints.listing import committed
+from checkpoints.load import Reader, newest_good
+from data_service.store.base import Store
+from data_service.tokenizers.load import find_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.errors import ModelError
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.objectives.replaced import EMBEDDINGS, Sharing, is_difference
+from encoder_core.objectives.teacher import every_other_layer, student_names
+from encoder_core.train.zero_state import Read
+from launcher.errors import RunError
+from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.timeline import recipe_after
+from launcher.runtime.run.record import open_run
+from launcher.runtime.run.teachers import FoundTeacher
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class InitialSource:
+    """A model to start from, its parameters by our names. `tokenizer`: of its rows, where it is not the run's."""
+
+    shapes: Shapes
+    read: Read
+    tokenizer: Tokenizer | None
+    record: dict[str, JsonValue]
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, shapes: Shapes) -> InitialSource:
+    """Some of a teacher's layers, and what is in none of them. Of tables with a row for each position or token type, a
+    student with fewer has the first ones. `shapes` are the student's."""
+    distil = recipe.objective.distil
+    assert distil is not None  # the recipe has been checked
+    layers = distil.layers or every_other_layer(config.distinct_layers, teacher.config.distinct_layers)
+    names = student_names(list(teacher.weights), layers)
+    tensors = {own: teacher.weights[its] for own, its in names.items()}
+    for name in tensors.keys() & shapes.keys():
+        if name.endswith((".position.weight", ".token_type.weight")):
+            tensors[name] = tensors[name][: shapes[name][0]]
+    record: dict[str, JsonValue] = {
+        "start": distil.teachers[0].uri,
+        "start_step": teacher.step,
+        "layers": list[JsonValue](layers),
+    }
+    its_shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return InitialSource(its_shapes, from_tensors(tensors), None, record)
+
+
+def from_run(
+    recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
+) -> InitialSource:
+    """The newest checkpoint that verifies of the run in `store`. A collective.
+
+    Raises:
+        RunError: it has none. ModelError: its model is not `config`'s.
+        CheckpointError, TokenizerError, StoreError: what it needs cannot be read.
+    """
+    other = check_run(recipe, config, tokenizer)
+    good = newest_good(store, peers)
+    if good is None:
+        raise _no_checkpoint(recipe)
+    reader = Reader(store, good.manifest)
+    record: dict[str, JsonValue] = {"start": recipe.start, "start_step": good.manifest.step}
+    shapes: Shapes = good.manifest.shapes
+    read: Read = reader.read
+    pair = open_run(recipe.start).recipe.objective.rtd
+    if pair is not None and recipe.objective.mlm is None:
+        shapes, read = _discriminator(shapes, read, pair.embeddings)
+        record["network"] = PARTS[1]
+    return InitialSource(shapes, read, other, record, reader.close)
+
+
+def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
+    """Of a pair's parameters those of the discriminator, under the names of a model alone. Tables that it has as
+    differences from the generator's are read as their sums."""
+    generator, own = (f"{part}." for part in PARTS)
+    stored = {name.removeprefix(own): name for name in shapes if name.startswith(own)}
+    if sharing == "shared":
+        shared = (name for name in shapes if name.startswith(f"{generator}{EMBEDDINGS}"))
+        stored |= {name.removeprefix(generator): name for name in shared}
+
+    def summed(name: str, kind: str, start: int, stop: int) -> Tensor:
+        found = read(stored[name], kind, start, stop)
+        if sharing == "shared" or not is_difference(name):
+            return found
+        return found + read(f"{generator}{name}", kind, start, stop)
+
+    return {name: shapes[key] for name, key in stored.items()}, summed
+
+
+def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
+    """Check that a run can be what `recipe` starts from, without reading weights. Returns its tokenizer if that is not
+    `tokenizer`. Raises as `from_run`."""
+    source = open_run(recipe.start)
+    there = committed(source.store)
+    if not there:
+        raise _no_checkpoint(recipe)
+    _check_sharing(source.recipe, recipe)
+    other = None
+    if source.record.inputs.tokenizer != tokenizer.hash:
+        other = source.tokenizer()
+    its = other or tokenizer
+    trained = recipe_after(source.recipe, there[0].step).model
+    found = trained.with_tokenizer(its.vocab_size, its.special.pad)
+    check_same_model(config.model_copy(update={"vocab": found.vocab}), found, recipe.start)
+    return other
+
+
+def _no_checkpoint(recipe: Recipe) -> RunError:
+    return RunError(
+        f"start: {recipe.start} is a run without a checkpoint", remedy="train it first, or start: scratch"
+    )
+
+
+def _check_sharing(theirs: Recipe, ours: Recipe) -> None:
+    """A discriminator's table of differences and a table of its own bear the same name."""
+    a, b = theirs.objective.rtd, ours.objective.rtd
+    if a is not None and b is not None and a.embeddings != b.embeddings:
+        raise RunError(
+            f"objective.rtd.embeddings is {b.embeddings} here and {a.embeddings} in {ours.start}",
+            remedy="export that run, and start from the exported folder",
+        )
+
+
+def from_folder(
+    recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
+) -> InitialSource:
+    """The model, or the pair, of the folder in `store`, read whole by each rank. A collective.
+
+    Raises:
+        RunError: a pair is not there or not wanted, or ranks found different files. ModelError: as `weights_for`.
+        TokenizerError, StoreError: what it needs cannot be read.
+    """
+    tensors: dict[str, Tensor] = {}
+    record: dict[str, JsonValue] = {"start": recipe.start}
+
+    def load() -> JsonValue:
+        with local_folder(store) as folder:
+            with _naming(folder, recipe.start):
+                tensors.update(_folder_weights(recipe.objective, config, folder, recipe.start))
+                record["left"] = list[JsonValue](_left(recipe.objective, config, folder))
+            return folder_digest(folder)
+
+    digests = gather_or_raise(peers, load)
+    if len(set(map(str, digests))) > 1:
+        raise RunError(
+            f"start: {recipe.start} holds different files on different machines",
+            remedy="put the folder on a shared disk or in a bucket",
+        )
+    record["start_digest"] = digests[0]
+    found = find_tokenizer((store, store.at(PARTS[1])))
+    known = found is not None and found.hash != tokenizer.hash
+    if found is None:
+        record["tokenizer"] = "none in the folder: taken to be the recipe's"
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return InitialSource(shapes, from_tensors(tensors), found if known else None, record)
+
+
+def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
+    """Check that `store` holds a model to start from, by its configuration and its files' headers. No weight is read.
+    Raises as `from_folder`."""
+    with local_configs(store) as folder, _naming(folder, recipe.start):
+        its = _folder_config(recipe.objective, config, folder, recipe.start)
+        if recipe.objective.rtd is None:
+            check_same_model(its, read_folder_config(folder), recipe.start)
+            check_weights(its, store, exported_heads(config, recipe.objective))
+            return
+        assert isinstance(its, DetectorConfig)  # `objective_module` builds both networks
+        for part, expected in zip(PARTS, (its.generator, its), strict=True):
+            check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
+            check_weights(expected, store.at(part), "mlm" if part == PARTS[0] else "rtd")
+
+
+@contextmanager
+def _naming(folder: Path, where: str) -> Iterator[None]:
+    """Errors name the place, not its copy."""
+    try:
+        yield
+    except ModelError as error:
+        problem = error.problem.replace(str(folder), where.rstrip("/"))
+        raise ModelError(problem, remedy=error.remedy) from error
+
+
+def network_in(recipe: Recipe, folder: Store) -> Store:
+    """The folder of the network from which text vectors are trained: of a pair, the discriminator's."""
+    alone = recipe.objective.mlm is not None or folder.size(CONFIG) is not None
+    part = folder.at(PARTS[1])
+    return folder if alone or part.size(CONFIG) is None else part
+
+
+def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
+    """`config` with the rows of the folder's vocabulary; the folder holds one network or two, as wanted."""
+    pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
+    network = folder / PARTS[1] if objective.rtd is not None else folder
+    if objective.rtd is not None and len(pair) < len(PARTS):
+        raise RunError(
+            f"start: {where} does not hold both networks that rtd trains",
+            remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ below it",
+        )
+    if objective.rtd is None and pair and not (folder / CONFIG).is_file():
+        raise RunError(
+            f"start: {where} holds a pair of networks, and the recipe trains one",
+            remedy=f"start from one of them: add /{' or /'.join(pair)} to it",
+        )
+    return config.model_copy(update={"vocab": read_folder_config(network).vocab})
+
+
+def _folder_weights(
+    objective: RecipeObjective, config: ModelConfig, folder: Path, where: str
+) -> dict[str, Tensor]:
+    its = _folder_config(objective, config, folder, where)
+    if objective.rtd is not None:
+        assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
+        return pair_weights_for(its, folder, objective.rtd.embeddings)
+    return weights_for(its, folder, exported_heads(config, objective))
+
+
+def _left(objective: RecipeObjective, config: ModelConfig, folder: Path) -> list[str]:
+    """Their names of what a single network's folder has and the objective does not train."""
+    return [] if objective.rtd is not None else unused_in(config, folder, exported_heads(config, objective))
+
+
+def from_tensors(tensors: Mapping[str, Tensor]) -> Read:
+    """Ranges of whole parameters in memory."""
+    return lambda name, kind, start, stop: tensors[name].flatten()[start:stop]

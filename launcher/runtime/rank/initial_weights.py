@@ -1,0 +1,225 @@
+"""What a new run begins with: `start` in its recipe.
+
+`scratch`, `teacher` (layers of the network that it learns from), another run (its newest checkpoint), or a folder in
+the transformers format; a pair of networks lies in `generator/` and `discriminator/`. The encoder must be there whole.
+Heads that are missing keep their fresh values, and the record of the start names them. If the model's tokenizer is not
+the run's, rows of vocabulary tables are carried over piece by piece: copied if both vocabularies have the piece, else
+the mean of its parts. A fresh language-model head begins by predicting word frequencies
+(`launcher.runtime.rank.fresh_heads`).
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from pydantic import JsonValue
+from torch import Tensor, nn
+
+from checkpoints.gather import Peers
+from checkpoints.hf.folder import CONFIG, PARTS
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.vocabulary import origins
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.interchange import ENCODER
+from encoder_core.train.zero_state import MASTER, Read
+from launcher.errors import RunError
+from launcher.runtime.rank.fresh_heads import initial_head
+from launcher.runtime.rank.initial_sources import (
+    InitialSource,
+    Shapes,
+    check_folder,
+    check_run,
+    from_folder,
+    from_run,
+    from_teacher,
+    from_tensors,
+    network_in,
+)
+from launcher.runtime.recipe.objective import RecipeObjective, meta_module
+from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
+from launcher.runtime.run.record import RECORD, Run
+from launcher.runtime.run.teachers import FoundTeacher
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """Initial weights.
+
+    Attributes:
+        read: ranges of every parameter's master weight, by its name in the run's module.
+        record: for the run's "start" event.
+        close: ends reading.
+    """
+
+    read: Read
+    record: dict[str, JsonValue]
+    close: Callable[[], None]
+
+    def summary(self) -> str:
+        """One line for people."""
+        fresh = self.record["fresh"]
+        parts = [f"weights from {self.record['start']}"]
+        if isinstance(fresh, list) and fresh:
+            parts.append(f"fresh, since it has none: {', '.join(map(str, fresh))}")
+        if "copied" in self.record:
+            parts.append(
+                f"vocabulary: {self.record['copied']} rows copied, {self.record['averaged']} averaged"
+            )
+        return "; ".join(parts)
+
+
+def initial_weights(
+    run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Peers, teachers: Sequence[FoundTeacher] = ()
+) -> InitialWeights | None:
+    """What `run` begins from; None for `model`'s own fresh weights, which are not yet sharded. A collective.
+
+    `teachers`: the run's, if it distils.
+
+    Raises:
+        RunError: the run that `start` names has no checkpoint, its model does not fit, or ranks read different files.
+        ModelError: the folder's model is not the recipe's. TokenizerError: its tokenizer has nothing in common.
+        StoreError: a store does not answer.
+    """
+    recipe = run.recipe
+    if recipe.start == SCRATCH:
+        return None
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    if recipe.start == TEACHER:
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        source = from_teacher(recipe, config, teachers[0], shapes)
+        return _onto(model, source, recipe, config, tokenizer)
+    store = open_store(recipe.start)
+    if store.size(RECORD) is not None:
+        source = from_run(recipe, config, tokenizer, store, peers)
+    else:
+        source = from_folder(recipe, config, tokenizer, network_in(recipe, store), peers)
+    return _onto(model, source, recipe, config, tokenizer)
+
+
+def check_start(recipe: Recipe) -> None:
+    """Check `recipe`'s start, as far as that is possible without reading weights. Raises as `initial_weights`."""
+    if recipe.start in (SCRATCH, TEACHER):  # a teacher is read when the run is created
+        return
+    tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    if store.size(RECORD) is None:
+        _refuse_nothing(recipe.start, store)
+        check_folder(recipe, config, network_in(recipe, store))
+    else:
+        check_run(recipe, config, tokenizer)
+
+
+def _refuse_nothing(start: str, store: Store) -> None:
+    """Raises RunError if there is neither a run nor a model at `start`, and suggests what may have been meant."""
+    if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in PARTS))):
+        return
+    close = get_close_matches(start, ["scratch"], n=1, cutoff=0.6)
+    if not close and isinstance(store, LocalStore) and store.root.parent.is_dir():
+        names = get_close_matches(store.root.name, os.listdir(store.root.parent), n=1, cutoff=0.6)
+        close = [str(Path(start).parent / name) for name in names if name != store.root.name]
+    guess = f"did you mean {close[0]}? " if close else ""
+    raise RunError(
+        f"start: {start} is neither a run nor a folder with a {CONFIG}",
+        remedy=f"{guess}give a run, a model's folder in the transformers format, or scratch",
+    )
+
+
+def _onto(
+    model: nn.Module, source: InitialSource, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer
+) -> InitialWeights:
+    """`source` for the run's module: tables that follow the vocabulary carried over, what is missing left fresh."""
+    parameters = dict(model.named_parameters())
+    fresh = [name for name in parameters if name not in source.shapes]
+    tables = set[str]()
+    record: dict[str, JsonValue] = source.record | {"fresh": list[JsonValue](fresh)}
+    held = {name: parameters[name].detach().clone() for name in fresh}
+    if source.tokenizer is not None:
+        carry = CarryOver(source.tokenizer, tokenizer)
+        tables = vocabulary_tables(config, recipe.objective) & source.shapes.keys()
+        record |= {"copied": carry.copied, "averaged": carry.averaged}
+        held |= {name: carry(_whole(source, name), parameters[name].detach()) for name in sorted(tables)}
+    _check_fit(
+        {name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start
+    )
+    held |= initial_head(
+        model, recipe, fresh, lambda name: held[name] if name in held else _whole(source, name)
+    )
+    record.setdefault("left", list[JsonValue](sorted(source.shapes.keys() - parameters.keys())))
+    return InitialWeights(_over(held, source.read), record, source.close)
+
+
+def _whole(source: InitialSource, name: str) -> Tensor:
+    shape = torch.Size(source.shapes[name])
+    return source.read(name, MASTER, 0, shape.numel()).view(shape)
+
+
+def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
+    missing = [name for name in expected if name not in source.shapes and _of_encoder(name)]
+    if missing:
+        raise RunError(
+            f"start: {where} lacks parameters of the encoder: {', '.join(missing)}",
+            remedy="start from a model of the same family and objective, or export it and start from the folder",
+        )
+    wrong = [
+        f"{name} is {source.shapes[name]} there and {shape} here"
+        for name, shape in expected.items()
+        if name in source.shapes and tuple(source.shapes[name]) != shape
+    ]
+    if wrong:
+        raise RunError(
+            f"start: {where} has parameters of another shape: {'; '.join(wrong)}",
+            remedy="set the recipe's `model` to that model's values; model.vocab to its number of rows",
+        )
+
+
+def _of_encoder(name: str) -> bool:
+    return name.startswith((ENCODER, *(f"{part}.{ENCODER}" for part in PARTS)))
+
+
+def _over(held: Mapping[str, Tensor], read: Read) -> Read:
+    """`held` where it has the parameter, else `read`."""
+    first = from_tensors(held)
+    return lambda name, kind, start, stop: (first if name in held else read)(name, kind, start, stop)
+
+
+def vocabulary_tables(config: ModelConfig, objective: RecipeObjective) -> set[str]:
+    """The parameters with a row for each id: those whose shape follows the vocabulary's size."""
+    other = config.model_copy(update={"vocab": config.vocabulary + 1})
+    shapes = {name: p.shape for name, p in meta_module(other, objective).named_parameters()}
+    return {name for name, p in meta_module(config, objective).named_parameters() if p.shape != shapes[name]}
+
+
+class CarryOver:
+    """From tables of `old`'s ids to tables of `new`'s. Raises TokenizerError as `origins`.
+
+    Rows beyond both tokenizers' ids, which fill a vocabulary up to a round number, stay as they are.
+
+    Attributes:
+        copied, averaged: how many of the new ids have the row of the same piece, and the mean of their parts' rows.
+    """
+
+    def __init__(self, old: Tokenizer, new: Tokenizer) -> None:
+        found = origins(old, new)
+        self.copied, self.averaged = found.copied, found.averaged
+        self._ids, self._offsets = torch.from_numpy(found.ids), torch.from_numpy(found.offsets)
+        self._used = max(old.vocab_size, new.vocab_size)
+
+    def __call__(self, table: Tensor, fresh: Tensor) -> Tensor:
+        """The new table, [new ids, ...], from the old [old ids, ...]; `fresh` fills rows that nothing is known of."""
+        count = len(self._offsets) - 1
+        flat = table.reshape(len(table), -1)
+        means = F.embedding_bag(self._ids, flat, self._offsets[:-1], mode="mean")
+        result = fresh.clone()
+        idle = slice(self._used, min(len(table), len(fresh)))
+        result[idle] = table[idle]
+        known = self._offsets.diff() > 0
+        result[:count][known] = means[known].reshape(-1, *table.shape[1:])
+        return result

@@ -1,0 +1,174 @@
+"""What a rank records. Rank 0 writes metrics, events and TensorBoard files; every rank sends heartbeats.
+
+`Startup` measures where the time goes from the command, or the start of a rank's process, to the end of the first step.
+"""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from data_service import processes
+from encoder_core.train.metrics import StepReport
+from launcher.runtime.policies.stragglers import Detector
+from launcher.runtime.rank.tensorboard import TensorBoardFiles
+from launcher.runtime.rank.utilisation import Utilisation
+from launcher.runtime.run.log import RunLog, evaluation_record
+
+_SHOWN_S = 0.05  # shorter parts are no news to people
+
+
+class Startup:
+    """Measures a start part by part; `done` is called when a part ends. The driver has one, and every rank; rank 0's is
+    recorded.
+
+    Args:
+        before: the driver's parts before this rank's, by part, in seconds.
+        since: when the first part began, by `time.monotonic`; None for now.
+
+    Attributes:
+        seconds: by part.
+        age: seconds that the process was there before: its imports, or a life as one of Ray's idle workers.
+        over: whether the first step is done.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None = None, since: float | None = None) -> None:
+        now = time.monotonic()
+        self.before = dict(before or {})
+        self._last = now if since is None else since
+        self.age = processes.age_s(os.getpid()) - (now - self._last)
+        self.seconds: dict[str, float] = {}
+        self.over = False
+
+    @classmethod
+    def of_command(cls, pid: int) -> "Startup":
+        """The driver's, whose first part begins with the command's process."""
+        return cls(since=time.monotonic() - processes.age_s(pid))
+
+    def done(self, part: str) -> None:
+        """What happened since the last part was `part`."""
+        now = time.monotonic()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+    def first_step_done(self, data_wait: float) -> None:
+        """The first step was the last part, and its first `data_wait` seconds a wait for data."""
+        self.done("first step")
+        self.seconds["first step"] -= data_wait
+        self.seconds["data"] += data_wait
+        self.over = True
+
+    def spell(self) -> str:
+        """For people: `8.3 s (Ray 2.1, model 1.4, ...)`."""
+        parts = self.before | self.seconds
+        shown = ", ".join(f"{part} {time:.1f}" for part, time in parts.items() if time >= _SHOWN_S)
+        return f"{sum(parts.values()):.1f} s ({shown})"
+
+
+_SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
+
+
+class Link(Protocol):
+    """How a rank talks to whoever supervises it."""
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
+    def record(self, record: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def stop_requested(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class RankJournal:
+    """Records what a rank does. Metrics, events and files exist on rank 0 only. `hosts`: the name of each rank's
+    machine.
+
+    An error of the store or of the disk never raises here. Only `flush` and `close` wait for them, and only for a
+    limited time.
+    """
+
+    link: Link
+    startup: Startup
+    journal: RunLog | None
+    tensorboard: TensorBoardFiles | None
+    stragglers: Detector | None = None
+    hosts: Sequence[str] = ()
+    utilisation: Utilisation | None = None
+
+    def doing(self, step: int, doing: str, done: int = 0) -> None:
+        """A heartbeat: what the rank does at `step`, and how much of that is done, in a unit of its own."""
+        self.link.beat(step, doing, done)
+
+    def step(self, report: StepReport) -> None:
+        self.link.beat(report.before.step + 1, "training")
+        if self.journal is None:
+            return
+        record = report.record()
+        if self.utilisation is not None:
+            record["mfu"] = self.utilisation.of(record["step"], record["tokens"], record["seconds"])
+        self._write(record)
+        if not self.startup.over:
+            self._underway(record)
+        if self.tensorboard is not None:
+            self.tensorboard.step(record)
+        if not all(report.applied.values()):
+            self.event("skipped_step", step=report.before.step, reason=_why_skipped(record))
+        self._stragglers(report)
+        self.journal.flush_due(time.monotonic())
+
+    def _underway(self, first: dict[str, Any]) -> None:
+        self.startup.first_step_done(first["data_wait"])
+        driver, seconds = (
+            {part: round(time, 3) for part, time in parts.items()}
+            for parts in (self.startup.before, self.startup.seconds)
+        )
+        age = round(self.startup.age, 3)
+        self.event("underway", step=first["step"] + 1, seconds=seconds, driver=driver, age=age)
+        self.note(f"the first step is done, after {self.startup.spell()}")
+
+    def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        if self.journal is None:
+            return
+        record = evaluation_record(step, figures)
+        self._write(record)
+        if self.tensorboard is not None:
+            self.tensorboard.evaluation(record)
+
+    def _stragglers(self, report: StepReport) -> None:
+        found = self.stragglers.step(report.paces, report.seconds) if self.stragglers is not None else []
+        for slow in found:
+            host = self.hosts[slow.rank]
+            self.event("straggler", step=report.before.step, host=host, **asdict(slow))
+            self.note(f"rank {slow.rank} on {host} {_SLOW[slow.doing]} {slow.ratio:.1f} times as long")
+
+    def event(self, kind: str, **fields: object) -> None:
+        if self.journal is not None:
+            self.journal.event(kind, time.time(), **fields)
+
+    def note(self, text: str) -> None:
+        if self.journal is not None:
+            self.link.note(text)
+
+    def flush(self) -> None:
+        """Write what was recorded. If the store takes longer than a moment, it is written later."""
+        if self.journal is not None:
+            self.journal.flush()
+
+    def close(self) -> None:
+        """Write everything and close the files, within a limited time. Called however training ends."""
+        if self.journal is not None and not self.journal.close():
+            self.link.note("the newest records could not be written: they are missing from the run's history")
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        assert self.journal is not None
+        self.journal.metric(record)
+        self.link.record(record)
+
+
+def _why_skipped(record: dict[str, Any]) -> str:
+    if not math.isfinite(record["grad_norm"]):
+        return "the gradient was not finite"
+    return f"an outlier: a loss of {record['loss']:.4g}, a gradient norm of {record['grad_norm']:.3g}"

@@ -1,0 +1,167 @@
+"""Which kernels the ranks of a run use on GPUs: tried once for each kind of GPU, and kept with the run.
+
+The first rank on each kind tries those that the recipe's networks need, in a process of their own
+(`encoder_core/cost/kernel_trial.py`). What it finds lies in the run under the name of all that it depends on, so every
+later start uses the same kernels, without a trial. Whatever a kernel does, the trial goes on. Only what ends the rank
+itself or its machine ends the start; a kernel at which two starts ended is left out, too. On a CPU nothing is tried:
+the tests hold those kernels to the formula.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import count
+from typing import get_args
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from checkpoints.gather import Peers
+from data_service.store.base import Store
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.cost.kernel_trial import Candidate, Limits
+from encoder_core.cost.trial_network import Subject
+from encoder_core.layers.kernel_choice import Kernel, Place, prefer
+from launcher.runtime.preflight.collective import installed
+from launcher.runtime.preflight.kernels import (
+    KernelVerdict,
+    TrialRecord,
+    examine_kernels,
+    gpu_here,
+    subject_of,
+)
+from launcher.runtime.rank.journal import Link, RankJournal
+from launcher.runtime.run.record import Run
+
+FOLDER = "kernels"
+_ENDS = 2  # starts that ended while they tried a kernel, after which it is left out
+
+
+class _Begun(BaseModel):
+    """Starts that began to try a kernel and did not come to its end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    starts: int
+
+
+def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> list[KernelVerdict]:
+    """From here on this process computes attention by the kernels found for its GPU. Returns what was tried just now,
+    the same on all ranks. Collective.
+
+    Raises StoreError.
+    """
+    gpu = gpu_here()
+    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    subject = subject_of(run.recipe, config)
+    name = None if gpu is None else _name(gpu, subject)
+    names = peers.all_gather(name)
+    if not any(names):
+        return []
+    kept = None
+    if name is not None and gpu is not None and names.index(name) == peers.rank:
+        kept, new = _verdict(run, name, gpu, subject, link)
+    mine: JsonValue = None if kept is None else {"verdict": kept.model_dump(mode="json"), "new": new}
+    found = peers.all_gather(mine)
+    if name is not None:
+        told = found[names.index(name)]
+        assert isinstance(told, dict)
+        prefer(KernelVerdict.model_validate(told["verdict"]).preference)
+    return [
+        KernelVerdict.model_validate(told["verdict"])
+        for told in found
+        if isinstance(told, dict) and told["new"]
+    ]
+
+
+def _name(gpu: str, subject: Subject) -> str:
+    """Of all that a verdict depends on."""
+    what = {
+        "gpu": gpu,
+        "installed": installed(),
+        "networks": [network.model_dump(mode="json") for network in subject.networks],
+        "rows": [str(subject.dtype), subject.rows, subject.length],
+    }
+    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tuple[KernelVerdict, bool]:
+    """The run's for this name, and whether it was found just now."""
+    store, key = run.store, f"{FOLDER}/{name}.json"
+    if store.size(key) is not None:
+        return KernelVerdict.model_validate_json(store.get(key)), False
+    begun, ticks = _begun(store, name), count(1)
+    fatal = {
+        one: f"{starts} starts ended while it was tried" for one, starts in begun.items() if starts >= _ENDS
+    }
+    marked: list[Candidate] = []
+
+    def tick() -> None:
+        link.beat(0, "trying kernels", next(ticks))
+
+    def began(one: Candidate) -> None:
+        tick()
+        if one not in marked:
+            store.put(_trying(name, one), _Begun(starts=begun.get(one, 0) + 1).model_dump_json().encode())
+            store.delete_many([_trying(name, other) for other in marked])
+            marked[:] = [one]
+
+    # The ranks that wait for this one show no progress meanwhile.
+    limits = Limits(whole=min(Limits.whole, run.recipe.watchdog.other / 2))
+    timed = not run.recipe.deterministic
+    verdict = examine_kernels(subject, gpu, fatal, began, timed=timed, limits=limits, tick=tick)
+    store.delete_many([_trying(name, one) for one in {*begun, *marked}])
+    if not verdict.tried:  # this machine had no room for a trial, say: the next start may have
+        return verdict, True
+    store.put_if_absent(key, verdict.model_dump_json(indent=1).encode())
+    return KernelVerdict.model_validate_json(store.get(key)), True
+
+
+_CANDIDATES: Sequence[Candidate] = [
+    (place, kernel) for place in get_args(Place) for kernel in get_args(Kernel)
+]
+
+
+def _trying(name: str, one: Candidate) -> str:
+    place, kernel = one
+    return f"{FOLDER}/{name}-{kernel if place == 'attention' else f'{place}-{kernel}'}.trying"
+
+
+def _begun(store: Store, name: str) -> dict[Candidate, int]:
+    """How many starts ended while they tried a kernel."""
+    there = {entry.key for entry in store.list(f"{FOLDER}/")}
+    return {
+        one: _Begun.model_validate_json(store.get(key)).starts
+        for one in _CANDIDATES
+        if (key := _trying(name, one)) in there
+    }
+
+
+def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> None:
+    """An event for each kind of GPU, and a line about what was left out."""
+    for verdict in verdicts:
+        out = [one.model_dump(mode="json", exclude={"right"}) for one in verdict.left_out]
+        seconds = {_title(one): one.seconds for one in verdict.tried if one.seconds is not None}
+        journal.event(
+            "kernels",
+            gpu=verdict.gpu,
+            plain=list(verdict.plain),
+            dropped=list(verdict.dropped),
+            left_out=out,
+            seconds=seconds,
+            elsewhere={place: list(order) for place, order in verdict.elsewhere.items()},
+            ended=verdict.ended,
+        )
+        for one in verdict.left_out:
+            journal.note(f"{one.place} on {verdict.gpu} without {_said(one)}")
+        if verdict.ended:
+            journal.note(f"the trial of kernels on {verdict.gpu} came to no end: {verdict.ended}")
+
+
+def _title(one: TrialRecord) -> str:
+    return one.kernel if one.place == "attention" else f"{one.place} {one.kernel}"
+
+
+def _said(one: TrialRecord) -> str:
+    where = " with dropout" if one.dropped else ""
+    why = one.failure or f"its gradients are {one.error or float('inf'):.1e} off, {one.bound:.1e} may be"
+    return f"the kernel `{one.kernel}`{where}: {why}"

@@ -1,0 +1,314 @@
+"""One rank from start to end: agree on a checkpoint, build the model, load it, train. Independent of Ray."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import Peers
+from checkpoints.layout import CheckpointManifest
+from checkpoints.load import Good, Reader, ensure_kinds, newest_good
+from data_service.samples.spec import StreamSpec
+from data_service.store.local import LocalStore
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.layers.pieces import Pieces, compile_layers
+from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.train.engine import Engine
+from encoder_core.train.exchange import Control
+from encoder_core.train.loop import Trainer
+from encoder_core.train.memory import restore
+from encoder_core.train.rehearsal import ensure_sums
+from encoder_core.train.state import TrainState
+from encoder_core.train.step import Memories
+from encoder_core.train.weight_check import CorruptReplica
+from encoder_core.train.zero_state import ALL_KINDS, MASTER
+from launcher.errors import RunError
+from launcher.runtime.policies.stragglers import Detector
+from launcher.runtime.preflight.collective import NodeReport
+from launcher.runtime.preflight.kernels import KernelVerdict
+from launcher.runtime.rank.build import (
+    build_model,
+    build_optimizer,
+    engine_config,
+    set_determinism,
+    training_plan,
+)
+from launcher.runtime.rank.checkpointing import RunCheckpointer
+from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
+from launcher.runtime.rank.data import RankData, RankShard, SampleStream
+from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
+from launcher.runtime.rank.journal import Link, RankJournal, Startup
+from launcher.runtime.rank.kernels import record_kernels, settle_kernels
+from launcher.runtime.rank.microbatch import (
+    MicrobatchLimits,
+    found_by,
+    rank_microbatches,
+    record_microbatches,
+    settle_microbatches,
+)
+from launcher.runtime.rank.spike_guard import SpikeGuard
+from launcher.runtime.rank.teachers import teach
+from launcher.runtime.rank.tensorboard import TensorBoardFiles
+from launcher.runtime.rank.utilisation import Utilisation, utilisation
+from launcher.runtime.run.left_out import read_lost
+from launcher.runtime.run.log import RunLog
+from launcher.runtime.run.record import BEGAN, Run
+from launcher.runtime.run.streams import heldout_spec, sample_positions, stream_spec
+
+OpenStream = Callable[[StreamSpec], SampleStream]
+
+
+def run_rank(
+    run: Run,
+    attempt: Attempt,
+    control: Control,
+    peers: Peers,
+    open_stream: OpenStream,
+    link: Link,
+    startup: Startup,
+    reports: Sequence[NodeReport] = (),
+) -> TrainState:
+    """Train this rank's part of `run` until it is complete or a stop is requested; the result is committed.
+
+    `startup` and the `reports` of the nodes' preflight are put on record.
+
+    Raises:
+        NoGoodCheckpoint, RunError: nothing to resume from, though the run had begun.
+        Superseded: a newer attempt of the run has been claimed.
+        Rewound: the loss went bad, and it is on record that the run goes on from before.
+        SmallerMicrobatch: memory gave out in a step, and the next start has smaller microbatches.
+        UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
+    """
+    # Agree with the other ranks on the checkpoint to resume from.
+    link.beat(0, "starting")
+    hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
+    _set_up_torch(hosts, run.recipe.deterministic)
+    tokenizer = run.tokenizer()
+    good = _resume_point(run, peers, link)
+    startup.done("checkpoint")
+    limits = settle_microbatches(run, tokenizer, peers, hosts)
+    run = run if limits is None else replace(run, recipe=limits.recipe)
+    verdicts = settle_kernels(run, tokenizer, peers, link)
+    pieces, compilation = settle_compilation(run, tokenizer, peers, link, hosts[control.rank])
+    startup.done("kernels")
+    # Build the model and its optimizer; load that checkpoint, or what the run begins with.
+    model, engine, begin = _build(run, tokenizer, peers, good, pieces)
+    startup.done("model")
+    state = _load(run, engine, good, begin, link)
+    startup.done("load")
+    # Open the journal, and record how this start begins.
+    meter = _meter(run, tokenizer, engine, control)
+    journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
+    _record_start(journal, state, good, begin, control, (reports, verdicts, limits, compilation))
+    # Open the data at the step the run stands at, without the ranges that rewinds left out.
+    resumed = good.manifest if good else None
+    streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
+    lost = read_lost(run, resumed, peers)
+    positions = sample_positions(run, streams, lost.ranges)
+    share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
+    heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
+    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
+    # Train to the end, or until a stop is requested.
+    guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
+    checkpointer = _checkpointer(run, attempt, peers, journal, guard, resumed)
+    with closing(data), closing(journal):
+        memories = _memories(run, engine, good, data, share)
+        microbatches = rank_microbatches(limits, engine, data, positions, journal)
+        parts = (engine, control, data, checkpointer, guard, journal, training_plan(run.recipe))
+        trainer = Trainer(*parts, link.stop_requested, memories, microbatches)
+        startup.done("data")
+        return _train(trainer, state, journal, hosts)
+
+
+def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Sequence[str]) -> TrainState:
+    """Weights that are not what they should be are put on record."""
+    try:
+        return trainer.train(state)
+    except CorruptReplica as found:
+        _record_corruption(journal, found, hosts)
+        raise
+
+
+def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
+    """The ranks of a machine share its cores."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
+    set_determinism(deterministic)
+
+
+def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
+    """The checkpoint that all ranks resume from; None only if the run never had one. A run that has lost its
+    checkpoints is an error, not a new start from step 0."""
+    good = newest_good(run.store, peers)
+    if good is None and run.store.size(BEGAN) is not None:
+        raise RunError(
+            f"{run.uri} had checkpoints, and none is left",
+            remedy="restore its checkpoints/ folder from a copy, or start a new run",
+        )
+    if good is not None:
+        if peers.rank == 0:
+            run.store.put_if_absent(BEGAN, b"{}\n")
+        link.beat(good.manifest.step, "loading")
+    return good
+
+
+def _build(
+    run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None, pieces: Pieces | None
+) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
+    """The model, its engine, and the initial weights of a new run if they are not drawn at random. `pieces`: by which
+    its layers compute, if they are compiled."""
+    model = build_model(run.recipe, tokenizer)
+    compile_layers(model, pieces)
+    teachers = teach(model, run, tokenizer, peers)
+    begin = None if good else initial_weights(run, tokenizer, model, peers, teachers)
+    config = engine_config(run.recipe)
+    ensure_sums(config)
+    engine = Engine(model, build_optimizer(run.recipe, model), config)
+    return model, engine, begin
+
+
+def _load(
+    run: Run, engine: Engine, good: Good | None, begin: InitialWeights | None, link: Link
+) -> TrainState:
+    """Each range that is read is a sign of progress."""
+    if good is not None:
+        ensure_kinds(good.manifest, engine.own_kinds, run.uri)
+        step, reads = good.manifest.step, count(1)
+        with Reader(run.store, good.manifest) as reader:
+
+            def read(name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
+                link.beat(step, "loading", next(reads))
+                return reader.read(name, kind, start, stop)
+
+            engine.restore(ALL_KINDS, read)
+        return TrainState.from_json(good.manifest.state)
+    if begin is not None:
+        with closing(begin):
+            engine.restore((MASTER,), begin.read)
+    return TrainState()
+
+
+def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:
+    """The held-out stream, and how many of its rows are evaluated."""
+    heldout = open_stream(heldout_spec(run, tokenizer))
+    return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
+
+
+def _checkpointer(
+    run: Run,
+    attempt: Attempt,
+    peers: Peers,
+    journal: RankJournal,
+    guard: SpikeGuard,
+    resumed: CheckpointManifest | None,
+) -> RunCheckpointer:
+    """Where the recipe recomputes the model's memory every few steps, checkpoints are taken at those steps, so they
+    need not hold it."""
+    refresh = run.recipe.memory_refresh
+    return RunCheckpointer(
+        run.store,
+        attempt,
+        peers,
+        settings=run.recipe.checkpoint,
+        journal=journal,
+        extra=guard,
+        resumed=resumed,
+        save_multiple=refresh.every if refresh else 1,
+    )
+
+
+def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: RankShard) -> Memories:
+    """The memory of this rank's microbatches at the step the run resumes from; empty if that step recomputes it.
+
+    Raises RunError: the checkpoint does not hold it, because the recipe was changed.
+    """
+    memories: Memories = {}
+    if good is None or not data.carries_memory(good.manifest.step):
+        return memories
+    step, shapes = good.manifest.step, good.manifest.memory
+    total, rows = data.microbatches(step), data.rows(step)
+    if {shape[0] for shape in shapes.values()} != {total * rows}:
+        raise RunError(
+            f"the checkpoint of step {step} holds no memory that its next step could go on with",
+            remedy="set model.memory_refresh, the phases and the batch back to what they were: memory is recomputed at "
+            "multiples of memory_refresh and where a phase begins, and carried on elsewhere",
+        )
+    with Reader(run.store, good.manifest) as reader:
+        restore(memories, shapes, reader.read, range(share.rank, total, share.world), rows, engine)
+    return memories
+
+
+def _meter(run: Run, tokenizer: Tokenizer, engine: Engine, control: Control) -> Utilisation | None:
+    """Of all ranks together, so only rank 0 has one."""
+    if control.rank != 0:
+        return None
+    return utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
+
+
+def _journal(
+    run: Run,
+    attempt: Attempt,
+    control: Control,
+    link: Link,
+    startup: Startup,
+    state: TrainState,
+    hosts: list[str],
+    meter: Utilisation | None,
+) -> RankJournal:
+    if control.rank != 0:
+        return RankJournal(link, startup, None, None)
+    files = None
+    if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
+        files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step, link.note)
+    metrics = RunLog(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
+    stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
+    return RankJournal(link, startup, metrics, files, stragglers, hosts, meter)
+
+
+def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Sequence[str]) -> None:
+    """`ranks` and `hosts` are empty where nobody knows whose weights are the wrong ones."""
+    where = [hosts[rank] for rank in found.ranks]
+    journal.event("corruption", step=found.step, ranks=list(found.ranks), hosts=where, tensor=found.tensor)
+    journal.note(f"{found}; back to the last checkpoint")
+
+
+def _record_start(
+    journal: RankJournal,
+    state: TrainState,
+    good: Good | None,
+    begin: InitialWeights | None,
+    control: Control,
+    found: tuple[
+        Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord | None
+    ],
+) -> None:
+    """`found`: of the nodes, of kinds of GPUs, of their memory, and of the compiler."""
+    _record_origin(journal, state, good, begin, control)
+    reports, verdicts, limits, compilation = found
+    for report in reports:
+        journal.event("preflight", **report.event())
+    record_kernels(journal, verdicts)
+    if limits is not None:
+        record_microbatches(journal, limits, state.step, found_by(limits))
+    record_compilation(journal, compilation)
+
+
+def _record_origin(
+    journal: RankJournal, state: TrainState, good: Good | None, begin: InitialWeights | None, control: Control
+) -> None:
+    if good is None:
+        journal.event("start", step=0, world=control.world, **(begin.record if begin else {}))
+        if begin is not None:
+            journal.note(begin.summary())
+        return
+    journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world)
+    for damage in good.passed_over:
+        journal.event("damaged_checkpoint", what=damage)
+        journal.note(f"passed over a damaged checkpoint: {damage}")

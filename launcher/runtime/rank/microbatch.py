@@ -1,0 +1,239 @@
+"""`microbatch: auto`: as many rows as memory permits, the same on all ranks.
+
+The estimate says how many, for the rank with the least memory: a function of machines and recipe, so a run that
+resumes on the same machines takes the same number. Then GPUs correct it. Before a step with a larger microbatch than
+any before, each rank rehearses it (`encoder_core/train/rehearsal.py`); where that fails on some rank, all halve it, and
+the step begins again. At ZeRO 3, and where memory gives out in a step all the same, the ranks end and resume from the
+last checkpoint with half. What was found is kept with the run, so no start meets the same end again.
+
+On a CPU nothing is rehearsed: a process that takes too much is killed, without an error that it could answer.
+"""
+
+import hashlib
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from checkpoints.gather import Peers
+from data_service.store.errors import KeyMissing
+from data_service.stream.positions import Positions
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.errors import TrainingError
+from encoder_core.train.engine import Engine
+from encoder_core.train.rehearsal import Rehearsal
+from encoder_core.train.step import Memories, RankBatch
+from launcher.format import human_bytes
+from launcher.runtime.capacity.assumptions import usable
+from launcher.runtime.capacity.microbatch import Bill, Device, rows_that_fit
+from launcher.runtime.preflight.collective import installed
+from launcher.runtime.preflight.findings import Finding
+from launcher.runtime.preflight.measure import available_memory
+from launcher.runtime.rank.data import RankData
+from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.recipe.microbatch import has_automatic, settled
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run.record import Run
+
+FOLDER = "microbatch"
+_CPU_SHARE = 0.5  # of a machine's memory that its ranks may fill together: others have the rest
+
+
+class SmallerMicrobatch(Exception):
+    """Memory gave out in a step. It is on record; the next group resumes with a smaller microbatch."""
+
+
+class Bounds(BaseModel):
+    """The most rows of each phase that may be tried, where more were too many; None where nothing was."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    most: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that a rank may fill, and of which device."""
+
+    bytes: int
+    device: Device
+    name: str
+
+
+def room_here(ranks: int) -> Room:
+    """This process's. `ranks` share the machine, and each has a GPU of its own if there are any. It says how much there
+    is, not how much is free just now."""
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return Room(usable(found.total_memory), "cuda", found.name)
+    return Room(int(_CPU_SHARE * available_memory()[1] / ranks), "cpu", "CPU")
+
+
+def microbatch_finding(recipe: Recipe) -> Finding:
+    """What `microbatch: auto` would begin with here, with a rank on each GPU, or one on the CPU."""
+    ranks = max(1, torch.cuda.device_count())
+    room = room_here(ranks)
+    most = rows_that_fit(Bill.of(recipe, ranks, room.device), room.bytes)
+    rows = ", ".join(map(str, settled(recipe, ranks, most).phase_microbatches))
+    each = f"{human_bytes(room.bytes)} of {room.name}"
+    return Finding(
+        "microbatch", "ok", f"auto: {rows} rows on each of {ranks} rank(s), by the estimate, in {each}"
+    )
+
+
+@dataclass
+class MicrobatchLimits:
+    """How many rows memory permits in each phase of a run with so many ranks, and where that is kept.
+
+    Attributes:
+        run: as it was opened, with `auto`.
+        estimated: the most rows by the estimate; `most`: after what was found.
+        room: of the rank that has least; `kept`: bytes of it that are filled all the time.
+    """
+
+    run: Run
+    ranks: int
+    room: Room
+    kept: int
+    estimated: Sequence[int]
+    most: list[int]
+    _key: str = field(kw_only=True)
+
+    @property
+    def recipe(self) -> Recipe:
+        """With numbers for `auto`."""
+        return settled(self.run.recipe, self.ranks, self.most)
+
+    def halve(self, phase: int) -> int:
+        """What was too much is not tried again. Returns the rows of a microbatch from here on.
+
+        Raises TrainingError: one row is too much, or the recipe says how many.
+        """
+        rows, asked = self.recipe.phase_microbatches[phase], self.run.recipe.phases[phase]
+        if rows == 1 or not self.run.recipe.is_automatic(asked):
+            smaller = "set activation_checkpointing: true, a higher zero, or more ranks"
+            raise TrainingError(
+                f"phases.{phase}: {rows} rows of {asked.length} tokens do not fit into the memory of {self.room.name}",
+                remedy=smaller if rows == 1 else f"set phases.{phase}.microbatch: auto, or a smaller number",
+            )
+        self.most[phase] = rows // 2
+        return self.recipe.phase_microbatches[phase]
+
+    def keep(self) -> None:
+        """With the run. Raises StoreError."""
+        given, phases = self.estimated, range(len(self.most))
+        most = tuple(self.most[n] if self.most[n] < given[n] else None for n in phases)
+        self.run.store.put(self._key, Bounds(most=most).model_dump_json().encode())
+
+
+def settle_microbatches(
+    run: Run, tokenizer: Tokenizer, peers: Peers, hosts: Sequence[str]
+) -> MicrobatchLimits | None:
+    """None if the recipe says how many rows a microbatch has in every phase. Collective. Raises StoreError."""
+    if not has_automatic(run.recipe):
+        return None
+    mine = room_here(hosts.count(socket.gethostname()))
+    told = peers.all_gather([mine.bytes, mine.device, mine.name])
+    room = min((Room(*one) for one in told if isinstance(one, list)), key=lambda room: room.bytes)  # type: ignore[arg-type]
+    bill = Bill.of(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
+    estimated = rows_that_fit(bill, room.bytes)
+    key = f"{FOLDER}/{_name(run.recipe, told)}.json"
+    bounds = peers.all_gather(list(_kept(run, key)) if peers.rank == 0 else [])  # read once, at one time
+    found = bounds[0] if isinstance(bounds[0], list) else []
+    most = [
+        rows if not isinstance(bound, int) else min(rows, bound)
+        for rows, bound in zip(estimated, found or [None] * len(estimated), strict=True)
+    ]
+    kept = max(map(bill.kept, bill.recipe.phases))
+    return MicrobatchLimits(run, len(hosts), room, kept, estimated, most, _key=key)
+
+
+def _kept(run: Run, key: str) -> tuple[int | None, ...]:
+    try:
+        return Bounds.model_validate_json(run.store.get(key)).most
+    except (KeyMissing, ValidationError):  # a damaged record is found anew
+        return ()
+
+
+def _name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
+    """Of all that the limits depend on."""
+    fields = {"model", "input", "objective", "phases", "optimizer", "precision", "zero", "reduce_dtype"}
+    what = {
+        "recipe": recipe.model_dump(mode="json", include=fields | {"activation_checkpointing"}),
+        "ranks": list(rooms),
+        "installed": installed(),
+    }
+    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+@dataclass(frozen=True)
+class RankMicrobatches:
+    """Corrects the limits while a rank trains (`encoder_core.train.loop.Microbatches`)."""
+
+    limits: MicrobatchLimits
+    rehearsal: Rehearsal | None
+    data: RankData
+    positions: Positions
+    journal: RankJournal
+    rank: int
+
+    def fits(self, work: RankBatch, memories: Memories) -> bool:
+        return self.rehearsal is None or self.rehearsal.fits(work.microbatches, memories)
+
+    def shrink(self, step: int) -> None:
+        """Raises SmallerMicrobatch where microbatches carry memory to `step`: a checkpoint can be cut otherwise."""
+        phase = self.positions.phase_of(step)
+        before, rows = self.data.rows(step), self.limits.halve(phase)
+        if self.rank == 0:
+            self.limits.keep()
+        if self.data.carries_memory(step):
+            raise SmallerMicrobatch(_said(step, before, rows))
+        self.data.cut(phase, rows)
+        self._record(step, before)
+
+    def gave_out(self, step: int, error: RuntimeError) -> Exception:
+        before, rows = self.data.rows(step), self.limits.halve(self.positions.phase_of(step))
+        self.limits.keep()
+        return SmallerMicrobatch(f"{_said(step, before, rows)}: {error}")
+
+    def _record(self, step: int, before: int) -> None:
+        record_microbatches(self.journal, self.limits, step, f"step {step:,} did not fit with {before} rows")
+
+
+def rank_microbatches(
+    limits: MicrobatchLimits | None,
+    engine: Engine,
+    data: RankData,
+    positions: Positions,
+    journal: RankJournal,
+) -> RankMicrobatches | None:
+    """For a rank whose engine is built. At ZeRO 3 nothing can be rehearsed: forward passes are collective."""
+    if limits is None:
+        return None
+    rehearsal = None
+    if limits.room.device == "cuda" and engine.config.stage < 3:
+        rehearsal = Rehearsal(engine, limits.kept)
+    return RankMicrobatches(limits, rehearsal, data, positions, journal, engine.rank)
+
+
+def record_microbatches(journal: RankJournal, limits: MicrobatchLimits, step: int, why: str) -> None:
+    """An event, and a line for people."""
+    rows = list(limits.recipe.phase_microbatches)
+    journal.event(
+        "microbatch", step=step, rows=rows, why=why, room=limits.room.bytes, device=limits.room.name
+    )
+    journal.note(f"microbatches of {', '.join(map(str, rows))} rows: {why}")
+
+
+def found_by(limits: MicrobatchLimits) -> str:
+    """How a start came to its number of rows."""
+    if list(limits.estimated) == limits.most:
+        return "as many as fit by the estimate, shared out evenly"
+    return "as many as fitted in earlier starts, shared out evenly"
+
+
+def _said(step: int, before: int, rows: int) -> str:
+    return f"step {step:,} did not fit into memory with microbatches of {before} rows: on with {rows}"

@@ -1,0 +1,165 @@
+"""One rank's part in handling loss spikes: it applies the policy (`launcher.runtime.policies.spikes`), and records
+rewinds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from checkpoints.attempt import Attempt
+from checkpoints.errors import CheckpointError
+from checkpoints.gather import Peers, first_or_raise
+from checkpoints.layout import CheckpointManifest, LineageSegment
+from checkpoints.listing import SKIPS, Rewind, Span, committed, on, record
+from data_service.stream.positions import Positions, Range
+from encoder_core.train.exchange import Control
+from encoder_core.train.metrics import StepReport, means
+from encoder_core.train.step import gather_sums
+from launcher.errors import RunError
+from launcher.runtime.policies import spikes
+from launcher.runtime.policies.spikes import LOSS, SpikeHistory, Spikes
+from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.run.left_out import RECENT, Lost
+from launcher.runtime.run.record import Run
+
+
+class Rewound(Exception):
+    """The run goes back: that is on record. All ranks of this group end, and the next group resumes from the earlier
+    checkpoint."""
+
+
+@dataclass
+class SpikeGuard:
+    """Judges losses for the training loop (`encoder_core.train.loop.Losses`).
+
+    Attributes:
+        resumed: the checkpoint that this attempt began with.
+        lost: what earlier attempts left out.
+        recent: what is remembered of the steps so far.
+    """
+
+    run: Run
+    attempt: Attempt
+    control: Control
+    peers: Peers
+    journal: RankJournal
+    positions: Positions
+    resumed: CheckpointManifest | None
+    lost: Lost
+    recent: SpikeHistory = field(init=False)
+    _turns: dict[str, float] = field(default_factory=dict)  # figures of the present step's turns
+
+    def __post_init__(self) -> None:
+        known = self.resumed.state.get(RECENT) if self.resumed else None
+        self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
+
+    def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
+        """The largest gradient norm with which `turn` makes its update. Zero or less if the loss of this rank's `sums`
+        is already too large. Collective if the recipe has a limit."""
+        if self._settings.outlier is None:
+            return math.inf
+        name = f"{turn}_{LOSS}"
+        self._turns[name] = means(gather_sums(self.control, sums))[LOSS]
+        phase = self.positions.phase_of(step)
+        if self._turns[name] > spikes.largest(self._settings, self.recent, phase, name):
+            return -math.inf
+        return spikes.largest(self._settings, self.recent, phase, _norm_of(turn))
+
+    def after(self, report: StepReport) -> None:
+        """Take note of a step, and go back if it was one too many.
+
+        Raises:
+            Rewound: it is on record that the run goes back.
+            RunError: it ends: there is nothing to go back to, or that did not help. On all ranks, as the others.
+            CheckpointError, StoreError: going back could not be recorded.
+        """
+        step, figures = report.before.step, {LOSS: means(report.sums)[LOSS]}
+        if self._settings.outlier is not None:
+            figures |= self._turns | {_norm_of(turn): made.grad_norm for turn, made in report.updates.items()}
+        phase, updated = self.positions.phase_of(step), all(report.applied.values())
+        self.recent = spikes.after(self._settings, self.recent, phase, step, figures, updated=updated)
+        if self.recent.since is not None and spikes.is_spike(self._settings, self.recent, step + 1):
+            norm = math.hypot(*(update.grad_norm for update in report.updates.values()))
+            self._go_back(self.recent.since, step + 1, spikes.describe(self.recent, figures[LOSS], norm))
+
+    def state(self) -> dict[str, JsonValue]:
+        """The state that a checkpoint holds of it."""
+        return {RECENT: self.recent.to_json(), SKIPS: [list(span) for span in self.lost.spans]}
+
+    def way_back(self, step: int) -> int:
+        """If the run went back now, it would go to a checkpoint of at most this many steps."""
+        return self._settings.way_back(step if self.recent.since is None else self.recent.since)
+
+    @property
+    def _settings(self) -> Spikes:
+        return self.run.recipe.spikes
+
+    def _go_back(self, began: int, reached: int, cause: str) -> None:
+        """Collective."""
+        answer = first_or_raise(self.peers, lambda: self._decide(began, reached, cause))
+        match answer:
+            case {"rewound": str(text)}:
+                raise Rewound(text)
+            case {"stop": str(reason), "remedy": str(remedy)}:
+                raise RunError(reason, remedy=remedy)
+            case {"error": str(problem), "remedy": str(remedy)}:
+                raise CheckpointError(problem, remedy=remedy)
+            case _:
+                raise TypeError(f"rank 0 answered {answer!r}")
+
+    def _decide(self, began: int, reached: int, cause: str) -> JsonValue:
+        """Rank 0's: the verdict, on record, as `_go_back` reads it."""
+        begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
+        lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
+        history = [mark for mark in committed(self.run.store) if on(lineage, mark)]
+        verdict = spikes.decide(self._settings, began, cause, history, self.lost.gone_back)
+        if verdict.to is not None:
+            rewind = Rewind(
+                attempt=self.attempt.number,
+                to=verdict.to,
+                began=began,
+                reached=reached,
+                cause=cause,
+                skips=(*self.lost.spans, *self._spans(verdict.to.step, reached)),
+            )
+            try:
+                self._record(rewind)
+            except CheckpointError as error:
+                return {"error": error.problem, "remedy": error.remedy}
+        if verdict.stop is not None:
+            return {"stop": verdict.stop.reason, "remedy": verdict.stop.remedy}
+        assert verdict.to is not None  # else there is a reason to stop
+        return {
+            "rewound": f"{cause}: back from step {reached:,} to step {verdict.to.step:,}, without the data between"
+        }
+
+    def _record(self, rewind: Rewind) -> None:
+        assert rewind.to is not None
+        record(self.run.store, rewind, self.attempt)
+        new = rewind.skips[len(self.lost.spans) :]
+        self.journal.event(
+            "rewind",
+            step=rewind.reached,
+            to=rewind.to.step,
+            attempt_of=rewind.to.attempt,
+            began=rewind.began,
+            reason=rewind.cause,
+            skipped=[list(span) for span in new],
+            samples=sum(stop - start for _, _, start, stop in new),
+        )
+
+    def _spans(self, start: int, stop: int) -> tuple[Span, ...]:
+        """The data of steps `start` to `stop`, ranges that follow each other as one."""
+        found: list[Range] = []
+        for span in (span for step in range(start, stop) for span in self.positions.ranges(step)):
+            last = found[-1] if found else None
+            if last and (last.phase, last.epoch, last.stop) == (span.phase, span.epoch, span.start):
+                found[-1] = Range(span.phase, span.epoch, last.start, span.stop)
+            else:
+                found.append(span)
+        return tuple((span.phase, span.epoch, span.start, span.stop) for span in found)
+
+
+def _norm_of(turn: str) -> str:
+    return f"{turn}_grad_norm"

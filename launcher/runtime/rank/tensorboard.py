@@ -1,0 +1,110 @@
+"""TensorBoard event files of a run on a local disk, beside its JSONL segments (which stay the truth)."""
+
+import io
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.runtime.run.recording import Recorder
+from launcher.runtime.run.terms import figures
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_S = 60.0  # after a failure: a full disk stays full for a while
+_CLOSE_S = 5.0
+
+
+class TensorBoardFiles:
+    """Writes below `folder`, on a thread of its own; earlier files' events from `first_step` on are purged (repeated
+    steps). A disk that is slow delays only the curves; one that fails leaves a gap in them, told by `note`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        first_step: int,
+        note: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._purged_from = folder, first_step
+        self._note, self._clock = note, clock
+        self._file: io.FileIO | None = None
+        self._not_before = float("-inf")
+        self._recorder = Recorder(note, what="TensorBoard's figures")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._submit(record)
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        self._submit(record)
+
+    def close(self, patience_s: float = _CLOSE_S) -> bool:
+        """Wait so long at most for what is left to be written; whether it is."""
+        self._recorder.submit(self._close)
+        return self._recorder.close(patience_s)
+
+    def _submit(self, record: Mapping[str, Any]) -> None:
+        now, named, step = time.time(), figures(record), record["step"]
+        self._recorder.submit(lambda: self._write(named, step, now))
+
+    def _write(self, named: Mapping[str, float], step: int, now: float) -> None:
+        if self._clock() < self._not_before:
+            return
+        try:
+            if self._file is None:
+                self._file = _new_file(self._folder, self._purged_from, now)
+            _append(self._file, _scalars(named, step, now))
+        except OSError as error:
+            if self._not_before == float("-inf"):
+                self._note(
+                    f"TensorBoard's files in {self._folder} cannot be written: {error}; training goes on"
+                )
+            _log.warning("TensorBoard's files: %s", error)
+            self._not_before = self._clock() + _AGAIN_S
+            self._purged_from = step + 1  # of the next file: nothing has to be repeated
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _new_file(folder: Path, purged_from: int, now: float) -> io.FileIO:
+    """An event file with its head. Events from step `purged_from` on in older files do not count any more."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only local runs want it
+
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+    file = io.FileIO(folder / name, "ab")
+    start = SessionLog(status=SessionLog.START)
+    head = (
+        Event(wall_time=now, file_version="brain.Event:2"),
+        Event(wall_time=now, step=purged_from, session_log=start),
+    )
+    _append(file, head)
+    return file
+
+
+def _scalars(named: Mapping[str, float], step: int, now: float) -> tuple[Any, ...]:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in named.items()]
+    return (Event(wall_time=now, step=step, summary=Summary(value=values)),)
+
+
+def _append(file: io.FileIO, events: tuple[Any, ...]) -> None:
+    """All of it, or OSError: after half a record, a reader finds nothing more in a file."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    buffer = io.BytesIO()
+    for event in events:
+        RecordWriter(buffer).write(event.SerializeToString())
+    rest = buffer.getbuffer()
+    while rest:
+        rest = rest[file.write(rest) or 0 :]

@@ -1,0 +1,331 @@
+"""Combinations of recipe values that cannot work, each with its path, the reason and a remedy."""
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from data_service.samples.inputs import Lanes
+from data_service.samples.masking import MlmMasking
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.catalogue import FAMILIES
+from encoder_core.families.pre_norm import PreNormConfig
+from encoder_core.optim.schedules import ScheduleConfig
+from launcher.runtime.policies.elastic import Trainers
+from launcher.runtime.recipe.document import Path
+from launcher.runtime.recipe.language_checks import language_problems
+from launcher.runtime.recipe.objective_checks import mismatches, text_problems
+from launcher.runtime.recipe.parts import RecipeIssue
+from launcher.runtime.recipe.schema import TEACHER, Recipe
+from launcher.runtime.recipe.timeline import phase_objective, term_weights
+
+
+def impossible(recipe: Recipe) -> list[RecipeIssue]:
+    """Every impossible combination in `recipe`; empty when it can run."""
+    return [
+        *_start(recipe),
+        *_weights(recipe),
+        *_batches(recipe),
+        *_batch_warmups(recipe),
+        *_masks(recipe),
+        *_term_weights(recipe),
+        *_lengths(recipe),
+        *_rope_bases(recipe),
+        *_mixtures(recipe),
+        *_schedule(recipe),
+        *_shuffle(recipe),
+        *_precision(recipe),
+        *_trainers(recipe),
+        *_evaluation(recipe),
+        *mismatches(recipe),
+        *text_problems(recipe),
+        *language_problems(recipe),
+    ]
+
+
+def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[RecipeIssue]:
+    """What keeps `tokenizer` from being used with `recipe`."""
+    return [*_vocabulary(recipe, tokenizer), *_words(recipe, tokenizer)]
+
+
+def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
+    vocab, size = recipe.model.vocab, tokenizer.vocab_size
+    if vocab is not None and vocab < size:
+        yield RecipeIssue(
+            ("model", "vocab"),
+            f"the tokenizer has {size:,} ids, the model's vocabulary only {vocab:,}",
+            f"set model.vocab to {size} or more, or to null to take the tokenizer's size",
+        )
+
+
+def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
+    masking = recipe.objective.masking
+    if masking.unit not in ("token", "piece") and not tokenizer.word_starts[~tokenizer.special_mask].any():
+        yield RecipeIssue(
+            ("objective", masking.kind, "unit"),
+            f"masking by {masking.unit} needs words, and no piece of the tokenizer begins one",
+            "mask by token, or train a tokenizer that marks where words begin",
+        )
+
+
+def _start(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if recipe.start != TEACHER:
+        return
+    distil = recipe.objective.distil
+    if distil is None:
+        yield RecipeIssue(
+            ("start",),
+            "the run is to begin as layers of its teacher, and has none",
+            "add objective.distil, or start from scratch, a run or a folder",
+        )
+    elif distil.teachers[0].model.distinct_layers < recipe.model.distinct_layers:
+        yield RecipeIssue(
+            ("start",),
+            f"the student has {recipe.model.distinct_layers} layers, and its first teacher "
+            f"{distil.teachers[0].model.distinct_layers} to begin as",
+            "set model.layers to at most that, or start: scratch",
+        )
+
+
+def _weights(recipe: Recipe) -> Iterator[RecipeIssue]:
+    automatic = [name for name, source in recipe.corpus.sources.items() if source.weight == "auto"]
+    if automatic and len(automatic) < len(recipe.corpus.sources):
+        yield RecipeIssue(
+            ("corpus", "sources", automatic[0], "weight"),
+            "some sources have a weight and others auto",
+            "give every source a weight, or all of them auto (each is then read once an epoch)",
+        )
+
+
+def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        rows, tokens = phase.batch.sequences, phase.batch.tokens
+        microbatch = recipe.microbatch_of(phase)
+        if rows is not None and rows % microbatch:  # one that memory decides on divides anything
+            yield RecipeIssue(
+                ("phases", index, "batch", "sequences"),
+                f"a batch of {rows} rows does not divide into microbatches of {microbatch}",
+                f"use a multiple of {microbatch}, or change microbatch, of this phase or of all",
+            )
+        if tokens is not None and tokens < phase.length:
+            yield RecipeIssue(
+                ("phases", index, "batch", "tokens"),
+                f"a batch of {tokens} tokens cannot hold one row of {phase.length}",
+                f"use at least {phase.length} tokens",
+            )
+
+
+def _batch_warmups(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        warmup, path = phase.batch.warmup, ("phases", index, "batch", "warmup")
+        if warmup is None:
+            continue
+        rows = phase.batch.sequences
+        full, least = (rows, 1) if rows else (phase.batch.tokens or 0, phase.length)
+        if warmup.start >= full:
+            yield RecipeIssue(
+                (*path, "start"),
+                f"the batch is to rise from {warmup.start:,} to {full:,}, which is not larger",
+                f"start with less than {full:,}, or leave the warmup out",
+            )
+        if warmup.start < least:
+            yield RecipeIssue(
+                (*path, "start"),
+                f"a first batch of {warmup.start:,} tokens cannot hold one row of {least}",
+                f"start with at least {least}",
+            )
+        if warmup.steps > phase.steps:
+            yield RecipeIssue(
+                (*path, "steps"),
+                f"the batch would rise for {warmup.steps:,} steps in a phase of {phase.steps:,}",
+                f"use at most {phase.steps:,} steps",
+            )
+        if isinstance(recipe.input, Lanes) or recipe.mixing.batches == "one_source":
+            what = "lanes are as many as" if isinstance(recipe.input, Lanes) else "batches of one source have"
+            yield RecipeIssue(
+                path,
+                f"{what} the rows of a step, which cannot change within a phase",
+                "use phases of different batches, or leave the warmup out",
+            )
+
+
+def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.mlm is not None and recipe.objective.mlm is None:
+            yield RecipeIssue(
+                ("phases", index, "mlm"),
+                "the phase changes the masks of mlm, which is not the objective",
+                "leave it out, or train objective.mlm",
+            )
+        mlm = phase_objective(recipe, phase).mlm
+        if mlm is not None:
+            yield from _phase_masks(recipe, mlm, None if phase.mlm is None else index)
+
+
+def _phase_masks(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
+    """What is wrong with the masks of a phase; with None those of the objective."""
+    path: Path = ("objective", "mlm") if phase is None else ("phases", phase, "mlm")
+    if mlm.replace.similar and recipe.similar_words is None:
+        yield RecipeIssue(
+            (*path, "replace", "similar"),
+            "words are to be replaced by similar ones, and no table of these is given",
+            "set similar_words.uri to what `maskfleet corpus similar-words` wrote",
+        )
+    try:
+        type(mlm).model_validate(mlm.model_dump())
+    except ValidationError as error:
+        yield RecipeIssue(
+            path,
+            f"with the objective's settings: {error.errors()[0]['msg']}",
+            "leave out what the objective sets for another unit, or give the phase's replacement too",
+        )
+
+
+def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        for name in phase.weights or {}:
+            if name not in recipe.objective.terms:
+                yield RecipeIssue(
+                    ("phases", index, "weights", name),
+                    f"the phase weighs {name}, which is no term of the objective",
+                    f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
+                )
+    for step in _beginnings(recipe):
+        weighed = term_weights(recipe, step)
+        if weighed.keys() == recipe.objective.terms.keys() and not any(weighed.values()):
+            yield RecipeIssue(
+                ("objective",),
+                f"all terms weigh 0 in step {step:,}, which would teach nothing",
+                "let one of them begin above 0",
+            )
+
+
+def _beginnings(recipe: Recipe) -> list[int]:
+    """The first step of each phase, and the last one: between two steps in which a term weighs something, it does."""
+    lengths = [phase.steps for phase in recipe.phases]
+    return [*(sum(lengths[:index]) for index in range(len(lengths))), sum(lengths) - 1]
+
+
+def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.length > recipe.model.max_length:
+            yield RecipeIssue(
+                ("phases", index, "length"),
+                f"rows of {phase.length} tokens exceed the model's max_length of {recipe.model.max_length}",
+                "shorten the phase's length or raise model.max_length",
+            )
+
+
+_TURNED = " or ".join(
+    its.model_fields["family"].default for its in FAMILIES if issubclass(its, PreNormConfig)
+)
+
+
+def _rope_bases(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.rope_base is not None and not isinstance(recipe.model, PreNormConfig):
+            yield RecipeIssue(
+                ("phases", index, "rope_base"),
+                f"a model of family {recipe.model.family} has no rotary positions",
+                f"leave it out, or train a family that has them: {_TURNED}",
+            )
+
+
+def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
+    apart = "rows that go on from step to step" if isinstance(recipe.input, Lanes) else ""
+    apart = "batches of one source" if recipe.mixing.batches == "one_source" else apart
+    for index, phase in enumerate(recipe.phases):
+        if phase.mixture is None:
+            continue
+        path = ("phases", index, "mixture")
+        if apart:
+            yield RecipeIssue(
+                path,
+                f"{apart} take as many of each source in every phase",
+                "leave it out, and give the sources of the corpus their weights",
+            )
+        weights = phase.mixture.weights
+        for name in (weights or {}).keys() - recipe.corpus.sources.keys():
+            yield RecipeIssue(
+                (*path, "weights", name),
+                f"the phase weighs {name}, which is no source of the corpus",
+                f"weigh some of {', '.join(recipe.corpus.sources)}, or add corpus.sources.{name}",
+            )
+        if weights is not None and not any(weights.values()):
+            yield RecipeIssue(
+                (*path, "weights"),
+                "all sources weigh 0, so the phase would read nothing",
+                "give one of them a weight above 0",
+            )
+
+
+def _schedule(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if any(phase.schedule is None for phase in recipe.phases):
+        yield from _schedule_fits(recipe.schedule, ("schedule",), "the run", recipe.total_steps)
+    for index, phase in enumerate(recipe.phases):
+        if phase.schedule is not None:
+            path = ("phases", index, "schedule")
+            yield from _schedule_fits(phase.schedule, path, "the phase", phase.steps)
+
+
+def _schedule_fits(schedule: ScheduleConfig, path: Path, whose: str, steps: int) -> Iterator[RecipeIssue]:
+    if schedule.warmup > steps:
+        yield RecipeIssue(
+            (*path, "warmup"),
+            f"a warmup of {schedule.warmup:,} steps is longer than {whose}'s {steps:,}",
+            f"shorten the warmup or add steps to {whose.replace('run', 'phases')}",
+        )
+    elif schedule.least_steps > steps:
+        yield RecipeIssue(
+            (*path, "decay_steps"),
+            f"a warmup of {schedule.warmup:,} and a decay of {schedule.decay_steps:,} steps do not fit into "
+            f"{whose}'s {steps:,}",
+            f"decay in at most {steps - schedule.warmup:,} steps, or leave decay_steps out to decay after the warmup",
+        )
+    if schedule.restarts >= (schedule.decay_steps or max(1, steps - schedule.warmup)):
+        yield RecipeIssue(
+            (*path, "restarts"),
+            f"{schedule.restarts:,} restarts leave a decay no step each",
+            "restart less often, or decay in more steps",
+        )
+
+
+def _shuffle(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if recipe.shuffle == "spread" and isinstance(recipe.input, Lanes):
+        yield RecipeIssue(
+            ("shuffle",),
+            "rows in lanes go on from step to step, so they are not shuffled",
+            "set shuffle to uniform",
+        )
+
+
+def _precision(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if recipe.precision == "bf16" and recipe.zero == 0:
+        yield RecipeIssue(
+            ("zero",),
+            "bf16 at ZeRO stage 0 would accumulate gradients in bf16, and lose small ones",
+            "use zero: 1 (the default), 2 or 3, or precision: fp32",
+        )
+    if recipe.precision == "fp32" and recipe.reduce_dtype == "bf16":
+        yield RecipeIssue(
+            ("reduce_dtype",),
+            "ranks would add up fp32 gradients in bf16, and lose what fp32 is for",
+            "use reduce_dtype: fp32, or precision: bf16",
+        )
+
+
+def _trainers(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if isinstance(recipe.trainers, Trainers) and recipe.trainers.min > recipe.microbatches:
+        yield RecipeIssue(
+            ("trainers", "min"),
+            f"{recipe.trainers.min} ranks cannot share {recipe.microbatches} microbatches, the most that a step has",
+            f"set trainers.min to {recipe.microbatches} or less, or cut the batch finer by a smaller microbatch",
+        )
+
+
+def _evaluation(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if recipe.corpus.heldout.fraction == 0:
+        yield RecipeIssue(
+            ("corpus", "heldout", "fraction"),
+            "evaluation needs held-out documents, and none are kept",
+            "build the corpora with a held-out fraction above 0 and state it here",
+        )

@@ -1,0 +1,208 @@
+"""Writes the recipe that continues training a model in the transformers format: its family, sizes and tokenizer, and
+settings for that.
+
+What the folder does not tell comes from the bundled recipe of its family: what is masked and how the run is operated.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from checkpoints.hf.folder import CONFIG, PARTS, local_configs
+from checkpoints.hf.load import read_folder_config
+from data_service.samples.inputs import Translations
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.tokenizers.load import holds_tokenizer
+from encoder_core.families.catalogue import ModelConfig, language_table
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.optim.adamw import AdamWConfig, Decayed
+from launcher.errors import RunError
+from launcher.runtime.recipe.document import Document
+from launcher.runtime.recipe.load import from_document, load
+from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
+
+_PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
+STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
+WARMUP = STEPS // 10
+LR = 1e-4
+MEMORY = "1GiB"
+TOKENIZER = f"{PLACEHOLDER}tokenizers/the-models-own"
+
+_REASONS = {
+    "start": "the weights; heads that the folder lacks begin fresh, and the run's `start` event names them",
+    "corpus": "yours, built with the tokenizer below: maskfleet init FILE RUN --corpus URI",
+    "tokenizer": "the model's own; for another one, rows follow their pieces (maskfleet tokenizer extend)",
+    "model": "as the folder's config.json says; dropout alone may be changed",
+    "phases": f"{STEPS:,} steps, of 2,048 rows, adapted the models of Gururangan et al. 2020; fewer do for little text",
+    "optimizer": "a sixth of RoBERTa's rate, so that what the model knows is not erased. With bias correction: Adam's "
+    "moments begin at zero,\n# and without it the first steps are up to six times as large as the rate says",
+    "schedule": "a tenth of the steps to raise the rate: until the moments, and a fresh head, are worth something",
+    "microbatch": "rows; more are faster on a large GPU",
+    "data_service": "as much data waits ahead of training, in memory, as fits beside it on a small machine",
+}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What lies in the folder: one network, or the discriminator of two; `pair_head`: a pair task is trained on."""
+
+    config: ModelConfig
+    pair: bool
+    pair_head: bool
+
+
+def continued(folder: str) -> Recipe:
+    """The recipe that continues the model, or the pair of networks, in `folder`, a local one or s3://.
+
+    Raises:
+        ModelError: no model there, or one that we do not have. RunError: one network of a pair, without the other.
+        StoreError: it cannot be read.
+    """
+    store = open_store(folder)
+    found = _find(store, folder)
+    base = load(_base(found.config, pair=found.pair))
+    data = base.to_data() | {
+        "name": _name(folder),
+        "start": folder,
+        "corpus": {"sources": _sources(found.config), "heldout": {"fraction": base.corpus.heldout.fraction}},
+        "mixing": base.mixing.model_copy(update={"translations": None}).model_dump(mode="json"),
+        "tokenizer": {"uri": _tokenizer(store, folder)},
+        "model": found.config.model_dump(mode="json", exclude={"pad_id"}),
+        "phases": [{"steps": STEPS, "length": _length(found.config), "batch": {"sequences": ROWS}}],
+        "optimizer": {"adamw": _adamw(found.config)},
+        "schedule": {"warmup": WARMUP, "decay": "linear"},
+        "microbatch": MICROBATCH,
+        "data_service": {"workers": "auto", "memory": MEMORY},
+    }
+    return from_document(Document(data | _task(found, base), f"the recipe for {folder}", {}))
+
+
+def _sources(config: ModelConfig) -> dict[str, object]:
+    """One, or one for each language that the model knows."""
+    languages = language_table(config)
+    if not languages:
+        return {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}}
+    return {
+        name: {"uri": f"{PLACEHOLDER}corpora/{name}", "weight": "auto", "languages": [name]}
+        for name in languages
+    }
+
+
+def commented(recipe: Recipe) -> str:
+    """`recipe` as YAML, complete, each choice with its reason above it."""
+    name = _bundled(recipe)
+    parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
+    for key, value in recipe.to_data().items():
+        if key in _REASONS:
+            parts.append(f"\n# {_REASONS[key]}.\n")
+        parts.append(_yaml(key, value))
+    return "".join(parts)
+
+
+def _yaml(key: str, value: object) -> str:
+    """Innermost mappings on one line, as in the bundled recipes."""
+    flow = None if isinstance(value, dict | list) else False
+    return yaml.safe_dump(
+        {key: value}, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
+    )
+
+
+def _bundled(recipe: Recipe) -> str:
+    return _base(recipe.model, pair=recipe.objective.rtd is not None)
+
+
+def _base(config: ModelConfig, *, pair: bool) -> str:
+    """The bundled recipe of a family, or of its generator and discriminator where there is one."""
+    return (config.pair_recipe if pair else None) or config.recipe
+
+
+def _find(store: Store, folder: str) -> _Found:
+    with local_configs(store) as configs:
+        if (configs / PARTS[1] / CONFIG).is_file():
+            return _find_pair(configs)
+        config = read_folder_config(configs)
+        architectures = _architectures(configs)
+    if isinstance(config, ElectraConfig):
+        raise RunError(
+            f"{folder} holds one network of ELECTRA's two, which are trained together",
+            remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ of one folder",
+        )
+    return _Found(config, pair=False, pair_head=any(name in _PAIR_HEADS for name in architectures))
+
+
+def _find_pair(configs: Path) -> _Found:
+    generator, discriminator = (read_folder_config(configs / part) for part in PARTS)
+    match generator, discriminator:
+        case ElectraConfig(), ElectraConfig():
+            update: dict[str, object] = {"generator_divisor": discriminator.hidden // generator.hidden}
+        case XlnetConfig(), XlnetConfig():
+            raise RunError(
+                "XLNet has no generator and discriminator",
+                remedy="give two networks of another family that were trained together",
+            )
+        case _ if generator.family == discriminator.family:
+            update = {"generator_layers": generator.layers}
+        case _:
+            raise RunError(
+                f"no pair is a generator of family {generator.family} and a discriminator of {discriminator.family}",
+                remedy="give two networks of one family that were trained together",
+            )
+    return _Found(discriminator.model_copy(update=update), pair=True, pair_head=False)
+
+
+def _architectures(configs: Path) -> list[str]:
+    named = json.loads((configs / CONFIG).read_bytes()).get("architectures")
+    return [str(name) for name in named] if isinstance(named, list) else []
+
+
+def _task(found: _Found, base: Recipe) -> dict[str, Any]:
+    """The objective and input: as in the family's bundled recipe, but without a pair task if the folder has no head for
+    it, since its rows would differ from the model's for no gain. XLNet's lanes are as long as the model's rows. XLM
+    goes on with text in each of its languages; translations are the user's to add."""
+    objective, config = base.objective, found.config
+    if isinstance(config, XlnetConfig) and objective.plm is not None:
+        length = _length(config)
+        smaller = {"predict": max(1, length // 6), "permutation": length // 2}
+        plm = objective.plm.model_copy(update=smaller).model_dump(mode="json")
+        reuse = config.reuse if config.memory else length // 2
+        return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
+    if found.pair and objective.rtd is None and objective.mlm is not None:
+        # Differences of embeddings begin at zero where the two networks shared them, so this fits either.
+        masks = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
+        rtd = ReplacedTokenConfig(embeddings="gradient_disentangled").model_dump(mode="json")
+        return {"objective": {"mlm": masks, "rtd": rtd}, "input": {"packing": "full_sentences"}}
+    if found.pair_head or objective.mlm is None or (objective.nsp is None and objective.sop is None):
+        return {"input": {"packing": base.input.text}} if isinstance(base.input, Translations) else {}
+    mlm = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
+    return {"objective": {"mlm": mlm}, "input": {"packing": "full_sentences"}}
+
+
+def _adamw(config: ModelConfig) -> dict[str, Any]:
+    decayed: Decayed = "xlnet" if isinstance(config, XlnetConfig) else "no_bias_norm"
+    settings = AdamWConfig(lr=LR, betas=(0.9, 0.98), clip=1.0, bias_correction=True, decayed=decayed)
+    return settings.model_dump(mode="json")
+
+
+def _length(config: ModelConfig) -> int:
+    return min(config.max_length, LONGEST)
+
+
+def _name(folder: str) -> str:
+    """A recipe's name: the folder's, in the characters that a name may have."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rpartition("/")[2]).strip("-.")
+    return f"continued-{name or 'model'}"
+
+
+def _tokenizer(store: Store, folder: str) -> str:
+    """Where the model's tokenizer lies: in its folder, or beside the weights of a discriminator."""
+    for part in (".", PARTS[1]):
+        if holds_tokenizer(store if part == "." else store.at(part)):
+            return folder if part == "." else f"{folder.rstrip('/')}/{part}"
+    return TOKENIZER

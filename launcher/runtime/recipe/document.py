@@ -1,0 +1,350 @@
+"""Reads a recipe's YAML so that every mistake can be named by file, line, path, value and remedy.
+
+The text is composed into nodes first (they know their lines and show duplicate keys), then turned into plain data, and
+validated by pydantic in strict JSON mode: `layers: "12"` and `seed: true` are mistakes, not conversions.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from data_service.errors import UserError
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.yaml_bounds import KEYS, check_extent, secrets_in
+
+Path = tuple[str | int, ...]
+M = TypeVar("M", bound=BaseModel)
+
+_MISSING = object()
+# What the library raises: its own errors, and those of the conversions behind dates, numbers and tags.
+_BROKEN = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`), and a character written as two
+    escapes, as JSON does it, as one. Half of one is a UnicodeDecodeError.
+    """
+
+    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        return node
+
+
+_FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+@dataclass(frozen=True)
+class Words:
+    """A kind of document, for messages: its noun, the command that shows a complete one, and the error raised."""
+
+    noun: str
+    complete: str
+    error: type[UserError]
+
+
+RECIPE = Words("recipe", "maskfleet recipe show", RecipeError)
+
+
+@dataclass(frozen=True)
+class Document:
+    """Plain data, and where in which text each path of it was written.
+
+    Attributes:
+        data: mappings, lists and scalars.
+        name: file name (or bundled recipe's name) for messages.
+        lines: path -> line number, from 1.
+        overridden: paths set by `--set`, which have no line.
+        words: what kind of document it is.
+    """
+
+    data: dict[str, object]
+    name: str
+    lines: Mapping[Path, int]
+    overridden: frozenset[Path] = field(default_factory=frozenset)
+    words: Words = RECIPE
+
+    def where(self, path: Path) -> str:
+        """`file:line: a.b.c`, or `--set a.b.c` where the value came from the command line."""
+        for cut in range(len(path), 0, -1):
+            if path[:cut] in self.overridden:
+                return f"--set {dotted(path)}"
+            if path[:cut] in self.lines:
+                return f"{self.name}:{self.lines[path[:cut]]}: {dotted(path)}"
+        return f"{self.name}: {dotted(path)}" if path else self.name
+
+
+def dotted(path: Path) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def parse(text: str, name: str, words: Words = RECIPE) -> Document:
+    """The document in `text`. Raises `words.error` for broken YAML, duplicate keys, no mapping at the top."""
+    try:
+        check_extent(text, _Loader)
+        node = yaml.compose(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)
+    except _BROKEN as error:
+        raise words.error(
+            f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
+        ) from error
+    if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
+        raise words.error(
+            f"{name} holds {type(data).__name__} at the top, not a mapping",
+            remedy=f"start from a complete {words.noun}: {words.complete}",
+        )
+    lines: dict[Path, int] = {}
+    _collect_lines(node, (), lines, name, words)
+    return Document(data, name, lines, words=words)
+
+
+def with_sections(document: Document, sections: Mapping[str, object]) -> Document:
+    """`document` with other values for some of its top keys; these have no lines."""
+    lines = {path: line for path, line in document.lines.items() if path[0] not in sections}
+    return Document({**document.data, **sections}, document.name, lines, document.overridden, document.words)
+
+
+def override(document: Document, assignments: Sequence[str]) -> Document:
+    """`document` with each `a.b=value` applied; values are YAML (`null`, `[1, 2]`, `{minutes: 5}`)."""
+    data: dict[str, object] = json.loads(json.dumps(document.data))
+    paths = set(document.overridden)
+    for assignment in assignments:
+        path, value = parse_assignment(assignment)
+        _assign(data, path, value, assignment)
+        paths.add(path)
+    return Document(data, document.name, document.lines, frozenset(paths), document.words)
+
+
+def validate(model: type[M], document: Document) -> M:
+    """`document` as `model`. Raises its kind's error (RecipeError), naming every mistake at once."""
+    for path, shown in secrets_in(document.data):
+        raise document.words.error(f"{document.where(path)}: {shown!r} holds a key", remedy=KEYS)
+    try:
+        encoded = json.dumps(document.data)
+    except TypeError as error:
+        remedy = f"a {document.words.noun} holds mappings, lists, strings, numbers and booleans"
+        raise document.words.error(f"{document.name}: {error}", remedy=remedy) from error
+    try:
+        return model.model_validate_json(encoded, strict=True)
+    except ValidationError as error:
+        schema, document = model.model_json_schema(), replace(document, data=json.loads(encoded))
+        problems, remedies = zip(
+            *(_explain(detail, document, schema) for detail in error.errors()), strict=True
+        )
+    raise document.words.error("\n".join(_merged(problems)), remedy="; ".join(dict.fromkeys(remedies)))
+
+
+def _merged(problems: Sequence[str]) -> list[str]:
+    """One line a place: a value that fits no variant of a union has a problem for each of them."""
+    reasons: dict[str, list[str]] = {}
+    for problem in problems:
+        place, separator, reason = problem.rpartition(": ")
+        reasons.setdefault(place + separator, []).append(reason)
+    return [place + _joined(list(dict.fromkeys(found))) for place, found in reasons.items()]
+
+
+def _joined(reasons: list[str]) -> str:
+    """Alternatives, unless they are keys that are all missing."""
+    missing = all(reason.endswith(" is missing") for reason in reasons)
+    return (", " if missing else ", or ").join(reasons)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return str(error)
+
+
+def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: str, words: Words) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key_node, value in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if key in seen:
+                raise words.error(
+                    f"{name}:{line}: {dotted((*path, key))} is given twice", remedy="keep one of the two"
+                )
+            seen.add(key)
+            lines[(*path, key)] = line
+            _collect_lines(value, (*path, key), lines, name, words)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = item.start_mark.line + 1
+            _collect_lines(item, (*path, index), lines, name, words)
+
+
+def parse_assignment(text: str) -> tuple[Path, object]:
+    """`a.b=value`, the value YAML. Raises RecipeError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
+    path = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
+    try:
+        check_extent(value, _Loader)
+        return path, yaml.load(value, Loader=_Loader)
+    except _BROKEN as error:
+        raise RecipeError(
+            f"--set {text!r}: the value is not valid YAML: {_one_line(error)}",
+            remedy="quote it for the shell and YAML",
+        ) from error
+
+
+def _assign(data: dict[str, object], path: Path, value: object, assignment: str) -> None:
+    node: object = data
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, dict):
+            if not last and node.get(str(part)) is None:
+                node[str(part)] = {}
+            if last:
+                node[str(part)] = value
+            node = node[str(part)]
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            if last:
+                node[part] = value
+            node = node[part]
+        else:
+            raise RecipeError(
+                f"--set {assignment!r}: {dotted(path[:depth]) or 'the recipe'} has no {part!r}",
+                remedy="name an existing key, or set the whole value above it",
+            )
+
+
+def _explain(detail: ErrorDetails, document: Document, schema: dict[str, object]) -> tuple[str, str]:
+    path = _data_path(detail["loc"], document.data, detail["type"])
+    where = document.where(path)
+    value = _value_at(document.data, path)
+    if detail["type"] == "extra_forbidden":
+        return _foreign_key(where, path, document, schema)
+    if detail["type"] == "missing":
+        words = document.words
+        return f"{where} is missing", f"add {dotted(path)}; {words.complete} prints complete {words.noun}s"
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    shown = "" if isinstance(value, dict | list) or value is _MISSING else f" = {json.dumps(value)}"
+    return (
+        f"{where}{shown}: {message[:1].lower()}{message[1:]}",
+        f"correct {dotted(path) or f'the {document.words.noun}'}",
+    )
+
+
+def _data_path(location: Path, data: object, kind: str) -> Path:
+    """The error's path in the data. Pydantic inserts tags of unions, which the data does not have."""
+    path: list[str | int] = []
+    for depth, part in enumerate(location):
+        child = _child(data, part)
+        missing_key = kind == "missing" and depth == len(location) - 1
+        if child is not _MISSING or missing_key:
+            path.append(part)
+            data = child
+    return tuple(path)
+
+
+def _value_at(data: object, path: Path) -> object:
+    for part in path:
+        data = _child(data, part)
+    return data
+
+
+def _child(data: object, part: str | int) -> object:
+    if isinstance(data, dict):
+        return data.get(part, _MISSING)
+    if isinstance(data, list) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return _MISSING
+
+
+def _foreign_key(where: str, path: Path, document: Document, schema: dict[str, object]) -> tuple[str, str]:
+    """Problem and remedy of a key that does not exist here: a typing mistake, or a key of another choice."""
+    key, parent, noun = str(path[-1]), path[:-1], document.words.noun
+    choice = _choice_at(schema, parent, document.data)
+    known = sorted(keys_at(schema, parent, document.data) - {key})
+    with_it = f"with {choice.tag} {choice.value}" if choice else f"of {dotted(parent) or f'a {noun}'}"
+    listed = f"keys {with_it}: {', '.join(known)}"
+    if choice and (others := choice.values_with(key, schema)):
+        problem = f"{where} is not a key with {choice.tag} {choice.value}"
+        return problem, f"remove it, or choose a {choice.tag} that has it: {', '.join(others)} ({listed})"
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    remedy = f"did you mean {close[0]}? ({listed})" if close else f"remove it ({listed})"
+    return f"{where} is not a key of a {noun}", remedy
+
+
+@dataclass(frozen=True)
+class _Union:
+    """A place whose keys depend on one of them, `tag`, as `value` says; `variants`: value -> schema."""
+
+    tag: str
+    value: str
+    variants: Mapping[str, dict[str, object]]
+
+    def values_with(self, key: str, root: dict[str, object]) -> list[str]:
+        """The values with which there is such a key."""
+        return [value for value, node in self.variants.items() if key in _keys(_variants(node, root))]
+
+
+def _choice_at(schema: dict[str, object], path: Path, data: object) -> _Union | None:
+    """What decides the keys at `path`; None where nothing does."""
+    for node in _nodes_at(schema, path):
+        rule = _mapping(node.get("discriminator"))
+        tag, value = (
+            str(rule.get("propertyName")),
+            _child(_value_at(data, path), str(rule.get("propertyName"))),
+        )
+        variants = {name: {"$ref": ref} for name, ref in _mapping(rule.get("mapping")).items()}
+        if isinstance(value, str) and value in variants:
+            return _Union(tag, value, variants)
+    return None
+
+
+def keys_at(schema: dict[str, object], path: Path, data: object) -> set[str]:
+    """Property names a JSON schema allows at `path`: of the variant of a union that `data` chooses, or of any."""
+    choice = _choice_at(schema, path, data)
+    nodes = [choice.variants[choice.value]] if choice else _nodes_at(schema, path)
+    return _keys([variant for node in nodes for variant in _variants(node, schema)])
+
+
+def _nodes_at(schema: dict[str, object], path: Path) -> list[dict[str, object]]:
+    """What may stand at `path`, unions not yet taken apart."""
+    nodes = [schema]
+    for part in path:
+        variants = [variant for node in nodes for variant in _variants(node, schema)]
+        nodes = [child for variant in variants for child in _children(variant, part)]
+    return nodes
+
+
+def _keys(nodes: Sequence[dict[str, object]]) -> set[str]:
+    return {key for node in nodes for key in _mapping(node.get("properties"))}
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _children(node: dict[str, object], part: str | int) -> list[dict[str, object]]:
+    candidates = (
+        _mapping(node.get("properties")).get(str(part)),
+        node.get("additionalProperties"),
+        node.get("items"),
+    )
+    return [child for child in candidates if isinstance(child, dict)]
+
+
+def _variants(node: dict[str, object], root: dict[str, object]) -> list[dict[str, object]]:
+    reference = node.get("$ref")
+    if isinstance(reference, str):
+        name = reference.rsplit("/", 1)[-1]
+        return _variants(_mapping(_mapping(root.get("$defs")).get(name)), root)
+    options = [option for key in ("anyOf", "oneOf", "allOf") for option in _listed(node.get(key))]
+    return [variant for option in options for variant in _variants(option, root)] or [node]
+
+
+def _listed(value: object) -> list[dict[str, object]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,0 +1,157 @@
+"""Which fields of a recipe are its identity, and which only say how the run is operated.
+
+How a run is operated may change at any restart. A change of identity would make it another run, so it is refused with a
+diff, unless it is forced; then it is recorded. Where a corpus lies is operational; what it holds is identity, by its
+fingerprint (`launcher.runtime.run.record`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from launcher.runtime.recipe.schema import Recipe
+
+Kind = Literal["identity", "operational"]
+
+# The one table. The first pattern that matches a dotted path decides; a test covers every field of Recipe.
+FIELDS: tuple[tuple[str, Kind], ...] = (
+    ("name", "operational"),
+    ("seed", "identity"),
+    ("start", "identity"),
+    ("corpus.sources.*.uri", "operational"),
+    ("corpus.*", "identity"),
+    ("tokenizer.*", "operational"),
+    ("similar_words", "operational"),
+    ("similar_words.*", "operational"),
+    ("model.*", "identity"),
+    ("input.*", "identity"),
+    ("shuffle", "identity"),
+    ("mixing.*", "identity"),
+    ("objective.distil.teachers.*.uri", "operational"),
+    ("objective.distil.teachers.*.step", "operational"),
+    ("objective.*", "identity"),
+    ("phases.*.microbatch", "operational"),
+    ("phases.*.mixture.most_readings", "operational"),
+    ("phases.*", "identity"),
+    ("optimizer.*", "identity"),
+    ("schedule.*", "identity"),
+    ("precision", "identity"),
+    ("deterministic", "identity"),
+    ("zero", "operational"),
+    ("stage3_persistence", "operational"),
+    ("reduce_dtype", "operational"),
+    ("microbatch", "operational"),
+    ("activation_checkpointing", "operational"),
+    ("compile", "operational"),
+    ("trainers", "operational"),
+    ("trainers.*", "operational"),
+    ("data_service.*", "operational"),
+    ("checkpoint.*", "operational"),
+    ("evaluation.*", "operational"),
+    ("logging.*", "operational"),
+    ("watchdog.*", "operational"),
+    ("spikes.*", "operational"),
+    ("weight_check.*", "operational"),
+    ("stragglers.*", "operational"),
+    ("events.*", "operational"),
+)
+
+Flat = dict[str, object]
+
+# Identity fields that came later, and what every run did before. At that value they are left out of a run's identity,
+# so a run that was created without them is still the same run.
+FORMER: tuple[tuple[str, object], ...] = (
+    ("model.initializer", "truncated_normal"),
+    ("shuffle", "uniform"),
+    ("mixing.batches", "mixed"),
+    ("mixing.temperature", 1.0),
+    ("objective.mlm.count_special", False),
+    ("optimizer.*.decayed", "no_bias_norm"),
+    ("schedule.decay_steps", None),
+    ("schedule.restarts", 0),
+)
+
+
+def flatten(data: object, prefix: str = "") -> Flat:
+    """Leaf values by dotted path; list items by index."""
+    return dict(_leaves(data, prefix))
+
+
+def identity(recipe: Recipe) -> Flat:
+    """The identity fields of `recipe`, by dotted path. Fields that were added later are left out while they have the
+    value that runs had before."""
+    fields = flatten(recipe.to_data()).items()
+    return {
+        path: value for path, value in fields if kind_of(path) == "identity" and not _as_before(path, value)
+    }
+
+
+def still_identity(fields: Mapping[str, object]) -> Flat:
+    """Fields that a run was recorded with, less those that have since become operational."""
+    return {path: value for path, value in fields.items() if not _has_become_operational(path)}
+
+
+def _has_become_operational(path: str) -> bool:
+    try:
+        return kind_of(path) == "operational"
+    except KeyError:  # of another version
+        return False
+
+
+def fingerprint(fields: Mapping[str, object]) -> str:
+    """SHA-256 of fields by dotted path, whatever their order."""
+    return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode()).hexdigest()
+
+
+def kind_of(path: str) -> Kind:
+    """Raises KeyError for a path that the table does not know."""
+    for pattern, kind in FIELDS:
+        if fnmatchcase(path, pattern):
+            return kind
+    raise KeyError(path)
+
+
+def _as_before(path: str, value: object) -> bool:
+    return any(fnmatchcase(path, pattern) and value == former for pattern, former in FORMER)
+
+
+def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """The fields that differ or are in one of the two only, in path order."""
+    absent = object()
+    return [
+        path for path in sorted(old.keys() | new.keys()) if old.get(path, absent) != new.get(path, absent)
+    ]
+
+
+def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """One readable line per changed field, in path order: `- model.layers: 12 -> 24`."""
+    lines: list[str] = []
+    for path in changed(old, new):
+        if path not in new:
+            lines.append(f"- {path}: {_show(old[path])} -> {_absent(path)}")
+        elif path not in old:
+            lines.append(f"- {path}: {_absent(path)} -> {_show(new[path])}")
+        else:
+            lines.append(f"- {path}: {_show(old[path])} -> {_show(new[path])}")
+    return lines
+
+
+def _absent(path: str) -> str:
+    return next((_show(former) for pattern, former in FORMER if fnmatchcase(path, pattern)), "(absent)")
+
+
+def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(data, list) and data:
+        for index, value in enumerate(data):
+            yield from _leaves(value, f"{path}.{index}")
+    else:
+        yield path, data
+
+
+def _show(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

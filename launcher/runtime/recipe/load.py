@@ -1,0 +1,93 @@
+"""From the text of a recipe to a `Recipe`: `--set` overrides applied, and what cannot work refused."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.checks import impossible
+from launcher.runtime.recipe.document import Document, override, parse, validate, with_sections
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.source import read
+
+_log = logging.getLogger(__name__)
+_FORMER_KEYS = {"replicas": "weight_check"}
+
+
+def load(
+    name_or_path: str, assignments: tuple[str, ...] = (), sections: Mapping[str, object] | None = None
+) -> Recipe:
+    """A bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
+
+    `sections` replace whole sections of it before that, such as `corpus`; a source keeps the languages that the
+    recipe's own of its name has. Raises RecipeError naming file, line, path, value and remedy of everything wrong with
+    it.
+    """
+    document = read(name_or_path)
+    return from_document(
+        override(with_sections(document, _in_its_languages(document, sections or {})), assignments)
+    )
+
+
+def _in_its_languages(document: Document, sections: Mapping[str, object]) -> Mapping[str, object]:
+    """`sections`, where sources that the recipe has by the same name are in the languages that it says."""
+    told, given = (_sources(data) for data in (document.data, sections))
+    kept = {
+        name: {"languages": told[name]["languages"], **source}
+        for name, source in given.items()
+        if "languages" in told.get(name, {})
+    }
+    corpus = sections.get("corpus")
+    if not kept or not isinstance(corpus, dict):
+        return sections
+    return {**sections, "corpus": {**corpus, "sources": {**given, **kept}}}
+
+
+def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Those of a recipe that are written as they should be."""
+    corpus = data.get("corpus")
+    sources = corpus.get("sources") if isinstance(corpus, dict) else None
+    if not isinstance(sources, dict):
+        return {}
+    return {name: source for name, source in sources.items() if isinstance(source, dict)}
+
+
+def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
+    """`recipe` with `--set` assignments applied. Raises RecipeError."""
+    return from_document(override(Document(recipe.to_data(), recipe.name, {}), assignments))
+
+
+def loads(text: str, name: str) -> Recipe:
+    """The recipe in `text`; `name` is what messages call it. Raises RecipeError."""
+    return from_document(parse(text, name))
+
+
+def from_document(document: Document) -> Recipe:
+    """Types and ranges first, then the combinations. Raises RecipeError."""
+    document = _renamed(document)
+    recipe = validate(Recipe, document)
+    _say_intervals(recipe, document)
+    problems = impossible(recipe)
+    if problems:
+        raise RecipeError(
+            "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+    return recipe
+
+
+def _renamed(document: Document) -> Document:
+    """Keys by their names of today: runs of older versions, and recipes written for them, stay what they are."""
+    today = {former: key for former, key in _FORMER_KEYS.items() if key not in document.data}
+    return replace(document, data={today.get(key, key): value for key, value in document.data.items()})
+
+
+def _say_intervals(recipe: Recipe, document: Document) -> None:
+    """`--set` of one half of an interval leaves the other one."""
+    every = recipe.checkpoint.every
+    path = ("checkpoint", "every")
+    named = {name for name in ("steps", "minutes") if (*path, name) in document.overridden}
+    if len(named) == 1 and every.steps is not None and every.minutes is not None:
+        (name,) = named
+        alone = f"checkpoint.every={{{name}: {getattr(every, name):g}}}"
+        _log.warning("checkpoint.every is now %s; for one alone: --set '%s'", every.spelt(), alone)

@@ -1,0 +1,161 @@
+"""What a recipe's `objective` says: a set of terms of the loss, by name, and the module that trains them together.
+
+A term has a host half, which the data service is told (what is masked), and a device half (the losses). What a term
+needs, and why it cannot go with another, it says itself (`encoder_core/objectives/term.py`).
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+from pydantic import model_serializer, model_validator
+from torch import nn
+
+from data_service.samples.inputs import (
+    Input,
+    Lanes,
+    OrderedPairs,
+    RepeatedSentences,
+    SegmentPairs,
+    SentencePairs,
+    TextPairs,
+)
+from data_service.samples.masking import MlmMasking, NoMasking
+from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.spec import Masking
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.catalogue import AnyEncoder, ModelConfig
+from encoder_core.families.interchange import Heads
+from encoder_core.layers.initialise import on_meta
+from encoder_core.objectives.compose import compose
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, HiddenConfig
+from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig, ReplacedTokenDetection
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import Label, RowFacts, TermConfig
+from launcher.runtime.recipe.parts import Choice
+
+
+class MlmTerm(MlmConfig, MlmMasking):
+    """Both halves of masked language modelling."""
+
+    @model_serializer(mode="wrap")
+    def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
+        """Without what came later to either half, where it is as it was before."""
+        former = {"weight": 1.0, "ngram_weights": None}
+        return {name: value for name, value in serialize(self).items() if (name, value) not in former.items()}
+
+
+class PlmTerm(PlmConfig, PermutedPrediction):
+    """Both halves of permuted language modelling."""
+
+
+class RecipeObjective(Choice):
+    """What is predicted.
+
+    Attributes:
+        mlm: masked tokens (BERT and most others); the masks of the generator with `rtd`.
+        nsp: whether the second segment follows the first (BERT). Needs input of segment or sentence pairs.
+        sop: whether two segments are in order (ALBERT). Needs input of ordered pairs.
+        sbo: masked spans from their boundaries (SpanBERT).
+        rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
+        plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
+        contrastive: which texts belong together: of input of pairs or sentences where it stands alone, with any family;
+            beside mlm each row with itself.
+        distil: what frozen teachers hold likely (DistilBERT). Goes with mlm.
+        cosine: the direction of their last states. Goes with distil.
+        hidden: the states of chosen layers of one teacher (TinyBERT). Goes with distil.
+    """
+
+    mlm: MlmTerm | None = None
+    nsp: NspConfig | None = None
+    sop: SopConfig | None = None
+    sbo: SboConfig | None = None
+    rtd: ReplacedTokenConfig | None = None
+    plm: PlmTerm | None = None
+    contrastive: ContrastiveConfig | None = None
+    distil: DistilConfig | None = None
+    cosine: CosineConfig | None = None
+    hidden: HiddenConfig | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.terms:
+            raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+    @property
+    def terms(self) -> dict[str, TermConfig]:
+        """Those that are given, by name."""
+        every = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: term for name, term in every.items() if term is not None}
+
+    @property
+    def masking(self) -> Masking:
+        """The host half."""
+        if self.mlm is not None:
+            return MlmMasking(**{name: getattr(self.mlm, name) for name in MlmMasking.model_fields})
+        if self.plm is not None:
+            return PermutedPrediction(
+                **{name: getattr(self.plm, name) for name in PermutedPrediction.model_fields}
+            )
+        return NoMasking()
+
+
+def row_facts(rows: Input, masking: Masking) -> RowFacts:
+    """What terms look at of rows that are cut and masked so."""
+    label: Label | None = "next" if isinstance(rows, SegmentPairs | SentencePairs) else None
+    return RowFacts(
+        packing=rows.packing,
+        label="order" if isinstance(rows, OrderedPairs) else label,
+        texts=isinstance(rows, TextPairs | RepeatedSentences),
+        lanes=isinstance(rows, Lanes),
+        unit=masking.unit,
+    )
+
+
+def objective_module(
+    config: ModelConfig, objective: RecipeObjective, *, checkpoint_activations: bool = False
+) -> ObjectiveModule:
+    """The module that trains `objective` on a model of `config`; weights not yet initialised (`initialise`).
+
+    Raises ModelError: the terms do not go together or not with this family, or the vocabulary is unknown.
+    """
+    return compose(config, objective.terms, checkpoint_activations=checkpoint_activations)
+
+
+def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
+    """Which heads of a single network a class of transformers can hold: its language-model head, and BERT's and
+    ALBERT's pair head. None for an encoder of text vectors alone."""
+    if objective.contrastive is not None and objective.mlm is None:
+        return "none"
+    if objective.plm is not None:
+        return "plm"
+    pairs = objective.nsp is not None or objective.sop is not None
+    has_class = isinstance(config, AlbertConfig) or (
+        isinstance(config, BertConfig) and config.token_types > 0
+    )
+    return "mlm_pair" if pairs and has_class else "mlm"
+
+
+def task_encoder(module: ObjectiveModule) -> AnyEncoder:
+    """The encoder that is used after pretraining: the only one, or the discriminator's."""
+    network = module.discriminator if isinstance(module, ReplacedTokenDetection) else module
+    encoder = network.encoder
+    assert isinstance(encoder, AnyEncoder)
+    return encoder
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Trainable parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def meta_module(config: ModelConfig, objective: RecipeObjective) -> ObjectiveModule:
+    """The module without memory: for its names, shapes and size."""
+    with on_meta():
+        return objective_module(config, objective)

@@ -1,0 +1,174 @@
+"""Inputs, objectives and models that do not go together; what rows of several texts and batches of one source do not go
+with.
+"""
+
+from collections.abc import Iterator
+
+from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.samples.permutation_lm import PermutedPrediction
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.compose import refusals
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.term import Setting
+from launcher.runtime.recipe.objective import row_facts
+from launcher.runtime.recipe.parts import RecipeIssue
+from launcher.runtime.recipe.schema import Recipe
+
+_TABLE = "the guide's page on recipes has a table of what goes together"
+LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
+LEAST_SEGMENTS = 2  # tokens: one for each of a row's new segments
+
+
+def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
+    """Every mismatch in `recipe`. What terms of the loss do not go with, they say themselves."""
+    rows = row_facts(recipe.input, recipe.objective.masking)
+    for found in refusals(Setting(recipe.model, recipe.objective.terms, rows)):
+        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}")
+    yield from _token_types(recipe)
+    if recipe.objective.contrastive is not None:
+        yield from _contrast(recipe, recipe.objective.contrastive)
+    if isinstance(recipe.input, Lanes):
+        yield from _lanes(recipe, recipe.input)
+        yield from _memory(recipe, recipe.input)
+        if recipe.objective.plm is not None:
+            yield from _predictions(recipe, recipe.input, recipe.objective.plm)
+
+
+def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
+    """A family without token types (RoBERTa, DeBERTa, DistilBERT) tells segments apart by the separator alone, which
+    works."""
+    model = recipe.model
+    if (
+        isinstance(model, BertConfig | AlbertConfig | ElectraConfig)
+        and model.token_types == 1
+        and not isinstance(recipe.input, Packed | TextPairs | RepeatedSentences)
+    ):
+        yield RecipeIssue(
+            ("model", "token_types"),
+            f"{recipe.input.packing} rows have two segments, the model has one token type",
+            "set model.token_types to 2, or pack rows of one segment",
+        )
+
+
+def _contrast(recipe: Recipe, contrastive: ContrastiveConfig) -> Iterator[RecipeIssue]:
+    model = recipe.model
+    widest = max(contrastive.matryoshka or (0,))
+    if widest > model.hidden:
+        yield RecipeIssue(
+            ("objective", "contrastive", "matryoshka"),
+            f"the first {widest} numbers of a vector are asked for, and it has {model.hidden}",
+            f"give widths of at most {model.hidden}",
+        )
+    twice = isinstance(recipe.input, RepeatedSentences) or recipe.objective.mlm is not None
+    rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
+    if twice and not any(rates):
+        yield RecipeIssue(
+            ("model", "dropout"),
+            "the two texts of an example are the same, and differ by dropout alone, which is 0",
+            "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
+        )
+    if recipe.input.texts == 2:
+        for index, phase in enumerate(recipe.phases):
+            if phase.batch.sequences == 1:
+                yield RecipeIssue(
+                    ("phases", index, "batch", "sequences"),
+                    "the negatives of an example are the others of its batch, and there are none",
+                    "use a larger batch",
+                )
+
+
+def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
+    least = lanes.reuse + LANE_SPECIALS + LEAST_SEGMENTS
+    for index, phase in enumerate(recipe.phases):
+        rows = phase.batch.sequences
+        if rows is None:
+            yield RecipeIssue(
+                ("phases", index, "batch"),
+                "lanes have a fixed number of rows a step, and the batch is given in tokens",
+                "give the batch in sequences",
+            )
+        elif lanes.both_directions and rows % 2:
+            yield RecipeIssue(
+                ("phases", index, "batch", "sequences"),
+                f"every second lane is read backwards, and {rows} lanes are no pairs",
+                "use an even number of sequences, or set input.both_directions to false",
+            )
+        if phase.length < least:
+            yield RecipeIssue(
+                ("phases", index, "length"),
+                f"a row of {phase.length} tokens has no place for {lanes.reuse} reused tokens, two new segments "
+                f"and {LANE_SPECIALS} special tokens",
+                f"use a length of at least {least}, or lower input.reuse and model.reuse",
+            )
+
+
+def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
+    model = recipe.model
+    if isinstance(model, XlnetConfig) and model.memory and model.reuse != lanes.reuse:
+        yield RecipeIssue(
+            ("model", "reuse"),
+            f"the model remembers {model.reuse} tokens of each row, and the next row begins {lanes.reuse} later",
+            f"set model.reuse to {lanes.reuse}, as input.reuse",
+        )
+    keep = recipe.checkpoint.keep_every
+    if isinstance(model, XlnetConfig) and model.memory and keep and keep.steps % model.memory_refresh:
+        yield RecipeIssue(
+            ("checkpoint", "keep_every", "steps"),
+            f"checkpoints fall on multiples of {model.memory_refresh} steps, where memory is recomputed, and few of "
+            f"them on multiples of {keep.steps}",
+            f"use a multiple of {model.memory_refresh} (model.memory_refresh)",
+        )
+
+
+def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Iterator[RecipeIssue]:
+    first = -(-plm.predict // 2)
+    for index, phase in enumerate(recipe.phases):
+        new = phase.length - lanes.reuse - LANE_SPECIALS
+        if first > lanes.reuse or plm.predict - first > new > 0:
+            yield RecipeIssue(
+                ("objective", "plm", "predict"),
+                f"{plm.predict} targets, half in each part, do not fit the {lanes.reuse} reused and {new} new "
+                f"tokens of a row in phase {index}",
+                f"use at most {min(2 * lanes.reuse, 2 * new + 1)}: about one in six tokens, here "
+                f"{max(1, phase.length // 6)}",
+            )
+
+
+def text_problems(recipe: Recipe) -> Iterator[RecipeIssue]:
+    """Every mismatch in `recipe`."""
+    yield from _batches(recipe)
+    yield from _mixing(recipe)
+
+
+def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        if phase.batch.sequences is not None:
+            continue
+        if isinstance(recipe.input, TextPairs | RepeatedSentences):
+            why = "each example is compared with all others of its batch, so that their number must not vary"
+        elif recipe.mixing.batches == "one_source":
+            why = "batches of one source each are counted in rows"
+        else:
+            continue
+        yield RecipeIssue(
+            ("phases", index, "batch"), f"{why}: tokens will not do", "give the batch in sequences"
+        )
+
+
+def _mixing(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if recipe.mixing.batches == "one_source" and isinstance(recipe.input, Lanes):
+        yield RecipeIssue(
+            ("mixing", "batches"),
+            "rows in lanes go on from step to step, so that every batch has rows of all sources",
+            "set mixing.batches to mixed",
+        )
+    weighted = [name for name, source in recipe.corpus.sources.items() if source.weight != "auto"]
+    if weighted and recipe.mixing.temperature != 1:
+        yield RecipeIssue(
+            ("mixing", "temperature"),
+            f"sources have weights of their own ({', '.join(weighted)}), and a temperature decides those that are auto",
+            "set the weights to auto, or mixing.temperature to 1",
+        )

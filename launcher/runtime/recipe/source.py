@@ -1,0 +1,48 @@
+"""Where recipes come from: files, and those that come with Maskfleet, by name.
+
+Their meaning is not looked at here: the schema loads torch.
+"""
+
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.document import Document, parse
+
+
+def bundled() -> dict[str, str]:
+    """Name -> YAML text of the recipes that come with Maskfleet."""
+    folder = resources.files("launcher.runtime.recipe") / "library"
+    files = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text("utf-8")
+        for entry in sorted(files, key=lambda e: e.name)
+    }
+
+
+def source_text(name_or_path: str) -> str:
+    """A recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
+    path = Path(name_or_path)
+    try:
+        if path.is_file():
+            return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8") from error
+    except (OSError, ValueError) as error:  # no permission; a name that no file can have
+        raise RecipeError(f"{path} cannot be read: {error}", remedy="give another file") from error
+    known = bundled()
+    if name_or_path in known:
+        return known[name_or_path]
+    close = get_close_matches(name_or_path, known, n=1, cutoff=0.6)
+    guess = f"did you mean {close[0]}? " if close else ""
+    raise RecipeError(
+        f"there is no recipe {name_or_path!r}: no such file, and not a bundled recipe",
+        remedy=f"{guess}bundled recipes: {', '.join(known)}; or give the path of a YAML file",
+    )
+
+
+def read(name_or_path: str) -> Document:
+    """Raises RecipeError: as `source_text`, or it is no YAML."""
+    text = source_text(name_or_path)
+    return parse(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")

@@ -1,0 +1,132 @@
+"""A recipe in figures: model size, state, batches, tokens."""
+
+from functools import lru_cache
+from math import prod
+
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.initialise import on_meta
+from encoder_core.objectives.compose import network
+from encoder_core.optim.groups import hidden_matrices
+from launcher.format import human_count
+from launcher.runtime.recipe.objective import RecipeObjective, meta_module, parameter_count
+from launcher.runtime.recipe.schema import Recipe, RecipePhase
+from launcher.runtime.recipe.timeline import tokens_before
+
+_ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
+
+
+def kind(recipe: Recipe) -> str:
+    """The name that the model is known by: its family's, or, if two share a family, told apart by the objective."""
+    return recipe.model.title(recipe.objective.terms)
+
+
+def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
+    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used.
+
+    `vocabulary`: ids of the tokenizer, where the recipe leaves the size to it and it is known.
+    """
+    model = recipe.model
+    if vocabulary is not None and model.vocab is None:
+        model = model.model_copy(update={"vocab": vocabulary})
+    return parameter_count(meta_module(known(model), recipe.objective))
+
+
+def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
+    """Shapes of the matrices of which the optimizer keeps a momentum in place of two moments: with Muon, of all hidden
+    ones that are trained, those that lie in one parameter one by one."""
+    return [] if recipe.optimizer.muon is None else _matrices(known(recipe.model), recipe.objective)
+
+
+@lru_cache(maxsize=8)
+def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
+    """An estimate asks again for every stage and microbatch."""
+    every = hidden_matrices(meta_module(model, objective)).values()
+    return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
+
+
+@lru_cache(maxsize=8)
+def _largest(model: ModelConfig, objective: RecipeObjective) -> int:
+    return max(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
+
+
+def largest_parameter(recipe: Recipe) -> int:
+    """Numbers in the largest tensor that is trained."""
+    return _largest(known(recipe.model), recipe.objective)
+
+
+def state_bytes(recipe: Recipe, count: int) -> int:
+    """Of a checkpoint of `count` parameters: of each the fp32 weight and its moments."""
+    return 12 * count - 4 * sum(prod(shape) for shape in momentum_matrices(recipe))
+
+
+def discriminator_parameters(recipe: Recipe) -> int | None:
+    """Those of the discriminator as it is used after training; None if there is none."""
+    if recipe.objective.rtd is None:
+        return None
+    with on_meta():
+        return parameter_count(network(known(recipe.model), "rtd"))
+
+
+def teacher_parameters(recipe: Recipe) -> int:
+    """Those of all teachers together; 0 without any."""
+    if recipe.objective.distil is None:
+        return 0
+    vocabulary = known(recipe.model).vocab
+    with on_meta():
+        return sum(
+            parameter_count(network(teacher.model.model_copy(update={"vocab": vocabulary}), "mlm"))
+            for teacher in recipe.objective.distil.teachers
+        )
+
+
+def total_tokens(recipe: Recipe) -> int:
+    """Tokens of the whole run, rows taken as full."""
+    return tokens_before(recipe, recipe.total_steps)
+
+
+def summary(recipe: Recipe) -> list[str]:
+    """Lines for a person."""
+    return [
+        f"{recipe.name}: {kind(recipe)}, {_size(recipe)}",
+        *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
+        f"in all {recipe.total_steps:,} steps, {human_count(total_tokens(recipe))} tokens",
+        f"{recipe.precision}, ZeRO {recipe.zero}, {len(recipe.corpus.sources)} source(s), "
+        f"warmup {recipe.schedule.warmup:,} steps, a checkpoint every {recipe.checkpoint.every.spelt()}",
+    ]
+
+
+def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
+    """Tokens of a step's batch after any warmup, rows taken as full. `texts`: of each row (`Recipe.input.texts`)."""
+    return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
+
+
+def known(model: ModelConfig) -> ModelConfig:
+    """With a size of vocabulary for counting, where it is left to the tokenizer."""
+    return model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
+
+
+def _size(recipe: Recipe) -> str:
+    size = f"{human_count(parameters(recipe))} parameters"
+    alone = discriminator_parameters(recipe)
+    if alone is not None:
+        size = f"{human_count(alone)} parameters, {size.removesuffix(' parameters')} with the generator"
+    taught = teacher_parameters(recipe)
+    if taught:
+        size += f", taught by {human_count(taught)}"
+    assumed = "" if recipe.model.vocab else f" (with {_ASSUMED_VOCABULARY:,} ids; the tokenizer decides)"
+    return size + assumed
+
+
+def _phase(phase: RecipePhase, recipe: Recipe) -> str:
+    rows = phase.batch.sequences
+    cut = f"{rows // recipe.microbatch_of(phase):,}" if rows else ""
+    batch = f"{rows:,} rows in {cut} microbatches" if rows else "by tokens"
+    if recipe.is_automatic(phase):
+        batch = f"{rows:,} rows" if rows else batch
+        batch += ", in microbatches as large as memory permits"
+    texts = recipe.input.texts
+    tokens = human_count(tokens_per_step(phase, texts))
+    length = f"rows of {phase.length}" if texts == 1 else f"rows of {texts} texts of {phase.length}"
+    warmup = phase.batch.warmup
+    rising = f", from {warmup.start:,} over {warmup.steps:,} steps" if warmup else ""
+    return f"{phase.steps:,} steps of {tokens} tokens, {length}, {batch}{rising}"

@@ -1,0 +1,200 @@
+"""What a run does at which step, as pure functions of the step: phases, learning rate, batch, tokens."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from data_service.stream.batches import Rise, StepBatches
+from encoder_core.families.pre_norm import PreNormConfig
+from encoder_core.objectives.losses import WeightSchedule, weight_at
+from encoder_core.optim import schedules
+from launcher.runtime.recipe.objective import RecipeObjective
+from launcher.runtime.recipe.schema import Recipe, RecipePhase
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Steps `first` to `last`, both included, of one phase, in which the learning rate follows one curve.
+
+    Attributes:
+        phase: its number.
+        curve: warmup, stable, or the name of a decay.
+        rates: the learning rates of its first and last step.
+        batches: of its first and last step, in rows or tokens.
+        tokens: of the run up to its end, rows taken as full.
+        weights: of each term whose weight changes, in its first and last step.
+    """
+
+    phase: int
+    first: int
+    last: int
+    curve: str
+    rates: tuple[float, float]
+    batches: tuple[int, int]
+    tokens: int
+    weights: Mapping[str, tuple[float, float]]
+
+
+def phase_at(recipe: Recipe, step: int) -> tuple[int, int]:
+    """The phase of a step, and the first step of that phase; after the last step, the last phase."""
+    starts = [0, *accumulate(phase.steps for phase in recipe.phases[:-1])]
+    number = bisect_right(starts, step) - 1
+    return number, starts[number]
+
+
+def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
+    """The rate of a step, counted from 0. `peak`: the optimizer's; phases may have their own.
+
+    A schedule of a phase counts its steps from 0. The run's schedule counts those of all phases, also of phases that
+    have their own.
+    """
+    number, start = phase_at(recipe, step)
+    phase = recipe.phases[number]
+    highest = peak if phase.lr is None else phase.lr
+    if phase.schedule is None:
+        return schedules.learning_rate(recipe.schedule, peak=highest, total=recipe.total_steps, step=step)
+    return schedules.learning_rate(phase.schedule, peak=highest, total=phase.steps, step=step - start)
+
+
+def step_batches(recipe: Recipe, phase: RecipePhase) -> StepBatches:
+    """The batch of each step of a phase, in rows or in tokens, as its batch is given."""
+    rows, tokens, warmup = phase.batch.sequences, phase.batch.tokens, phase.batch.warmup
+    full = rows or tokens
+    assert full is not None  # a batch has exactly one of the two
+    if warmup is None:
+        return StepBatches(full)
+    granule = 1 if rows else phase.length
+    return StepBatches(full, Rise(warmup.start, warmup.steps, granule))
+
+
+def tokens_before(recipe: Recipe, step: int) -> int:
+    """Tokens of the first `step` steps, rows taken as full."""
+    total = 0
+    for phase in recipe.phases:
+        units = step_batches(recipe, phase).before(min(phase.steps, step))
+        each = 1 if phase.batch.tokens else recipe.input.texts * phase.length
+        total, step = total + units * each, max(0, step - phase.steps)
+    return total
+
+
+def is_staged(recipe: Recipe) -> bool:
+    """Whether its sources are read on from phase to phase."""
+    return any(phase.mixture is not None for phase in recipe.phases)
+
+
+def planned_steps(phase: RecipePhase) -> int:
+    """Steps that the data of a phase are planned for, where sources are read on from phase to phase."""
+    return (phase.mixture and phase.mixture.steps) or phase.steps
+
+
+def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None:
+    """The share of each source in the tokens of a phase; None if it is the corpora's sizes that decide."""
+    given = {name: source.weight for name, source in recipe.corpus.sources.items()}
+    weights = {name: weight for name, weight in given.items() if weight != "auto"}
+    if phase.mixture is not None and phase.mixture.weights is not None:
+        weights = {name: phase.mixture.weights.get(name, 0.0) for name in given}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()} or None
+
+
+def phase_objective(recipe: Recipe, phase: RecipePhase) -> RecipeObjective:
+    """The objective with the phase's masks."""
+    mlm = recipe.objective.mlm
+    if phase.mlm is None or mlm is None:
+        return recipe.objective
+    own = {name: value for name, value in phase.mlm if value is not None}
+    return recipe.objective.model_copy(update={"mlm": mlm.model_copy(update=own)})
+
+
+def rope_base(recipe: Recipe, step: int) -> float | None:
+    """The base in a step of the rotary positions of layers that see the whole row; None for a family without."""
+    number, _ = phase_at(recipe, step)
+    own, model = recipe.phases[number].rope_base, recipe.model
+    # Layer 0 is one of them in every family.
+    return model.rope_base(0) if own is None and isinstance(model, PreNormConfig) else own
+
+
+def recipe_after(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with the model as it was in the last of the first `steps` steps: what a commit of that step is."""
+    base = rope_base(recipe, max(0, steps - 1))
+    if base is None or not isinstance(recipe.model, PreNormConfig):
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
+
+
+def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
+    """The weight in a step of each term that is not a mere number all the time, by name."""
+    number, start = phase_at(recipe, step)
+    own = recipe.phases[number].weights or {}
+    of_run = {
+        name: weight_at(recipe.objective.terms[name].weight, step)
+        for name in changing_weights(recipe)
+        if name not in own
+    }
+    return of_run | {name: weight_at(weight, step - start) for name, weight in own.items()}
+
+
+def changing_weights(recipe: Recipe) -> list[str]:
+    """The terms whose weight is a schedule, or another one in some phase."""
+    set_by_phases = {name for phase in recipe.phases for name in phase.weights or {}}
+    return [
+        name
+        for name, term in recipe.objective.terms.items()
+        if isinstance(term.weight, WeightSchedule) or name in set_by_phases
+    ]
+
+
+def curve_at(recipe: Recipe, step: int) -> str:
+    """What the learning rate does at a step: warmup, stable, or the name of a decay."""
+    number, start = phase_at(recipe, step)
+    return [name for first, name in _curves(recipe, recipe.phases[number], start) if first <= step][-1]
+
+
+def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
+    """The run from its first step to its last, cut wherever a phase, a part of a schedule or a rise of the batch begins
+    or ends. `rate`: step -> learning rate."""
+    found: list[Stretch] = []
+    start = 0
+    for number, phase in enumerate(recipe.phases):
+        batches, stop = step_batches(recipe, phase), start + phase.steps
+        curves = _curves(recipe, phase, start)
+        edges = {step for step, _ in curves if start < step < stop} | {start, stop}
+        if batches.rise is not None:
+            edges |= {min(start + batches.rise.steps, stop)}
+        edges |= {step for step in _weight_edges(recipe, phase, start) if start < step < stop}
+        for first, end in pairwise(sorted(edges)):
+            found.append(
+                Stretch(
+                    phase=number,
+                    first=first,
+                    last=end - 1,
+                    curve=[name for step, name in curves if step <= first][-1],
+                    rates=(rate(first), rate(end - 1)),
+                    batches=(batches.at(first - start), batches.at(end - 1 - start)),
+                    tokens=tokens_before(recipe, end),
+                    weights=_weights_between(recipe, first, end - 1),
+                )
+            )
+        start = stop
+    return found
+
+
+def _weight_edges(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
+    """Where schedules of weights that a phase follows end, by the run's steps."""
+    own = phase.weights or {}
+    ends = [start + weight.steps for weight in own.values() if isinstance(weight, WeightSchedule)]
+    of_run = [term.weight for name, term in recipe.objective.terms.items() if name not in own]
+    return ends + [weight.steps for weight in of_run if isinstance(weight, WeightSchedule)]
+
+
+def _weights_between(recipe: Recipe, first: int, last: int) -> dict[str, tuple[float, float]]:
+    end = term_weights(recipe, last)
+    return {name: (weight, end[name]) for name, weight in term_weights(recipe, first).items()}
+
+
+def _curves(recipe: Recipe, phase: RecipePhase, start: int) -> list[tuple[int, str]]:
+    """The parts of the schedule that a phase follows, by the run's steps."""
+    if phase.schedule is None:
+        return schedules.stretches(recipe.schedule, recipe.total_steps)
+    return [(start + step, name) for step, name in schedules.stretches(phase.schedule, phase.steps)]

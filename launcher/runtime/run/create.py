@@ -1,0 +1,198 @@
+"""Creates a run, once (`init`), and checks a run against another recipe before it starts (`reconcile`)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+
+from data_service.store.base import Store
+from data_service.tokenizers.load import load_tokenizer
+from data_service.visible import shell_word
+from launcher.errors import RunChanged, RunError
+from launcher.runtime.recipe import identity
+from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.recipe.objective import RecipeObjective
+from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
+from launcher.runtime.run.inputs import Inputs, refuse_placeholders
+from launcher.runtime.run.kept_tokenizer import keep
+from launcher.runtime.run.log import operator_event
+from launcher.runtime.run.mixture import check_mixture
+from launcher.runtime.run.outline import ForkOrigin, free_place
+from launcher.runtime.run.readiness import check_rows
+from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
+from launcher.runtime.run.teachers import read_all_inputs
+from launcher.runtime.run.text_vectors import keep_modules
+
+_VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
+
+
+def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
+    """Create the run at `uri`.
+
+    Raises:
+        RunError: there is a run already, or something else under way there.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
+        StoreError: no permission, no space, no such bucket.
+
+    Whether the tasks of `evaluation` can be measured the caller checks (`launcher.after.tasks.measurable`).
+    """
+    store = free_place(uri)
+    resolved = absolute(recipe)
+    refuse_placeholders(resolved)
+    tokenizer = load_tokenizer(resolved.tokenizer.uri)
+    run = Run(uri, store, resolved, record_of(resolved, read_all_inputs(resolved, tokenizer), now))
+    check_rows(run, tokenizer)
+    check_mixture(run, tokenizer)
+    reserve(store, resolved)
+    keep(store, tokenizer)
+    keep_modules(resolved, store)
+    publish(store, run.record)
+    return run
+
+
+def reserve(store: Store, recipe: Recipe) -> None:
+    """The first write of creating a run: its resolved `recipe`. Raises RunError if another recipe is there."""
+    text = recipe.to_yaml().encode()
+    if not store.put_if_absent(RECIPE, text) and store.get(RECIPE) != text:
+        raise RunError(
+            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init that was interrupted, or is under way",
+            remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE}",
+        )
+
+
+def publish(store: Store, record: RunRecord) -> None:
+    """The last write of creating a run: from now on there is one. Raises RunError if somebody else created it first."""
+    if not store.put_if_absent(RECORD, dump(record)):
+        raise RunError(
+            f"another init created the run at {store.uri} first",
+            remedy=f"maskfleet train {shell_word(store.uri)}",
+        )
+
+
+def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: datetime) -> Run:
+    """`run` ready to start: with `recipe` in force if one is given, its inputs checked against its record.
+
+    Operational fields may change freely. A change of identity, corpus or tokenizer is refused, or, with
+    `accept_changes`, becomes what the run is from now on. Either kind of change is recorded as an event.
+
+    Raises:
+        RunChanged: the changes, as a diff.
+        CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
+    """
+    wanted = run.recipe if recipe is None else absolute(recipe)
+    tokenizer = run.tokenizer_under(wanted)
+    inputs = read_all_inputs(wanted, tokenizer, run)
+    record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
+    changes = changes_of_identity(run.record, record)
+    if changes and not accept_changes:
+        raise RunChanged(
+            f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
+            remedy=f"restore them, or let a new run go on from here with them: maskfleet runs fork "
+            f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes goes on regardless, on record",
+        )
+    keep(run.store, tokenizer)  # an older version's run has no copy, nor has a change of identity
+    if changes:
+        operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
+        record = record.model_copy(update={"created": run.record.created})
+        run.store.put(RECORD, dump(record))
+        run = replace(run, record=record)
+    if wanted != run.recipe:
+        lines = identity.diff(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
+        operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
+        run.store.put(RECIPE, wanted.to_yaml().encode())
+    return replace(run, recipe=wanted)
+
+
+def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
+    """Readable lines for every identity field or input that differs."""
+    lines = identity.diff(identity.still_identity(old.identity), new.identity)
+    return [*lines, *identity.diff(_input_fields(old.inputs), _input_fields(new.inputs))]
+
+
+def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
+    """The identity fields and inputs that differ, by dotted path."""
+    before, after = (
+        identity.still_identity(record.identity) | dict(_input_fields(record.inputs)) for record in (old, new)
+    )
+    return identity.changed(before, after)
+
+
+def record_of(
+    recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[ForkOrigin, ...] = (), data_begins: int = 0
+) -> RunRecord:
+    """The record of a run with this resolved recipe and these inputs."""
+    fields = identity.identity(recipe)
+    further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
+    return RunRecord(
+        name=recipe.name,
+        created=now.astimezone(UTC).isoformat(timespec="seconds"),
+        identity=fields,
+        fingerprint=identity.fingerprint({**fields, **_input_fields(inputs), **further}),
+        inputs=inputs,
+        versions={"python": python_version()} | {name: metadata.version(name) for name in _VERSIONED},
+        origins=origins,
+        data_begins=data_begins,
+    )
+
+
+def absolute(recipe: Recipe) -> Recipe:
+    """`recipe` with local paths made absolute: the run must find its inputs from any working directory."""
+    sources = {
+        name: source.model_copy(update={"uri": _absolute(source.uri)})
+        for name, source in recipe.corpus.sources.items()
+    }
+    start = recipe.start if recipe.start in (SCRATCH, TEACHER) else _absolute(recipe.start)
+    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
+    similar = recipe.similar_words
+    if similar is not None:
+        similar = similar.model_copy(update={"uri": _absolute(similar.uri)})
+    tasks = tuple(map(_placed, recipe.evaluation.tasks))
+    evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
+    return recipe.model_copy(
+        update={
+            "corpus": corpus,
+            "tokenizer": tokenizer,
+            "similar_words": similar,
+            "start": start,
+            "evaluation": evaluation,
+            "objective": _with_absolute_teachers(recipe.objective),
+        }
+    )
+
+
+def _with_absolute_teachers(objective: RecipeObjective) -> RecipeObjective:
+    if objective.distil is None:
+        return objective
+    teachers = tuple(
+        teacher.model_copy(update={"uri": _absolute(teacher.uri)}) for teacher in objective.distil.teachers
+    )
+    return objective.model_copy(update={"distil": objective.distil.model_copy(update={"teachers": teachers})})
+
+
+def _placed(task: EvaluationTask) -> EvaluationTask:
+    """With absolute paths of its data, and of its file if it is no bundled task."""
+    named = task.named_task
+    if named is None:
+        return task
+    changes = {} if named.data is None else {"data": _absolute(named.data)}
+    if named.task is not None and Path(named.task).suffix in (".yaml", ".yml"):
+        changes["task"] = _absolute(named.task)
+    (field,) = task.model_fields_set
+    return task.model_copy(update={field: named.model_copy(update=changes)})
+
+
+def _absolute(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).absolute())
+
+
+def _input_fields(inputs: Inputs) -> Mapping[str, object]:
+    corpora = {f"corpus.sources.{name} (content)": value for name, value in inputs.corpora.items()}
+    teachers = {
+        f"objective.distil.teachers.{number} (weights)": teacher.weights
+        for number, teacher in enumerate(inputs.teachers)
+    }
+    similar = {} if inputs.similar_words is None else {"similar_words (content)": inputs.similar_words}
+    return {**corpora, "tokenizer (content)": inputs.tokenizer, **similar, **teachers}

@@ -1,0 +1,211 @@
+"""What was measured of a run's checkpoints: figures, kept with the run.
+
+    evaluations/commits/step-00001000-a000002.json    which weights a commit holds
+    evaluations/3f2a.../9c01....json                  a result: by weights, then by all that decides it
+
+An evaluation is a function of (weights, task, data, settings, seed), so a result's name is the hash of those. Both
+kinds of objects are stored like the results of grids (`launcher.runtime.run.sealed`).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from checkpoints.layout import CheckpointName
+from data_service.store.base import Store
+from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.run.sealed import Sealed, SealedReader, keep, name_of, read, read_all
+
+ROOT = "evaluations/"
+VERSION = 2
+"""Of the measures: another one where the same inputs would give other figures."""
+_COMMITS = f"{ROOT}commits/"
+_NAMED = 32  # hexadecimal digits of a hash in a name
+
+
+Form = Literal["raw", "whitened"]
+"""Vectors as the encoder gives them, or whitened."""
+
+ANISOTROPY = (
+    "A diagnosis, not an objective. Normalising vectors does not cure anisotropy: a cosine ignores how long they are. "
+    "Whitening does, fitted here on other texts than those measured. Less isotropy can serve a task better. IsoScore "
+    "is 0 for a line and 1 for equal variance in all directions; the effective rank counts directions."
+)
+"""What has to be said with those figures."""
+
+
+class Figure(BaseModel):
+    """One number. What does not apply is None.
+
+    Attributes:
+        measure: what it is: `cosine`, `spearman`, `accuracy`, `mlm_loss`, ...
+        value: None if it is no finite number.
+        layer: 0 for the embeddings, L for the last layer's output; None for all together, or where it does not apply.
+        pooling: how a text's hidden states became one vector.
+        form: of the vectors.
+        length: most tokens in the rows that it was measured on.
+        source: the recipe's name of the corpus.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    measure: str
+    value: float | None
+    layer: int | None = None
+    pooling: str | None = None
+    form: Form | None = None
+    length: int | None = None
+    source: str | None = None
+
+    @field_validator("value")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def of(self) -> tuple[object, ...]:
+        """What it is of: equal for figures of different checkpoints that can be compared."""
+        return (self.measure, self.layer, self.pooling, self.form, self.length, self.source)
+
+
+def named(figures: Iterable[Figure], measure: str) -> list[Figure]:
+    """The figures of one measure, in order."""
+    return [figure for figure in figures if figure.measure == measure]
+
+
+class CommitWeights(Sealed):
+    """Which weights a commit holds."""
+
+    step: int
+    attempt: int
+    weights: str
+
+    @property
+    def path(self) -> str:
+        return _commit_path(CheckpointName(self.attempt, self.step))
+
+
+class DiagnosticCell(BaseModel):
+    """All that decides a result.
+
+    Attributes:
+        weights: digest of the encoder and what belongs to it.
+        task: what is measured, and how.
+        data: digest of the examples, or of the held-out text.
+        seed: of what is drawn.
+        version: `VERSION` of the code that measures.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights: str
+    task: EvaluationTask
+    data: str
+    seed: int
+    version: int = VERSION
+
+    @property
+    def path(self) -> str:
+        """Where its result is stored. The place of a task's data is not part of it."""
+        content = self.model_dump(mode="json")
+        for measure in content["task"].values():
+            measure.pop("data", None)
+        return f"{_of_weights(self.weights)}{name_of(content)}.json"
+
+
+class DiagnosticResult(Sealed):
+    """A cell's figures, and how many seconds they took."""
+
+    cell: DiagnosticCell
+    figures: tuple[Figure, ...]
+    seconds: float
+
+    @property
+    def path(self) -> str:
+        return self.cell.path
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A commit and what was measured of its weights."""
+
+    commit: CommitWeights
+    results: tuple[DiagnosticResult, ...]
+
+
+def read_commit(store: Store, mark: CheckpointName) -> CommitWeights | None:
+    """What is known of a commit; None if nothing is. Raises StoreError."""
+    return read(store, _commit_path(mark), CommitWeights)
+
+
+def write_commit(store: Store, mark: CheckpointName, weights: str) -> None:
+    """Raises StoreError."""
+    keep(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
+
+
+def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
+    """The cell's result; None if it was not computed yet, or cannot be read. Raises StoreError."""
+    return read(store, cell.path, DiagnosticResult)
+
+
+def write_result(store: Store, result: DiagnosticResult) -> bool:
+    """Store it, unless one is there. Returns whether this one was stored. A damaged object in its place is replaced.
+    Raises StoreError."""
+    return keep(store, result) is result
+
+
+def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
+    """All that is known of some weights, by name. Raises StoreError."""
+    return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), DiagnosticResult)
+
+
+def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
+    """Whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
+    commit = read_commit(store, mark)
+    if commit is None:
+        return True
+    done = [result.cell for result in results_of(store, commit.weights)]
+    return any(task not in [cell.task for cell in done if cell.version == VERSION] for task in tasks)
+
+
+class EvaluationReader:
+    """Reads what was measured of a run's commits, again and again, each time only what is new (`SealedReader`)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._commits = SealedReader(store, CommitWeights)
+        self._results = SealedReader(store, DiagnosticResult)
+
+    def read(self) -> list[Evaluated]:
+        """Every commit of which something was measured, by step and attempt, those that are deleted included.
+
+        One listing, and a request for each object that is new. Raises StoreError.
+        """
+        listed = list(self._store.list(ROOT))
+        commits = self._commits.read(entry for entry in listed if entry.key.startswith(_COMMITS))
+        folders = {_of_weights(commit.weights) for commit in commits}
+        results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
+        for result in self._results.read(entry for entry in listed if _folder(entry.key) in folders):
+            results[_of_weights(result.cell.weights)].append(result)
+        commits.sort(key=lambda commit: (commit.step, commit.attempt))
+        return [Evaluated(commit, tuple(results[_of_weights(commit.weights)])) for commit in commits]
+
+
+def evaluated(store: Store) -> list[Evaluated]:
+    """As one `EvaluationReader` reads. Raises StoreError."""
+    return EvaluationReader(store).read()
+
+
+def _folder(key: str) -> str:
+    return key[: key.rfind("/") + 1]
+
+
+def _commit_path(mark: CheckpointName) -> str:
+    return f"{_COMMITS}step-{mark.step:08d}-a{mark.attempt:06d}.json"
+
+
+def _of_weights(weights: str) -> str:
+    return f"{ROOT}{weights[:_NAMED]}/"

@@ -1,0 +1,208 @@
+"""A fork: a new run that begins with another run's checkpoint: its weights, moments and step, and its place in the
+data.
+
+Everything in the recipe may be changed, except the model. The step count continues, and with it the learning rate. The
+data continues at the same place if the new recipe would have read the same samples up to there; otherwise it begins
+anew. The checkpoint is copied, so the other run may be deleted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from pydantic import JsonValue
+
+from checkpoints.layout import CheckpointManifest, CheckpointName
+from checkpoints.listing import SKIPS, committed, rewinds, skips
+from checkpoints.load import ensure_kinds
+from checkpoints.verify import BEFORE, copy_checkpoint
+from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.visible import shell_word
+from encoder_core.train.zero_state import own_kinds
+from launcher.errors import RunChanged, RunError
+from launcher.runtime.recipe.load import reload
+from launcher.runtime.recipe.mixture import PhaseMixture
+from launcher.runtime.recipe.objective import meta_module
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.timeline import is_staged, phase_at, planned_steps, source_shares, step_batches
+from launcher.runtime.run.checkpoint import select_checkpoint
+from launcher.runtime.run.create import (
+    absolute,
+    changed_fields,
+    changes_of_identity,
+    publish,
+    record_of,
+    reserve,
+)
+from launcher.runtime.run.decay import decaying
+from launcher.runtime.run.kept_tokenizer import keep
+from launcher.runtime.run.left_out import RECENT
+from launcher.runtime.run.log import operator_event
+from launcher.runtime.run.outline import ForkOrigin, free_place
+from launcher.runtime.run.record import BEGAN, Run, RunRecord
+from launcher.runtime.run.teachers import read_all_inputs
+from launcher.runtime.run.text_vectors import kept_modules, put_modules
+
+_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
+_FIXED = ("model.*", "tokenizer (content)", "start")
+_FREE = ("model.dropout", "model.attention_dropout")  # of the model, what no weight depends on
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A run that was made. `restarted`: why its data begins anew; empty if it goes on."""
+
+    run: Run
+    step: int
+    changes: tuple[str, ...]
+    restarted: tuple[str, ...]
+
+
+def fork(
+    source: Run,
+    uri: str,
+    step: int | None,
+    assignments: Sequence[str],
+    *,
+    keep_position: bool,
+    now: datetime,
+    decay: int | None = None,
+) -> Forked:
+    """Create at `uri` a run that goes on from the checkpoint of `step` of `source` (None: its newest good one).
+
+    Args:
+        assignments: changes of the recipe, as `--set` takes them.
+        decay: end the run so many steps after the checkpoint, and let the learning rate decay in them.
+        keep_position: let the data go on at the place that the step has in it, even if it is other data.
+
+    Raises:
+        RunError: there is a run at `uri`, no such checkpoint, nothing left to train, or no stable rate to decay from.
+        RunChanged: the model would be another one.
+        CheckpointError: the checkpoint's moments are not those of the new recipe's optimizer; and as for `export`.
+        RecipeError, CorpusError, TokenizerError, StoreError: as for `init` and `export`.
+    """
+    store = free_place(uri)
+    manifest = select_checkpoint(source, step)
+    base = source.recipe if decay is None else decaying(source.recipe, manifest.step, decay)
+    recipe = _with_planned_data(source.recipe, absolute(reload(base, tuple(assignments))), manifest.step)
+    tokenizer = source.tokenizer_under(recipe)
+    inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
+    wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
+    _check_model(source, recipe, wanted, manifest, tokenizer)
+    _check_place(store.uri, committed(store), recipe, manifest.step)
+    restarted = () if keep_position else tuple(_other_data(source, recipe, wanted, manifest.step))
+    origin = ForkOrigin(
+        run=source.store.uri,
+        fingerprint=past.fingerprint,
+        step=manifest.step,
+        attempt=manifest.attempt,
+        changes=tuple(changes_of_identity(past, wanted)),
+    )
+    begins = manifest.step if restarted else past.data_begins
+    record = record_of(recipe, inputs, now, (*past.origins, origin), begins)
+    reserve(store, recipe)
+    keep(store, tokenizer)
+    put_modules(store, kept_modules(source.store))
+    copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
+    store.put_if_absent(BEGAN, b"{}\n")  # without its checkpoint it must not start from scratch
+    publish(store, record)
+    fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
+    operator_event(store, "fork", now.timestamp(), **fields)
+    return Forked(Run(uri, store, recipe, record), manifest.step, origin.changes, restarted)
+
+
+def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
+    """The checkpoint with everything that `source` knows about data left out. If the data is other data, none of that
+    is kept, nor the usual losses of the spike policy."""
+    if restarted:
+        state = {name: value for name, value in manifest.state.items() if name not in (SKIPS, RECENT)}
+    else:
+        left_out = skips(manifest, rewinds(source.store))
+        state = manifest.state | {SKIPS: [list[JsonValue](span) for span in left_out]}
+    return manifest.model_copy(update={"state": state})
+
+
+def _start(source: Run) -> str:
+    """The option of `init` by which a new run starts from the weights of `source`."""
+    return f"--set {shell_word(f'start={source.uri}')}"
+
+
+def _check_model(
+    source: Run, recipe: Recipe, wanted: RunRecord, manifest: CheckpointManifest, tokenizer: Tokenizer
+) -> None:
+    past = source.record
+    fixed = [path for path in changed_fields(past, wanted) if _any(path, _FIXED) and not _any(path, _FREE)]
+    if fixed:
+        lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
+        raise RunChanged(
+            f"a fork of {source.uri} has its model:\n" + "\n".join(f"  {line}" for line in lines),
+            remedy=f"a new run that starts from its weights may differ in more: {_start(source)}",
+        )
+    config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    module = meta_module(config, recipe.objective)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    differing = sorted(dict(shapes.items() ^ manifest.shapes.items()))
+    if differing:
+        raise RunChanged(
+            f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
+            remedy=f"a new run that starts from its weights may: {_start(source)}",
+        )
+    ensure_kinds(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
+
+
+def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
+    if any(mark != CheckpointName(BEFORE, step) for mark in there):
+        raise RunError(
+            f"{uri} holds another checkpoint already: a fork that was interrupted, or is under way",
+            remedy="choose another URI, or delete what lies there",
+        )
+    if step >= recipe.total_steps:
+        raise RunError(
+            f"the checkpoint is of step {step:,}, and the phases end at step {recipe.total_steps:,}",
+            remedy="give the fork more steps (--set phases.0.steps=...), or take an earlier checkpoint (--step)",
+        )
+
+
+def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
+    """What has changed in the data up to `step`."""
+    yield from (path for path in changed_fields(source.record, wanted) if _any(path, _DATA))
+    begin = source.record.data_begins
+    if _taken(source.recipe, begin, step) != _taken(recipe, begin, step):
+        yield "phases"
+
+
+def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
+    """`recipe`, whose phase at `step` has the data that were planned for it in `past`, however long it now is. Only
+    where the sources are read on from phase to phase: else its data do not depend on its length."""
+    number, _ = phase_at(recipe, max(0, step - 1))
+    if not is_staged(past) or number >= len(past.phases):
+        return recipe
+    was, phase = past.phases[number], recipe.phases[number]
+    if was.steps == phase.steps and is_staged(recipe):
+        return recipe
+    mixture = phase.mixture or PhaseMixture()
+    if mixture.steps is not None:
+        return recipe
+    kept = phase.model_copy(update={"mixture": mixture.model_copy(update={"steps": planned_steps(was)})})
+    phases = (*recipe.phases[:number], kept, *recipe.phases[number + 1 :])
+    return recipe.model_copy(update={"phases": phases})
+
+
+def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
+    """Steps `begin` to `stop`, phase by phase: how many, row length, whether batches count tokens, the batches; and
+    what of the sources, where they are read on from phase to phase."""
+    taken, first = list[tuple[object, ...]](), 0
+    for phase in recipe.phases:
+        steps = min(first + phase.steps, stop) - max(first, begin)
+        if steps > 0:
+            in_tokens = phase.batch.tokens is not None
+            rows = (steps, phase.length, in_tokens, step_batches(recipe, phase))
+            sources = (planned_steps(phase), source_shares(recipe, phase)) if is_staged(recipe) else ()
+            taken.append((*rows, *sources))
+        first += phase.steps
+    return taken
+
+
+def _any(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)

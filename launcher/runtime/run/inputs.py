@@ -1,0 +1,212 @@
+"""What a run reads: its corpora and its tokenizer. Checks them against the recipe and against each other."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+from data_service.corpus.layout import TOKENIZER
+from data_service.corpus.manifest import CorpusManifest
+from data_service.corpus.manifest_file import load_manifest
+from data_service.errors import CorpusError, TokenizerError
+from data_service.store.open import open_store
+from data_service.stream.mixture import least_weight, unread
+from data_service.stream.sources import check_kind, check_languages, check_similar, check_units
+from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.words.similar import parse_similar_words, read_similar_words, table_hash
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.checks import unsuitable
+from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
+from launcher.runtime.recipe.timeline import phase_objective
+from launcher.runtime.run.corpus_option import CorpusOption
+
+
+class TeacherIdentity(BaseModel):
+    """What a teacher is, wherever it lies: the digest of its weights. `step`: of the run's commit that it was."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights: str
+    step: int | None = None
+
+
+class Inputs(BaseModel):
+    """Content fingerprints: manifest by source name, the tokenizer's hash, the teachers
+    (`launcher.runtime.run.teachers`) in the recipe's order, and the table of similar words, out of the record where
+    there is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    corpora: dict[str, str]
+    tokenizer: str
+    teachers: tuple[TeacherIdentity, ...] = ()
+    similar_words: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
+
+
+def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
+    """The sections `corpus` and `tokenizer` of a recipe that trains on these corpora, from what their manifests say.
+
+    Args:
+        corpora: as on the command line, see `CorpusOption`; the tokenizer is the first one's, if none is given.
+
+    Raises:
+        RecipeError: two corpora of one name. CorpusError: no corpus there, or with different held-out shares.
+        StoreError: a store cannot be read.
+    """
+    given = [CorpusOption.parse(text) for text in corpora]
+    sources: dict[str, object] = {}
+    shares: dict[str, float] = {}
+    for one in given:
+        if one.name in sources:
+            raise RecipeError(
+                f"two corpora are called {one.name}",
+                remedy="give them names: --corpus NAME=URI --corpus NAME=URI",
+            )
+        sources[one.name] = {"uri": one.uri, "weight": "auto" if one.weight is None else one.weight}
+        shares[one.uri] = load_manifest(open_store(one.uri)).heldout_fraction
+    if len(set(shares.values())) > 1:
+        listed = ", ".join(f"{uri} {share:g}" for uri, share in shares.items())
+        raise CorpusError(
+            f"the corpora hold different shares of their documents out: {listed}",
+            remedy="build them with the same --heldout",
+        )
+    uri = tokenizer or f"{given[0].uri.rstrip('/')}/{TOKENIZER}"
+    heldout = {"fraction": next(iter(shares.values()))}
+    return {"corpus": {"sources": sources, "heldout": heldout}, "tokenizer": {"uri": uri}}
+
+
+def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
+    """Raises RecipeError if `recipe` still names an example bucket in place of the user's own."""
+    uris = {f"corpus.sources.{name}.uri": source.uri for name, source in recipe.corpus.sources.items()}
+    uris |= {"tokenizer.uri": recipe.tokenizer.uri, "start": recipe.start}
+    if recipe.objective.distil is not None:
+        teachers = enumerate(recipe.objective.distil.teachers)
+        uris |= {f"objective.distil.teachers.{number}.uri": teacher.uri for number, teacher in teachers}
+    if recipe.similar_words is not None:
+        uris["similar_words.uri"] = recipe.similar_words.uri
+    found = [f"{path} = {uri}" for path, uri in uris.items() if uri.startswith(PLACEHOLDER)]
+    if found:
+        raise RecipeError(
+            f"the recipe has placeholders where your own corpus belongs: {'; '.join(found)}",
+            remedy=f"{command} --corpus URI, with the URI of what `maskfleet corpus build` wrote",
+        )
+
+
+def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
+    """Fingerprints of everything `recipe` reads, with that tokenizer.
+
+    Raises:
+        CorpusError: no corpus there, damaged, with another held-out share or without held-out text, without the
+            sentences that next-sentence prediction needs, or with so small a weight that it is never read; no table of
+            similar words there, or one of another tokenizer.
+        TokenizerError: it was made by another tokenizer.
+        RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
+        StoreError: a store cannot be read.
+    """
+    problems = unsuitable(recipe, tokenizer)
+    if problems:
+        raise RecipeError(
+            "\n".join(f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems),
+            remedy="; ".join(problem.remedy for problem in problems),
+        )
+    corpora: dict[str, str] = {}
+    manifests: list[CorpusManifest] = []
+    for name, source in recipe.corpus.sources.items():
+        manifest = load_manifest(open_store(source.uri))
+        _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
+        check_languages(manifest, source.uri, recipe.input, name, len(source.languages))
+        _check_sentences(manifest, source.uri, recipe)
+        corpora[name] = manifest.fingerprint
+        manifests.append(manifest)
+    _check_weights(recipe, manifests)
+    _check_units(recipe, manifests)
+    return Inputs(
+        corpora=corpora, tokenizer=tokenizer.hash, similar_words=_similar_words(recipe, tokenizer.hash)
+    )
+
+
+def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
+    """The hash of the table of similar words, once it is checked; None without one."""
+    if recipe.similar_words is None:
+        return None
+    uri = recipe.similar_words.uri
+    content = read_similar_words(uri)
+    check_similar(parse_similar_words(content, uri), uri, tokenizer_hash)
+    return table_hash(content)
+
+
+def _check_units(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
+    """Refuse to mask phrases or entities in corpora that were built without a lexicon."""
+    levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests]
+    uris = {name: source.uri for name, source in recipe.corpus.sources.items()}
+    for phase in recipe.phases:
+        mlm = phase_objective(recipe, phase).mlm
+        if mlm is not None:
+            check_units(mlm.unit, uris, levels)
+
+
+def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
+    """[V] frequencies in the training text of all sources, each id counted once more than it occurs."""
+    stores = [open_store(source.uri) for source in recipe.corpus.sources.values()]
+    counts = np.sum([load_manifest(store).unigram for store in stores], axis=0, dtype=np.float64) + 1
+    return np.asarray(counts / counts.sum(), dtype=np.float64)
+
+
+def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+    if manifest.tokenizer_hash != tokenizer_hash:
+        raise TokenizerError(
+            f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than "
+            f"{recipe.tokenizer.uri} ({tokenizer_hash[:12]})",
+            remedy=f"set tokenizer.uri to {uri.rstrip('/')}/tokenizer, or build the corpus again",
+        )
+    check_kind(manifest, uri, recipe.input)
+    if not manifest.heldout.tokens.sum():
+        raise CorpusError(
+            f"{uri} has no held-out text, which evaluation needs",
+            remedy="build the corpus again, in another folder: text is then held out however little there is",
+        )
+    stated = recipe.corpus.heldout.fraction
+    if manifest.heldout_fraction != stated:
+        raise CorpusError(
+            f"{uri} keeps {manifest.heldout_fraction:g} of its documents from training, "
+            f"the recipe's corpus.heldout.fraction says {stated:g}",
+            remedy=f"set corpus.heldout.fraction to {manifest.heldout_fraction:g}, or build the corpus again",
+        )
+
+
+def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None:
+    """If every document is one sentence, no sentence follows another, and next-sentence prediction would always answer
+    "random"."""
+    if recipe.objective.nsp is None or manifest.train.sentences.sum() > manifest.train.documents.sum():
+        return
+    raise CorpusError(
+        f"{uri} has no document of two sentences, and objective.nsp asks which sentence follows another",
+        remedy="build the corpus from text in which sentences end, with a newline or a mark such as . ! ? that no "
+        "lower-case letter follows; or leave nsp out",
+    )
+
+
+def _check_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
+    """Refuse a source with so small a weight that none of its rows would be read. Rows are not counted yet, so the most
+    that there can be are assumed: each sentence alone, in rows of the phase's length. Sources that this lets through
+    and that are still too small are found when training starts."""
+    if recipe.mixing.batches == "one_source":
+        return
+    sources = list(recipe.corpus.sources.items())
+    weights = [source.weight for _, source in sources if source.weight != "auto"]
+    for index, phase in enumerate(recipe.phases if weights else ()):
+        tables = [manifest.train for manifest in manifests]
+        most = sum(int(table.sentences.sum() + table.tokens.sum() // (phase.length - 3)) for table in tables)
+        rows = most * recipe.input.structures
+        for number, why in unread(weights, rows).items():
+            name, source = sources[number]
+            least = least_weight(weights, number, rows)
+            raise CorpusError(
+                f"corpus.sources.{name} ({source.uri}) in phase {index}: {why}",
+                remedy=f"set corpus.sources.{name}.weight to {least:.2g} or more, or leave the source out",
+            )

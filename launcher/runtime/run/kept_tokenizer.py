@@ -1,0 +1,69 @@
+"""A run's own copy of its tokenizer, stored under its fingerprint, so that the run does not depend on the place it came
+from."""
+
+from collections.abc import Iterator
+
+from data_service.corpus.layout import TOKENIZER
+from data_service.errors import TokenizerError
+from data_service.store.base import Store
+from data_service.store.errors import StoreError
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.runtime.recipe.schema import Recipe
+
+KEPT = "tokenizers"  # in the run's store: a folder for each fingerprint
+
+
+def keep(store: Store, tokenizer: Tokenizer) -> None:
+    """Make sure that the run's `store` has a complete copy of `tokenizer`. Raises StoreError."""
+    place = _copy(store, tokenizer.hash).uri
+    try:
+        if load_tokenizer(place).hash == tokenizer.hash:
+            return
+    except TokenizerError:
+        pass  # none yet, or a damaged one: written in full below
+    save_tokenizer(tokenizer, place)
+
+
+def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
+    """The tokenizer with this fingerprint: the copy in the run's `store`; or, if an older version created the run, the
+    one that `recipe` names, or a corpus's copy.
+
+    Raises:
+        TokenizerError: none of these places has it complete.
+        StoreError: the run's store cannot be read; or another store cannot, which may have it.
+    """
+    tried, unread = list[str](), list[StoreError]()
+    for place in _places(store, fingerprint, recipe):
+        try:
+            found = load_tokenizer(place.uri)
+        except TokenizerError as error:
+            tried.append(error.problem)
+            continue
+        except StoreError as error:
+            if not tried:  # the run's own store
+                raise
+            unread.append(error)
+            continue
+        if found.hash == fingerprint:
+            return found
+        tried.append(f"{place.uri} holds another one ({found.hash[:12]})")
+    if unread:
+        raise unread[0]
+    raise TokenizerError(
+        f"the tokenizer that the run at {store.uri} was made with ({fingerprint[:12]}) is nowhere to be found:\n"
+        + "\n".join(f"  {line}" for line in tried),
+        remedy=f"put its files back into one of these folders; the run's own is {_copy(store, fingerprint).uri}",
+    )
+
+
+def _places(store: Store, fingerprint: str, recipe: Recipe) -> Iterator[Store]:
+    yield _copy(store, fingerprint)
+    yield open_store(recipe.tokenizer.uri)
+    for source in recipe.corpus.sources.values():
+        yield open_store(source.uri).at(TOKENIZER)
+
+
+def _copy(store: Store, fingerprint: str) -> Store:
+    return store.at(f"{KEPT}/{fingerprint}")

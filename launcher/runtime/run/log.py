@@ -1,0 +1,222 @@
+"""Metrics and events: JSON lines, in segments for each attempt, in the run's store. They are the run's only record;
+TensorBoard, trackers and reports are made from them.
+
+A step record's `step` is the number of steps done before it; an evaluation's, the number done when it was made. Object
+storage cannot append, so each flush is a new object: `metrics/a000002/00000007.jsonl`. An attempt writes only below its
+own number, so an attempt that was thought dead cannot damage what its successor writes.
+
+A thread writes, so training neither waits for the store nor fails because of it. While the store does not answer,
+records wait in memory; when there are too many, the oldest are dropped, and later a record says so. Hence a record may
+appear some time after its step, even after a checkpoint of that step, and a process that dies during an outage loses
+the records that waited.
+"""
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from data_service.store.base import Store
+from launcher.runtime.run.packing import Packer
+from launcher.runtime.run.recording import Recorder
+from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_prefix
+from launcher.runtime.run.terms import token_term
+
+OPERATOR = 0  # the "attempt" of events that happen between attempts, by the operator's hand
+
+_DRAIN_S = 2.0  # a commit waits so long for the records of its steps
+_CLOSE_S = 20.0  # the end of training does, for all of them
+_MOST_WAITING = 32 << 20  # bytes of records in memory, metrics and events each: 70,000 steps
+_LARGEST_SEGMENT = 4 << 20  # bytes
+
+
+def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
+    """Held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, and the perplexity of
+    the language-model term, if there is one."""
+    record: dict[str, object] = {"kind": "evaluation", "step": step}
+    if token_term(figures) is not None:
+        record["perplexity"] = math.exp(min(token_loss(figures), 700.0))  # beyond it a double overflows
+    return record | dict(figures)
+
+
+def token_loss(figures: Mapping[str, Any]) -> float:
+    """The loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with; the whole loss
+    where no tokens are predicted."""
+    term = token_term(figures)
+    return float(figures["loss" if term is None else f"{term}_loss"])
+
+
+class RunLog:
+    """Keeps records in memory until the training loop flushes them. An error of the store never raises here.
+
+    Call `flush_due` once a step, and `flush` before every commit. Segments of older attempts, and eventually this
+    one's, are packed by a thread (`launcher.runtime.run.packing`).
+
+    Args:
+        flush_seconds: between two segments of metrics.
+        note: shows a line to the operator: that the store does not take records, and that some are lost.
+        most_waiting: bytes of records that may wait.
+        again_s: seconds before a write that failed is repeated.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        attempt: int,
+        flush_seconds: float,
+        note: Callable[[str], None] = lambda text: None,
+        most_waiting: int = _MOST_WAITING,
+        again_s: float = 1.0,
+    ) -> None:
+        self._metrics = _Segments(store, METRICS, attempt, most_waiting, note)
+        self._events = _Segments(store, EVENTS, attempt, most_waiting, note)
+        self._attempt = attempt
+        self._flush_seconds = flush_seconds
+        self._flushed_at: float | None = None
+        self._submitted = threading.Event()  # a write is under way that has not looked yet at what is there
+        self._recorder = Recorder(note, again_s=again_s)
+        self._packer = Packer(store, attempt)
+
+    def metric(self, record: Mapping[str, object]) -> None:
+        """A step's or an evaluation's record; the schema is in infra/docs/records.md."""
+        self._metrics.append(record)
+
+    def event(self, kind: str, time: float, **fields: object) -> None:
+        """`time`: seconds since 1970. Events are rare, so each is written at once."""
+        self._events.append({"time": time, "kind": kind, "attempt": self._attempt, **fields})
+        self._submit()
+
+    def flush_due(self, now: float) -> None:
+        """Begin to write if `flush_seconds` have passed since the last time; `now` on a monotonic clock, in seconds."""
+        if self._flushed_at is None:
+            self._flushed_at = now
+        elif now - self._flushed_at >= self._flush_seconds:
+            self._submit()
+            self._flushed_at = now
+
+    def flush(self, patience_s: float = _DRAIN_S) -> bool:
+        """Write what is pending, and wait for that, at most the given seconds. Returns whether it is done; if not, it
+        is written later."""
+        self._submit()
+        deadline = time.monotonic() + patience_s
+        done = [segments.wait(deadline - time.monotonic()) for segments in (self._metrics, self._events)]
+        return all(done)
+
+    def close(self, patience_s: float = _CLOSE_S) -> bool:
+        """Flush, then stop. What is not written by then is given up; returns whether nothing was."""
+        done = self.flush(patience_s)
+        self._recorder.close()
+        self._packer.close()
+        return done
+
+    def _submit(self) -> None:
+        if not self._submitted.is_set():
+            self._submitted.set()
+            self._recorder.submit(self._write)
+
+    def _write(self) -> None:
+        """On the recorder's thread. Raises StoreError; it is called again then."""
+        self._submitted.clear()
+        self._metrics.write()
+        for segments in (self._metrics, self._events):
+            if lost := segments.take_lost():
+                about = {"time": time.time(), "kind": "records_lost", "attempt": self._attempt}
+                self._events.append({**about, "what": segments.folder, "records": lost})
+        self._events.write()
+        self._packer.written(self._metrics.count)
+
+
+class _Segments:
+    """Numbered objects of JSON lines below one prefix. Appended to by one thread, written by another.
+
+    What a segment holds is settled before it is first written: if the store took it and its answer was lost, the
+    repetition changes nothing.
+
+    Attributes:
+        count: how many are written.
+    """
+
+    def __init__(
+        self, store: Store, folder: str, attempt: int, most_waiting: int, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._attempt, self._most, self._note = store, attempt, most_waiting, note
+        self.folder, self.count = folder, 0
+        self._changed = threading.Condition()
+        self._pending: deque[bytes] = deque()
+        self._bytes = self._lost = 0
+        self._sealed: bytes | None = None
+
+    def append(self, record: Mapping[str, object]) -> None:
+        line = encode(record).encode()
+        with self._changed:
+            before = self._lost
+            self._pending.append(line)
+            self._bytes += len(line)
+            while self._bytes > self._most and len(self._pending) > 1:
+                self._bytes -= len(self._pending.popleft())
+                self._lost += 1
+            first = self._lost > 0 and before == 0
+        if first:
+            self._note(
+                f"{self._most:,} bytes of {self.folder} wait for the store, and no more can: the oldest are lost"
+            )
+
+    def write(self) -> None:
+        """Raises StoreError; what was not written stays."""
+        while (data := self._seal()) is not None:
+            self._store.put(segment_key(self.folder, self._attempt, self.count), data)
+            with self._changed:
+                self.count += 1
+                self._sealed = None
+                self._changed.notify_all()
+
+    def wait(self, patience_s: float) -> bool:
+        """Until nothing is pending, so long at most; whether nothing is."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._pending and self._sealed is None, max(0.0, patience_s)
+            )
+
+    def take_lost(self) -> int:
+        """Records that gave way since the last time."""
+        with self._changed:
+            lost, self._lost = self._lost, 0
+            return lost
+
+    def _seal(self) -> bytes | None:
+        """The next segment's bytes; None if there is nothing to write."""
+        with self._changed:
+            if self._sealed is None and self._pending:
+                lines, size = [], 0
+                while self._pending and size < _LARGEST_SEGMENT:
+                    lines.append(self._pending.popleft())
+                    size += len(lines[-1])
+                self._bytes -= size
+                self._sealed = b"".join(lines)
+            return self._sealed
+
+
+def operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
+    """An event between attempts (an accepted change of recipe, say), durable on return."""
+    line = encode({"time": time, "kind": kind, "attempt": OPERATOR, **fields}).encode()
+    number = sum(1 for _ in store.list(segment_prefix("events", OPERATOR)))
+    while not store.put_if_absent(segment_key("events", OPERATOR, number), line):
+        number += 1
+
+
+def encode(record: Mapping[str, object]) -> str:
+    """One line of strict JSON; a number that is not finite (a skipped step's loss) becomes null."""
+    return json.dumps(_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

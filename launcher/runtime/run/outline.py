@@ -1,0 +1,233 @@
+"""A run in outline: a few lines of its record and of its recipe, for commands that only look at it.
+
+The recipe's schema loads torch, so it is not used here. Commands that train, fork or export open the run whole, with
+all checks (`launcher.runtime.run.record`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.formats import REMEDY, is_newer, newer
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from data_service.visible import control_characters, shell_word, visible
+from launcher.errors import RunError
+from launcher.runtime.recipe.document import parse
+
+RECIPE, RECORD = "recipe.yaml", "run.json"
+
+
+class ForkOrigin(BaseModel):
+    """The checkpoint of another run that a run began with (`launcher.runtime.run.fork`).
+
+    Attributes:
+        run, fingerprint: that run, and what it was.
+        step, attempt: which of its checkpoints.
+        changes: of identity, as readable lines.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    fingerprint: str
+    step: int
+    attempt: int
+    changes: tuple[str, ...]
+
+
+class _Part(BaseModel):
+    """Some keys of a document; other keys are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Inputs(_Part):
+    corpora: dict[str, str]
+    tokenizer: str
+
+
+class Record(_Part):
+    """Of run.json."""
+
+    format: Literal[1] = 1
+    name: str
+    created: str
+    fingerprint: str
+    inputs: _Inputs
+    versions: dict[str, str]
+    origins: tuple[ForkOrigin, ...] = ()
+
+
+class _Place(_Part):
+    uri: str
+
+
+class _Corpus(_Part):
+    sources: dict[str, _Place]
+
+
+class _Phase(_Part):
+    steps: int
+
+
+class _Logging(_Part):
+    flush_seconds: float = 30.0
+
+
+class _Recipe(_Part):
+    name: str
+    corpus: _Corpus
+    tokenizer: _Place
+    phases: tuple[_Phase, ...]
+    logging: _Logging = _Logging()
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A run as commands see it that only look.
+
+    Attributes:
+        total_steps: that its recipe asks for.
+        flush_seconds: how old records may be, at most, before they are in the store.
+        recipe: its YAML text.
+        corpora, tokenizer: where they lie.
+    """
+
+    uri: str
+    store: Store
+    name: str
+    total_steps: int
+    flush_seconds: float
+    record: Record
+    recipe: str
+    corpora: dict[str, str]
+    tokenizer: str
+
+    @property
+    def origins(self) -> tuple[ForkOrigin, ...]:
+        return self.record.origins
+
+    def facts(self) -> dict[str, str]:
+        """What else a page says of it, by name: fingerprints, origins, where its data lie, versions."""
+        inputs = self.record.inputs
+        origins = {
+            f"forked from{'' if number == 1 else f' ({number})'}": f"{origin.run} at step {origin.step:,}"
+            + (f", changed: {'; '.join(line[2:] for line in origin.changes)}" if origin.changes else "")
+            for number, origin in enumerate(reversed(self.origins), start=1)
+        }
+        corpora = {
+            f"corpus {name}": f"{self.corpora.get(name, 'unknown')} ({fingerprint[:12]})"
+            for name, fingerprint in inputs.corpora.items()
+        }
+        return {
+            "run fingerprint": self.record.fingerprint[:12],
+            **origins,
+            **corpora,
+            "tokenizer": f"{self.tokenizer} ({inputs.tokenizer[:12]})",
+            **self.record.versions,
+        }
+
+
+def open_outline(uri: str, store: Store | None = None) -> Outline:
+    """Of the run at `uri`, read from its `store`.
+
+    Raises:
+        RunError: there is no run, or its files are damaged. StoreError: the store cannot be read.
+    """
+    store = store or open_store(uri)
+    record, text = read_files(uri, store)
+    return outline(uri, store, record, text)
+
+
+def read_files(uri: str, store: Store) -> tuple[bytes, bytes]:
+    """The run's record and its recipe. Raises RunError, StoreError."""
+    try:
+        record = store.get(RECORD)
+    except KeyMissing as error:
+        raise no_run(uri) from error
+    try:
+        return record, store.get(RECIPE)
+    except KeyMissing as error:
+        raise no_recipe(uri) from error
+
+
+def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
+    """Of the two files' contents. Raises RunError: they are damaged."""
+    try:
+        made = Record.model_validate_json(record)
+    except ValidationError as error:
+        raise unreadable_record(uri, record, error) from error
+    text, name = recipe.decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}"
+    try:
+        asked = _Recipe.model_validate(parse(text, name).data)
+    except ValidationError as error:
+        raise RunError(
+            f"{name} is damaged: {error.errors()[0]['msg']}", remedy="restore recipe.yaml from a copy"
+        ) from error
+    return Outline(
+        uri=uri,
+        store=store,
+        name=asked.name,
+        total_steps=sum(phase.steps for phase in asked.phases),
+        flush_seconds=asked.logging.flush_seconds,
+        record=made,
+        recipe=text,
+        corpora={source: place.uri for source, place in asked.corpus.sources.items()},
+        tokenizer=asked.tokenizer.uri,
+    )
+
+
+def free_place(uri: str) -> Store:
+    """The store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
+    store = open_store(uri)
+    if found := control_characters(uri):
+        raise RunError(
+            f"{visible(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
+            remedy="choose a name of letters, digits, spaces and signs",
+        )
+    if store.size(RECORD) is not None:
+        raise RunError(
+            f"there is a run at {uri} already",
+            remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new one",
+        )
+    return store
+
+
+def no_run(uri: str) -> RunError:
+    return RunError(
+        f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run"
+    )
+
+
+def no_recipe(uri: str) -> RunError:
+    return RunError(f"{uri} has a {RECORD} and no {RECIPE}", remedy="restore recipe.yaml from a copy")
+
+
+def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunError:
+    """What is wrong with the bytes of run.json."""
+    where = f"{uri.rstrip('/')}/{RECORD}"
+    if is_newer(record, known=1, error=error):
+        return RunError(newer(where), remedy=REMEDY)
+    return RunError(f"{where} is damaged: {error.errors()[0]['msg']}", remedy="restore it from a copy")
+
+
+def runs_at(uri: str, store: Store | None = None) -> list[str]:
+    """The URI of the run at `uri`, or those of the runs in the folder there, by name.
+
+    Raises:
+        RunError: there is none. StoreError: the store cannot be read.
+    """
+    store = store or open_store(uri)
+    if store.size(RECORD) is not None:
+        return [uri]
+    root = uri.rstrip("/")
+    names = [name for name in store.folders() if store.size(f"{name}/{RECORD}") is not None]
+    if not names:
+        raise RunError(
+            f"there is no run at {uri}, nor directly below it",
+            remedy="check the URI; maskfleet init RECIPE RUN creates a run",
+        )
+    return [f"{root}/{name}" for name in names]

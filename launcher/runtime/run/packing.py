@@ -1,0 +1,146 @@
+"""Packs segments, so that a run of a million steps is some dozens of objects instead of tens of thousands.
+
+    1. The pack is created under its own name, by conditional put. From then on readers use it.
+    2. The segments in it are deleted.
+
+If anything dies between the two, the segments that are left are ignored by readers and deleted later, once they were
+compared with the pack. Only whole, consecutive segments of one attempt go into a pack, so what an attempt that was
+thought dead writes late is a segment of its own, beside the packs.
+"""
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing, StoreError
+from launcher.errors import RunError
+from launcher.runtime.run.packs import MOST_BYTES, Pack, pack
+from launcher.runtime.run.segments import METRICS, Stretch, pack_key, segment_prefix, stored
+
+_log = logging.getLogger(__name__)
+
+MOST_SEGMENTS = 512  # in one pack: four hours' worth, at a segment every 30 seconds
+_LOOK_EVERY = 16  # segments: a few large ones fill a pack, too
+_READERS = 8
+
+
+class Packer:
+    """Packs segments on a thread of its own: those of earlier attempts first, then those of `attempt`. What fails is
+    tried again later; a run can be read without packs."""
+
+    def __init__(self, store: Store, attempt: int) -> None:
+        self._store, self._attempt = store, attempt
+        self._written = self._looked = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="packer", daemon=True)
+        self._thread.start()
+
+    def written(self, count: int) -> None:
+        """So many segments of the attempt are in the store. Returns at once."""
+        with self._changed:
+            self._written = count
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stops after the pack under way. Returns at once."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def join(self, patience_s: float) -> None:
+        """Waits for its end, once it is closed, so long at most."""
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        self._pack_older()
+        while self._enough():
+            self._looked = self._written
+            self._pack_all(self._attempt, over=False)
+
+    def _enough(self) -> bool:
+        """Waits for enough new segments; False if it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._written - self._looked >= _LOOK_EVERY)
+            return not self._closed
+
+    def _pack_older(self) -> None:
+        try:
+            found = stored(self._store, f"{METRICS}/")
+        except StoreError as error:
+            _log.warning("nothing was packed: %s", error.problem)
+            return
+        for attempt, stretches in found.items():
+            if attempt < self._attempt and sum(not stretch.packed for stretch in stretches) > 1:
+                self._pack_all(attempt, over=True)
+
+    def _pack_all(self, attempt: int, *, over: bool) -> None:
+        try:
+            while not self._closed and pack_once(self._store, attempt, over=over):
+                pass
+        except (StoreError, RunError) as error:
+            _log.warning("segments of attempt %d are not packed yet: %s", attempt, error.problem)
+
+
+def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MOST_SEGMENTS) -> bool:
+    """Make one pack of an attempt's metrics. False if there is nothing to pack: less than a full pack, where the
+    attempt is not `over`, or somebody else is packing.
+
+    Raises StoreError, DamagedPack; RunError: a newer version wrote some of it, which stays as it is.
+    """
+    found = stored(store, segment_prefix(METRICS, attempt)).get(attempt, [])
+    packs = [stretch for stretch in found if stretch.packed]
+    single = [stretch for stretch in found if not stretch.packed]
+    for stretch in packs:
+        _delete_held(store, stretch, [one for one in single if stretch.first <= one.first <= stretch.last])
+    free = [one for one in single if not any(pack.first <= one.first <= pack.last for pack in packs)]
+    chosen, full = _choose(free, most_segments)
+    if len(chosen) < 2 or not (over or full):
+        return False
+    try:
+        with ThreadPoolExecutor(_READERS) as pool:
+            contents = list(pool.map(lambda stretch: store.get(stretch.key), chosen))
+    except KeyMissing:
+        return False  # packed by somebody else meanwhile
+    first, last = chosen[0].first, chosen[-1].last
+    key = pack_key(METRICS, attempt, first, last)
+    made = pack(first, contents, [stretch.key for stretch in chosen])
+    if store.put_if_absent(key, made):
+        for stretch in chosen:
+            store.delete(stretch.key)
+    else:
+        _delete_held(store, Stretch(first, last, key, store.size(key) or 0), chosen)
+    return True
+
+
+def _choose(free: list[Stretch], most_segments: int) -> tuple[list[Stretch], bool]:
+    """The first segments that follow one another, at least two of them, and whether they fill a pack."""
+    chosen: list[Stretch] = []
+    size = 0
+    for stretch in free:
+        if chosen and stretch.first != chosen[-1].last + 1:
+            if len(chosen) > 1:
+                return chosen, False
+            chosen, size = [], 0
+        chosen.append(stretch)
+        size += stretch.size
+        if len(chosen) > 1 and (len(chosen) == most_segments or size >= MOST_BYTES):
+            return chosen, True
+    return chosen, False
+
+
+def _delete_held(store: Store, held_by: Stretch, singles: list[Stretch]) -> None:
+    """Delete segments that lie in a pack as well, if they are the same there."""
+    if not singles:
+        return
+    inside = dict(Pack(store, held_by).contents())
+    for stretch in singles:
+        try:
+            same = store.get(stretch.key) == inside[stretch.first]
+        except KeyMissing:
+            continue
+        if same:
+            store.delete(stretch.key)
+        else:
+            _log.warning("%s/%s is not what %s holds of it", store.uri, stretch.key, held_by.key)

@@ -1,0 +1,148 @@
+"""Whether the corpora are large enough for a new run's recipe. `maskfleet init` asks before it writes anything, so a
+run that cannot train is never created.
+
+Manifests tell most of it; rows of small corpora are counted.
+"""
+
+import math
+from collections.abc import Mapping
+
+from data_service.corpus.manifest_file import load_manifest
+from data_service.errors import PlanError
+from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
+from data_service.samples.spec import StreamSpec
+from data_service.store.open import open_store
+from data_service.stream.stream import Stream
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.schema import RecipePhase
+from launcher.runtime.recipe.timeline import step_batches, tokens_before
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import heldout_spec, stream_spec
+
+PLENTY = 16  # batches: a corpus of so many tokens is not counted row by row, its epochs are longer for sure
+MOST_EPOCHS = 200  # the published recipes read their text 40 to 100 times
+SPARE_VOCABULARY = 1.5  # rows of the model for each id of the tokenizer
+
+
+def check_rows(run: Run, tokenizer: Tokenizer) -> None:
+    """Whether every phase's batch fits into an epoch, and text is long enough for rows. `run` need not exist yet.
+
+    Raises:
+        RecipeError: a batch larger than an epoch, with the size that fits; no row of the length that is asked for.
+        PlanError: a source too small for a batch of its own, where batches are of one source.
+        CorpusError, StoreError: blocks that cannot be read.
+    """
+    _check_lengths(run, tokenizer)
+    text = _training_tokens(run)
+    problems: list[str] = []
+    fitting: dict[int, int] = {}
+    for number, phase in enumerate(run.recipe.phases):
+        counted_by_rows = isinstance(run.recipe.input, TextPairs)  # at once, from the manifests
+        if text >= PLENTY * _batch_tokens(phase) and not counted_by_rows:
+            continue
+        batch, epoch = _batch_and_epoch(run, tokenizer, number)
+        if batch > epoch:
+            key, unit = ("sequences", "rows") if phase.batch.sequences else ("tokens", "tokens")
+            problems.append(
+                f"phases.{number}.batch.{key}: a batch of {batch:,} {unit} is larger than an epoch of the corpora, "
+                f"{epoch:,} {unit} in rows of {phase.length}"
+            )
+            fitting[number] = epoch
+    if problems:
+        raise RecipeError(
+            "\n".join(problems), remedy=f"{_fitting(run, fitting)} fits; or give more text, or try --tiny"
+        )
+
+
+def warnings(run: Run) -> list[str]:
+    """What will work but is probably a mistake: very many epochs, a vocabulary other than the tokenizer's."""
+    found: list[str] = []
+    text = _training_tokens(run)
+    epochs = _readings(run)
+    if epochs > MOST_EPOCHS:
+        found.append(
+            f"the run reads its text about {epochs:,.0f} times ({text:,} tokens): give more text, or "
+            "fewer steps (phases.N.steps)"
+        )
+    ids = run.tokenizer().vocab_size
+    rows = run.recipe.model.vocab
+    if rows is not None and rows > SPARE_VOCABULARY * ids:
+        found.append(
+            f"model.vocab is {rows:,} and the tokenizer has {ids:,} ids: {rows - ids:,} rows are never used; "
+            "--set model.vocab=null takes the tokenizer's size"
+        )
+    return found
+
+
+def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
+    """Rows of lanes have one length, for which a block can be too short; other rows take any text."""
+    if not isinstance(run.recipe.input, Lanes):
+        return
+    phases = (stream_spec(run, tokenizer, number) for number in range(len(run.recipe.phases)))
+    for spec in (heldout_spec(run, tokenizer), *map(_alone, phases)):
+        try:
+            Stream(spec)
+        except PlanError as error:
+            raise RecipeError(
+                error.problem, remedy="give shorter phases (phases.N.length), or more text; or try --tiny"
+            ) from error
+
+
+def _alone(spec: StreamSpec) -> StreamSpec:
+    """The same rows, however many a step takes."""
+    return spec.model_copy(update={"lanes": None, "one_source": None, "stages": ()})
+
+
+def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:
+    """The phase's batch and its epoch, in rows or in tokens."""
+    phase = run.recipe.phases[number]
+    spec = stream_spec(run, tokenizer, number)
+    stream = Stream(_alone(spec))
+    if phase.batch.sequences is None:
+        return phase.batch.tokens or 0, stream.token_axis().unit(1, 0)
+    if spec.one_source is not None and stream.samples_per_epoch >= spec.one_source:
+        Stream(spec)  # each source must have enough for batches of its own: says which has not
+    if spec.lanes is None:
+        return phase.batch.sequences, stream.samples_per_epoch
+    # Each source gives whole steps: the one with the smallest share must have enough for one.
+    shares = stream.plan.epoch_layout.quotas
+    weights = [source.weight for source in spec.sources if source.weight is not None] or list(shares)
+    return phase.batch.sequences, math.floor(sum(shares) * min(weights) / sum(weights))
+
+
+def _fitting(run: Run, epochs: Mapping[int, int]) -> str:
+    """Assignments with which a batch fits into each of these phases' epochs."""
+    microbatch = min(run.recipe.microbatch_of(run.recipe.phases[number]) for number in epochs)
+    rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
+    assignments = list[str]()
+    if rows and min(rows) < microbatch:
+        microbatch = 1 << (min(rows).bit_length() - 1)
+        assignments.append(f"--set microbatch={microbatch}")
+        own = [number for number in epochs if run.recipe.phases[number].microbatch]
+        assignments += [f"--set phases.{number}.microbatch=null" for number in own]
+    for number, epoch in epochs.items():
+        batch = f"sequences={epoch // microbatch * microbatch}" if rows else f"tokens={epoch}"
+        assignments.append(f"--set phases.{number}.batch.{batch}")
+    return " ".join(assignments)
+
+
+def _readings(run: Run) -> float:
+    """How often the run reads its text, about."""
+    recipe = run.recipe
+    manifests = [load_manifest(open_store(source.uri)) for source in recipe.corpus.sources.values()]
+    if isinstance(recipe.input, TextPairs | RepeatedSentences):
+        pairs = isinstance(recipe.input, TextPairs)
+        tables = [manifest.train for manifest in manifests]
+        examples = sum(int((table.documents if pairs else table.sentences).sum()) for table in tables)
+        return sum(step_batches(recipe, phase).before(phase.steps) for phase in recipe.phases) / examples
+    return tokens_before(recipe, recipe.total_steps) / _training_tokens(run)
+
+
+def _batch_tokens(phase: RecipePhase) -> int:
+    return phase.batch.tokens or (phase.batch.sequences or 0) * phase.length
+
+
+def _training_tokens(run: Run) -> int:
+    stores = (open_store(source.uri) for source in run.recipe.corpus.sources.values())
+    return sum(int(load_manifest(store).train.tokens.sum()) for store in stores)

@@ -1,0 +1,120 @@
+"""A run is a URI. `maskfleet init` creates it, once; everything else opens it and never creates one.
+
+recipe.yaml     the resolved recipe: complete, local paths made absolute
+tokenizers/     its tokenizer, by fingerprint (launcher.runtime.run.kept_tokenizer)
+run.json        what the run is: identity fields, fingerprints of corpora and tokenizer, versions
+attempts/       one object per start (checkpoints.attempt)
+checkpoints/    commits and their data (checkpoints.layout)
+kernels/        what was found of each kind of GPU (launcher.runtime.rank.kernels)
+microbatch/     rows for which memory did not do (launcher.runtime.rank.microbatch)
+metrics/ events/    segments per attempt (launcher.runtime.run.log)
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from launcher.runtime.recipe.load import loads
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run import outline
+from launcher.runtime.run.inputs import Inputs
+from launcher.runtime.run.kept_tokenizer import kept
+from launcher.runtime.run.outline import ForkOrigin
+
+RECIPE, RECORD = outline.RECIPE, outline.RECORD
+BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
+
+
+class RunRecord(BaseModel):
+    """run.json: what must stay as it was at `init`.
+
+    Attributes:
+        origins: what it was forked from, the oldest first; empty for a run of its own.
+        data_begins: the step that takes the first samples of the data; not 0 only in a fork whose data is another.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    name: str
+    created: str
+    identity: dict[str, object]
+    fingerprint: str
+    inputs: Inputs
+    versions: dict[str, str]
+    origins: tuple[ForkOrigin, ...] = ()
+    data_begins: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run: where it is, what it was asked to be, and what it was when created."""
+
+    uri: str
+    store: Store
+    recipe: Recipe
+    record: RunRecord
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def total_steps(self) -> int:
+        return self.recipe.total_steps
+
+    @property
+    def flush_seconds(self) -> float:
+        """How old records may be, at most, before they are in the store."""
+        return self.recipe.logging.flush_seconds
+
+    @property
+    def origins(self) -> tuple[ForkOrigin, ...]:
+        """What it was forked from, the oldest first."""
+        return self.record.origins
+
+    def tokenizer(self) -> Tokenizer:
+        """The one that it is recorded with, from its own copy. Raises as `launcher.runtime.run.kept_tokenizer.kept`."""
+        return kept(self.store, self.record.inputs.tokenizer, self.recipe)
+
+    def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
+        """Its own, unless `recipe` names another place than its own recipe. Raises as `tokenizer`."""
+        if recipe.tokenizer == self.recipe.tokenizer:
+            return self.tokenizer()
+        return load_tokenizer(recipe.tokenizer.uri)
+
+
+def open_run(uri: str) -> Run:
+    """The run at `uri`. Never creates one: a mistyped URI is an error.
+
+    Raises:
+        RunError: there is no run, its files are damaged, or a newer version wrote them.
+        StoreError: the store cannot be read.
+    """
+    store = open_store(uri)
+    try:
+        data = store.get(RECORD)
+        record = RunRecord.model_validate_json(data)
+    except KeyMissing as error:
+        raise outline.no_run(uri) from error
+    except ValidationError as error:
+        raise outline.unreadable_record(uri, data, error) from error
+    return Run(uri, store, _stored_recipe(store), record)
+
+
+def _stored_recipe(store: Store) -> Recipe:
+    try:
+        return loads(store.get(RECIPE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}")
+    except KeyMissing as error:
+        raise outline.no_recipe(store.uri) from error
+
+
+def dump(record: RunRecord) -> bytes:
+    """The bytes of run.json."""
+    return (record.model_dump_json(indent=1) + "\n").encode()

@@ -1,0 +1,142 @@
+"""The data that a run's recipe describes: streams of training and held-out samples, and which samples a step takes."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
+from data_service.samples.spec import SimilarSource, SourceSpec, Stage, StreamSpec, WindowSize
+from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.families.catalogue import language_table
+from encoder_core.families.xlnet import XlnetConfig
+from launcher.runtime.recipe.mixture import PhaseMixture
+from launcher.runtime.recipe.schema import Recipe, RecipePhase
+from launcher.runtime.recipe.timeline import (
+    is_staged,
+    phase_objective,
+    planned_steps,
+    source_shares,
+    step_batches,
+)
+from launcher.runtime.run.record import Run
+
+LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
+
+
+class StreamLength(Protocol):
+    """How long a stream's epochs are, in samples and in tokens."""
+
+    @property
+    def samples_per_epoch(self) -> int: ...
+
+    def token_axis(self) -> Axis: ...
+
+
+def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
+    """The training samples of one phase."""
+    batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
+    masking = phase_objective(run.recipe, run.recipe.phases[phase]).masking
+    rows = batch.sequences or max(1, (batch.tokens or length) // length)
+    lanes = rows if isinstance(run.recipe.input, Lanes) else None
+    if lanes is None:
+        window = WindowSize.of_batches(rows, spread=run.recipe.shuffle == "spread")
+    else:
+        window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
+    spec = _spec(run, tokenizer, "train", length, window, lanes)
+    one_source = rows if run.recipe.mixing.batches == "one_source" else None
+    stages = _stages(run, phase) if is_staged(run.recipe) else ()
+    return spec.model_copy(update={"one_source": one_source, "masking": masking, "stages": stages})
+
+
+def _stages(run: Run, last: int) -> tuple[Stage, ...]:
+    """The phases up to `last`, but those that ended before the run's data begin."""
+    found, start = [], 0
+    for number, phase in enumerate(run.recipe.phases[: last + 1]):
+        begin = max(0, run.record.data_begins - start)
+        start += phase.steps
+        if begin < phase.steps or number == last:
+            begin = begin if begin < phase.steps else 0
+            found.append(_stage(run.recipe, number, begin, last=number == last))
+    return tuple(found)
+
+
+def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
+    """A phase that takes data from its step `begin` on. Of the last one it does not matter how long it is."""
+    phase, before = recipe.phases[number], step_batches(recipe, recipe.phases[number]).before
+    planned = planned_steps(phase) if planned_steps(phase) > begin else phase.steps
+    units, mixture = before(planned) - before(begin), phase.mixture or PhaseMixture()
+    shares = source_shares(recipe, phase)
+    return Stage(
+        phase=number,
+        length=phase.length,
+        units=units,
+        in_tokens=phase.batch.tokens is not None,
+        epochs=1 if last else -(-(before(phase.steps) - before(begin)) // units),
+        weights=() if shares is None else tuple(shares.values()),
+        most_readings=mixture.most_readings,
+    )
+
+
+def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
+    """The held-out samples, as long as the last phase's, cut in one way, under the objective's own masks of epoch 0."""
+    last = run.recipe.phases[-1]
+    spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
+    return spec.model_copy(update={"input": run.recipe.input.once()})
+
+
+def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:
+    """From step to samples, given each phase's stream, without the ranges that the run leaves out."""
+    phases = [_phase(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
+    return Positions(phases, skips, begin=run.record.data_begins)
+
+
+def _similar_words(run: Run) -> SimilarSource | None:
+    table, content = run.recipe.similar_words, run.record.inputs.similar_words
+    return None if table is None or content is None else SimilarSource(uri=table.uri, hash=content)
+
+
+def _phase(run: Run, phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
+    batches, samples = step_batches(run.recipe, phase), stream.samples_per_epoch
+    in_rows = phase.batch.sequences is not None
+    axis = SampleAxis(samples) if in_rows else stream.token_axis()
+    staged = is_staged(run.recipe)
+    return PhaseBatches(phase.steps, batches.batch, samples, axis, batches.rise, staged)
+
+
+def _spec(
+    run: Run,
+    tokenizer: Tokenizer,
+    split: Literal["train", "heldout"],
+    length: int,
+    window: WindowSize,
+    lanes: int | None,
+) -> StreamSpec:
+    recipe = run.recipe
+    texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
+    return StreamSpec(
+        sources=tuple(
+            SourceSpec(
+                name=name,
+                uri=source.uri,
+                manifest_fingerprint=run.record.inputs.corpora[name],
+                weight=None if source.weight == "auto" else source.weight,
+                languages=source.languages,
+            )
+            for name, source in recipe.corpus.sources.items()
+        ),
+        split=split,
+        input=recipe.input,
+        length=length,
+        masking=recipe.objective.masking,
+        lanes=lanes,
+        temperature=recipe.mixing.temperature,
+        translations=recipe.mixing.translations,
+        languages=language_table(recipe.model),
+        layout="cls_last" if texts and isinstance(recipe.model, XlnetConfig) else "cls_first",
+        similar=_similar_words(run),
+        special=tokenizer.special,
+        never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),
+        vocab_size=tokenizer.vocab_size,
+        seed=recipe.seed,
+        window=window,
+    )

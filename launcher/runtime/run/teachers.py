@@ -1,0 +1,173 @@
+"""The teachers of a run that distils: where each is read from, and that it is the one that the run was created with.
+
+A teacher is a commit of a run, or a folder in the transformers format. Its identity is the digest of its weights by our
+names: a run's commit and what was exported from it are the same teacher, wherever they lie. It is no part of the run's
+own checkpoints.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from checkpoints.hf.folder import CONFIG, local_folder
+from checkpoints.hf.load import check_same_model, load_pretrained
+from checkpoints.load import Reader
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from data_service.tokenizers.load import find_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.errors import ModelError
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.initialise import on_meta
+from encoder_core.objectives.distil import TeacherSource
+from encoder_core.objectives.teacher import Teacher
+from launcher.errors import RunError
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.timeline import recipe_after
+from launcher.runtime.run.checkpoint import select_checkpoint
+from launcher.runtime.run.inputs import Inputs, TeacherIdentity, read_inputs
+from launcher.runtime.run.record import RECORD, Run, open_run
+
+
+@dataclass(frozen=True)
+class FoundTeacher:
+    """A teacher in memory: its configuration, its parameters by our names (fp32), the step of its commit."""
+
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    step: int | None
+
+    def identity(self) -> TeacherIdentity:
+        """Names, shapes and bits of the weights, as one number; and which commit it was."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.weights.items()):
+            digest.update(json.dumps([name, list(weight.shape)]).encode())
+            digest.update(weight.contiguous().numpy().data)
+        return TeacherIdentity(weights=digest.hexdigest(), step=self.step)
+
+
+def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
+    """`read_inputs`, and the identities of the teachers.
+
+    `past`: what the run was until now. If its teachers lie where `recipe` says, they are taken to be the same until a
+    rank reads them, and holds them to that. Raises as `read_inputs` and `read_teacher`.
+    """
+    inputs = read_inputs(recipe, tokenizer)
+    wanted = _sources(recipe)
+    if not wanted:
+        return inputs
+    if past is not None and _sources(past.recipe) == wanted:
+        return inputs.model_copy(update={"teachers": past.record.inputs.teachers})
+    found = tuple(read_teacher(recipe, number, tokenizer).identity() for number in range(len(wanted)))
+    return inputs.model_copy(update={"teachers": found})
+
+
+def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
+    """The teachers that `run` was created with, whole. Raises as `read_teacher`, and RunError for other weights."""
+    found = []
+    for number, known in enumerate(run.record.inputs.teachers):
+        teacher = read_teacher(run.recipe, number, tokenizer, known.step)
+        if teacher.identity().weights != known.weights:
+            raise RunError(
+                f"{_path(number)}.uri: {_sources(run.recipe)[number].uri} holds other weights than when "
+                f"{run.uri} was created",
+                remedy="put back the model that it was, or create a new run with this one",
+            )
+        found.append(teacher)
+    return found
+
+
+def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | None = None) -> FoundTeacher:
+    """Teacher `number` of `recipe`, for rows of `tokenizer`; `step` of its run in place of the newest.
+
+    Raises:
+        RunError: there is none, it is not as the recipe says, or it reads text by another tokenizer.
+        ModelError, CheckpointError, TokenizerError, StoreError: it cannot be read.
+    """
+    source, path = _sources(recipe)[number], _path(number)
+    store = open_store(source.uri)
+    asked = source.step if step is None else step
+    if store.size(RECORD) is not None:
+        found = _of_run(open_run(source.uri), asked, tokenizer, path)
+    elif store.size(CONFIG) is None:
+        raise RunError(
+            f"{path}.uri: {source.uri} is neither a run nor a folder with a {CONFIG}",
+            remedy="give a run, or a model's folder in the transformers format",
+        )
+    else:
+        found = _of_folder(store, source, tokenizer, path)
+    _check_fit(recipe, source, found.config, tokenizer, path)
+    return found
+
+
+def _of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str) -> FoundTeacher:
+    if run.record.inputs.tokenizer != tokenizer.hash:
+        raise _other_tokenizer(path, run.uri)
+    if run.recipe.objective.mlm is None or run.recipe.objective.rtd is not None:
+        raise RunError(
+            f"{path}.uri: {run.uri} does not train one network to predict masked tokens",
+            remedy="export the network that does (of a pair, the generator), and give the exported folder",
+        )
+    manifest = select_checkpoint(run, step)
+    model = recipe_after(run.recipe, manifest.step).model
+    config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    with Reader(run.store, manifest) as reader:
+        return FoundTeacher(config, {name: reader.read_full(name) for name in _names(config)}, manifest.step)
+
+
+def _of_folder(store: Store, source: TeacherSource, tokenizer: Tokenizer, path: str) -> FoundTeacher:
+    found = find_tokenizer((store,))
+    if found is not None and found.hash != tokenizer.hash:
+        raise _other_tokenizer(path, source.uri)
+    with local_folder(store) as folder:
+        pretrained = load_pretrained(folder)
+        return FoundTeacher(pretrained.config, pretrained.tensors, None)
+
+
+def _names(config: ModelConfig) -> list[str]:
+    with on_meta():
+        return [name for name, _ in Teacher(config).named_parameters()]
+
+
+def _check_fit(
+    recipe: Recipe, source: TeacherSource, found: ModelConfig, tokenizer: Tokenizer, path: str
+) -> None:
+    stated = source.model.model_copy(
+        update={"vocab": found.vocab, "max_length": found.max_length, "pad_id": found.pad_id}
+    )
+    try:
+        check_same_model(stated, found, source.uri)
+    except ModelError as error:
+        raise ModelError(
+            f"{path}.model: {error.problem}", remedy=f"set {path}.model to the values there"
+        ) from error
+    student = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    if found.vocab != student.vocab:
+        raise RunError(
+            f"{path}.uri: {source.uri} has {found.vocab:,} ids, and the student {student.vocab:,}",
+            remedy=f"set model.vocab to {found.vocab}",
+        )
+    longest = max(phase.length for phase in recipe.phases)
+    if found.max_length < longest:
+        raise RunError(
+            f"{path}.uri: {source.uri} reads rows of {found.max_length} tokens at most, and phases have {longest}",
+            remedy=f"shorten the phases to {found.max_length}, or take another teacher",
+        )
+
+
+def _other_tokenizer(path: str, uri: str) -> RunError:
+    return RunError(
+        f"{path}.uri: {uri} reads text by another tokenizer than this run: its distributions are over other pieces",
+        remedy="take the teacher's tokenizer, and a corpus that was built with it",
+    )
+
+
+def _sources(recipe: Recipe) -> tuple[TeacherSource, ...]:
+    return () if recipe.objective.distil is None else recipe.objective.distil.teachers
+
+
+def _path(number: int) -> str:
+    return f"objective.distil.teachers.{number}"

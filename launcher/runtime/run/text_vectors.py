@@ -1,0 +1,102 @@
+"""How a continued model makes vectors of texts: the modules of a SentenceTransformer folder beside its encoder.
+
+Training does not touch them. A run that starts from such a folder keeps a copy, so that what it exports is one, too,
+whatever becomes of the folder.
+"""
+
+import json
+from pathlib import Path
+
+from data_service.formats import foreign_json
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from encoder_core.errors import ModelError
+from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
+from launcher.runtime.run.record import RECORD
+
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+_KEPT = "sentence_transformer"
+_ENCODER = "sentence_bert_config.json"
+_TOKENIZER = "tokenizer_config.json"
+_NO_LENGTH = 1 << 30  # what transformers writes for any length is far above
+_BESIDE = (
+    SETTINGS,
+    _ENCODER,
+    "sentence_roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+
+
+def keep_modules(recipe: Recipe, store: Store) -> None:
+    """Copy the modules of the folder, or of the run, that `recipe` starts from into the run at `store`, if it has any.
+
+    Raises ModelError: its modules.json is damaged. StoreError.
+    """
+    if recipe.start in (SCRATCH, TEACHER):
+        return
+    start = open_store(recipe.start)
+    put_modules(store, kept_modules(start) if start.size(RECORD) is not None else _modules_in(start))
+
+
+def put_modules(store: Store, files: dict[str, bytes]) -> None:
+    """Into a run, from which `kept_modules` reads them."""
+    for key, content in files.items():
+        store.put(f"{_KEPT}/{key}", content)
+
+
+def kept_modules(store: Store) -> dict[str, bytes]:
+    """The files that a run keeps, by their place in the folder; empty if it does not start from such a folder."""
+    keys = [entry.key for entry in store.list(f"{_KEPT}/")]
+    return {key.removeprefix(f"{_KEPT}/"): store.get(key) for key in keys}
+
+
+def write_modules(folder: Path, files: dict[str, bytes]) -> None:
+    """Put them beside an exported encoder."""
+    for key, content in files.items():
+        (folder / key).parent.mkdir(exist_ok=True)
+        (folder / key).write_bytes(content)
+
+
+def prompts_in(files: dict[str, bytes]) -> dict[str, str]:
+    """The texts put before what is encoded, by name."""
+    prompts = _object(files.get(SETTINGS, b"{}"), SETTINGS).get("prompts")
+    return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
+
+
+def _modules_in(folder: Store) -> dict[str, bytes]:
+    if folder.size(MODULES) is None:
+        return {}
+    found = {name: folder.get(name) for name in (MODULES, *_BESIDE) if folder.size(name) is not None}
+    try:
+        paths = [str(module["path"]) for module in foreign_json(found[MODULES])]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(
+            f"{folder.uri.rstrip('/')}/{MODULES} is damaged: {error}", remedy="fetch the folder again"
+        ) from error
+    for path in paths:
+        if path and Path(path).name == path:  # the encoder's own is "": its files are written anew
+            found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
+    return found | _with_length(
+        folder, _object(found.get(_ENCODER, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER}")
+    )
+
+
+def _object(data: bytes, where: str) -> dict[str, object]:
+    """The JSON object in a file of the folder. Raises ModelError."""
+    try:
+        found = foreign_json(data)
+    except ValueError as error:
+        raise ModelError(f"{where} is not JSON: {error}", remedy="fetch the folder again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{where} is not a JSON object", remedy="fetch the folder again")
+    return found
+
+
+def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
+    """The encoder's settings with the length of texts, which version 6 keeps with the tokenizer."""
+    if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
+        return {}
+    length = _object(folder.get(_TOKENIZER), f"{folder.uri.rstrip('/')}/{_TOKENIZER}").get("model_max_length")
+    known = isinstance(length, int) and length < _NO_LENGTH
+    return {_ENCODER: json.dumps(fields | {"max_seq_length": length}).encode()} if known else {}

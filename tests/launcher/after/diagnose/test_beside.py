@@ -1,0 +1,146 @@
+"""Commits evaluated beside training: the newest first, an evaluator that is killed, the end that waits only so long."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from data_service.service.ray_internals import installed_only
+from data_service.service.tasks import lean
+from launcher.after.diagnose.evaluators import Beside, evaluating, pending
+from launcher.observe.inspect.status import status
+from launcher.observe.inspect.status_text import describe
+from launcher.runtime.run.evaluations import evaluated
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.record import open_run
+from tests.support.runs.small_runs import new_run, operate
+from tests.support.runs.train_command import title
+from tests.support.runs.untrained import Committing
+from tests.support.tasks.small_tasks import task_files
+
+pytestmark = pytest.mark.cluster
+
+SETTINGS = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout, {anisotropy: {texts: 20}}]}"
+WAIT_S = 240.0
+NICENESS = "RAY_worker_niceness"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A Ray with one core; its processes as urgent as this one, which Ray's are not by itself."""
+    os.environ[NICENESS] = "0"
+    with lean():
+        ray.init(
+            address="local",
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            job_config=installed_only(),
+        )
+    yield
+    ray.shutdown()
+    del os.environ[NICENESS]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    tick, deadline = threading.Event(), time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        tick.wait(0.05)
+
+
+def steps(uri: str) -> list[int]:
+    """Of commits of which all was measured."""
+    run = open_run(uri)
+    wanted = len(run.recipe.evaluation.tasks)
+    return [one.commit.step for one in evaluated(run.store) if len(one.results) == wanted]
+
+
+def events(uri: str, kind: str) -> list[dict[str, object]]:
+    return [event for event in read_history(open_run(uri).store).events if event["kind"] == kind]
+
+
+def evaluators() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "EvaluatorProcess" in title(child)]
+
+
+def test_the_newest_comes_next_and_what_fails_is_told_once(
+    cluster: None, inputs: Path, tmp_path: Path
+) -> None:
+    word, _ = task_files(str(tmp_path))
+    tasks = f"[{{anisotropy: {{texts: 20}}}}, {{probe: {{task: '{word}'}}}}]"
+    evaluation = f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}"
+    uri = new_run(inputs, str(tmp_path / "run"), evaluation)
+    (tmp_path / "train.tsv").unlink()
+    committing, notes = Committing(uri), list[str]()
+    committing.commit(3)
+    beside = Beside(open_run(uri), notes.append, poll_s=0.1, idle=False)
+    try:
+        wait_for(evaluators)
+        committing.commit(6)
+        committing.commit(9)  # both before the first is evaluated: a process takes seconds to import torch
+        beside.finish(threading.Event(), WAIT_S)
+    finally:
+        beside.close()
+    assert [one.commit.step for one in evaluated(open_run(uri).store)] == [3, 9]
+    assert [event["step"] for event in events(uri, "evaluated")] == [3, 9]
+    assert [event["steps"] for event in events(uri, "evaluation_skipped")] == [[6]]
+    assert [event["step"] for event in events(uri, "evaluation_failed")] == [3]
+    assert sum("train.tsv" in note and "training goes on" in note for note in notes) == 1
+    found = status(open_run(uri), time.time())
+    assert "train.tsv" in str(found.evaluation_problem)
+    assert any("train.tsv" in line for line in describe(found, time.time()))
+
+
+@pytest.mark.long
+def test_a_killed_evaluator_is_replaced(cluster: None, inputs: Path, tmp_path: Path) -> None:
+    uri = new_run(inputs, str(tmp_path / "run"), SETTINGS)
+    committing, notes = Committing(uri), list[str]()
+    committing.commit(3)
+    beside = Beside(open_run(uri), notes.append, poll_s=0.1, idle=False)
+    try:
+        wait_for(lambda: 3 in steps(uri))
+        os.kill(evaluators()[0].pid, signal.SIGKILL)
+        committing.commit(6)
+        beside.finish(threading.Event(), WAIT_S)
+    finally:
+        beside.close()
+    wait_for(lambda: not evaluators())
+    assert steps(uri) == [3, 6]
+    assert all(event["step"] == 6 for event in events(uri, "evaluation_failed"))
+    assert status(open_run(uri), time.time()).evaluation_problem is None, "what came after went well"
+
+
+@pytest.mark.long
+def test_the_end_waits_for_the_last_commit_only_so_long(cluster: None, inputs: Path, tmp_path: Path) -> None:
+    uri = new_run(inputs, str(tmp_path / "run"), SETTINGS)
+    Committing(uri).commit(open_run(uri).recipe.total_steps)
+    run, notes = open_run(uri), list[str]()
+    assert pending(run)
+    with evaluating(run, notes.append, threading.Event(), patience_s=0.0):
+        pass
+    assert pending(run), "a process cannot even start in that time"
+    assert "the same command goes on" in notes[-1]
+    with evaluating(run, notes.append, threading.Event()):
+        pass
+    assert not pending(run)
+    assert steps(uri) == [14]
+
+
+def test_without_tasks_nothing_is_done(fresh_run: str) -> None:
+    """Not even Ray is asked for."""
+    Committing(fresh_run).commit(3)
+    run = open_run(fresh_run)
+    assert not pending(run)
+    with evaluating(run, lambda text: None, threading.Event()):
+        pass
+    assert list(evaluated(run.store)) == []
+    operate(fresh_run, "evaluation.tasks=[heldout]")
+    assert pending(open_run(fresh_run)), "it may be asked for at any restart"

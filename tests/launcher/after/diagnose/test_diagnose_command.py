@@ -1,0 +1,104 @@
+"""`maskfleet diagnose`, and what the report shows of evaluated commits."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.after.diagnose.evaluate import evaluate_commit
+from launcher.app.cli.main import app
+from launcher.errors import OptionError, RunError
+from launcher.observe.inspect.report.evaluations import evaluations, on_lineage
+from launcher.observe.inspect.report.write import subject, write_report
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.log import RunLog, operator_event
+from launcher.runtime.run.record import open_run
+from tests.support.data.made_up import WORDS
+from tests.support.models.exports import FAMILIES, export
+from tests.support.runs.small_runs import new_run
+from tests.support.runs.untrained import Committing
+from tests.support.tasks.small_tasks import task_files
+
+
+def diagnose(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which no heading goes on in the next line."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_folder_on_text_and_tasks(tmp_path: Path) -> None:
+    export(FAMILIES["electra"], tmp_path / "model")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n\n".join(" ".join(WORDS[place : place + 5]) for place in range(len(WORDS))) + "\n")
+    word, shared = task_files(str(tmp_path))
+    arguments = (tmp_path / "model", "--text", texts, "--task", word, "--task", shared, "--pooling", "mean")
+    records = [json.loads(line) for line in diagnose(*arguments, "--json").splitlines()]
+    assert {record["task"] for record in records} == {"anisotropy", "word", "shared"}
+    keys = {"task", "measure", "value", "layer", "pooling", "form", "length", "source"}
+    assert all(set(record) == keys for record in records)
+    assert {record["layer"] for record in records if record["measure"] == "cosine"} == {0, 1, 2}
+    shown = diagnose(*arguments)
+    assert "a cosine ignores how long they are" in shown
+    assert "IsoScore, whitened" in shown
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    export(FAMILIES["bert"], tmp_path / "model")
+    with pytest.raises(OptionError, match="without text of its own"):
+        diagnose(tmp_path / "model")
+    refused = CliRunner().invoke(
+        app, ["diagnose", str(tmp_path / "model"), "--text", "x", "--pooling", "median"]
+    )
+    assert refused.exit_code == 2
+    assert "median" in refused.output
+    with pytest.raises(OptionError, match=r"absent\.txt"):
+        diagnose(tmp_path / "model", "--text", tmp_path / "absent.txt")
+    (tmp_path / "one.txt").write_text("one text\n")
+    with pytest.raises(RunError, match="too few"):
+        diagnose(tmp_path / "model", "--text", tmp_path / "one.txt")
+
+
+def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
+    tasks = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout, {anisotropy: {texts: 20}}]}"
+    uri = new_run(inputs, str(tmp_path / "run"), tasks)
+    committing = Committing(uri)
+    run = open_run(uri)
+    assert "Evaluation of commits" not in page(uri, tmp_path)
+    for step in (3, 6):
+        evaluate_commit(run, committing.commit(step), run.recipe.evaluation.tasks)
+    operator_event(run.store, "evaluation_failed", 1.0, step=6, what="probe <sst2>", reason="no file")
+    shown = page(uri, tmp_path)
+    for text in (
+        "Evaluation of commits",
+        "32 tokens",
+        "IsoScore",
+        "Anisotropy at step 6",
+        "probe &lt;sst2&gt;",
+    ):
+        assert text in shown
+    records = [json.loads(line) for line in diagnose(uri, "--limit", 20, "--json").splitlines()]
+    assert {record["task"] for record in records} == {"anisotropy", "heldout"}
+
+    later = Committing(uri)
+    journal = RunLog(run.store, later.attempt.number, 1000.0)
+    journal.event("resume", 2.0, step=3)
+    assert journal.close(30)
+    found, events = subject(run, with_baselines=False).beside, read_history(run.store).events
+    assert [one.commit.step for one in found] == [3, 6]
+    assert [one.commit.step for one in on_lineage(found, events)] == [3], (
+        "what came after step 3 is done anew"
+    )
+    assert "Anisotropy at step 3" in evaluations(found, events)
+
+
+def page(uri: str, folder: Path) -> str:
+    write_report(open_run(uri), folder / "page.html", with_baselines=False, now=datetime.now(UTC))
+    return (folder / "page.html").read_text()

@@ -1,0 +1,97 @@
+"""The linear probe finds what is linearly there, layer by layer, and nothing where there is nothing."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.after.diagnose.frozen import Frozen, open_frozen
+from launcher.after.diagnose.linear_probe import Splits, linear_probe
+from launcher.after.diagnose.own_data import at_most
+from launcher.after.tasks.examples import Sentences
+from launcher.errors import RunError
+from launcher.runtime.run.evaluations import Figure, named
+from tests.support.data.made_up import WORDS
+from tests.support.models.exports import FAMILIES, export
+
+OTHERS = [word for word in WORDS if word != "machine"]
+
+
+def sentences(draw: random.Random, count: int, *, told: bool) -> Sentences:
+    """A sentence's class is whether a certain word is in it, or drawn anew if not `told`."""
+    texts, labels = [], []
+    for _ in range(count):
+        label = draw.randint(0, 1)
+        words = draw.choices(OTHERS, k=6) + ["machine"] * label
+        draw.shuffle(words)
+        texts.append(" ".join(words))
+        labels.append(label if told else draw.randint(0, 1))
+    return Sentences(tuple(texts), None, np.array(labels))
+
+
+def splits(*, told: bool, seed: int = 5) -> Splits:
+    draw = random.Random(seed)
+    return Splits(*(sentences(draw, count, told=told) for count in (240, 80, 160)))
+
+
+@pytest.fixture(scope="module", params=["bert", "xlnet"])
+def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    export(FAMILIES[request.param], folder)
+    return open_frozen(str(folder))
+
+
+def value(figures: list[Figure], measure: str, layer: int | None = None) -> float:
+    (found,) = (figure.value for figure in named(figures, measure) if figure.layer == layer)
+    assert found is not None
+    return found
+
+
+def test_a_word_is_found_and_noise_is_not(frozen: Frozen) -> None:
+    found, noise = (linear_probe(frozen, splits(told=told)) for told in (True, False))
+    assert [figure.layer for figure in named(found, "accuracy")] == [None, 0, 1, 2]
+    assert value(found, "accuracy") > 0.85
+    assert value(found, "best_accuracy") > 0.85
+    assert value(found, "best_accuracy") == value(found, "accuracy", int(value(found, "best_layer")))
+    assert 0.3 < value(noise, "accuracy") < 0.7
+
+
+def test_it_is_deterministic(frozen: Frozen) -> None:
+    assert linear_probe(frozen, splits(told=True)) == linear_probe(frozen, splits(told=True))
+
+
+def test_two_texts_are_told_apart_by_what_differs(frozen: Frozen) -> None:
+    """Whether both texts are the same."""
+    draw = random.Random(1)
+
+    def pairs(count: int) -> Sentences:
+        single = sentences(draw, count, told=True)
+        other = [
+            text if number % 2 else " ".join(draw.choices(OTHERS, k=6))
+            for number, text in enumerate(single.first)
+        ]
+        return Sentences(single.first, tuple(other), np.arange(count) % 2)
+
+    found = linear_probe(frozen, Splits(pairs(120), pairs(40), pairs(80)))
+    assert value(found, "accuracy") > 0.85
+
+
+def test_splits_that_cannot_be_are_refused(frozen: Frozen) -> None:
+    good = splits(told=True)
+    with pytest.raises(RunError, match="dev split is empty"):
+        linear_probe(frozen, replace(good, dev=Sentences((), None, np.zeros(0, dtype=np.int64))))
+    with pytest.raises(RunError, match="one label"):
+        linear_probe(frozen, replace(good, train=replace(good.train, labels=good.train.labels * 0)))
+
+
+def test_a_sample_of_examples_is_the_same_every_time() -> None:
+    examples = sentences(random.Random(2), 50, told=True)
+    once, again = at_most(examples, 20), at_most(examples, 20)
+    assert once.first == again.first
+    assert len(once) == 20
+    order = [examples.first.index(text) for text in once.first]
+    assert order == sorted(order)
+    assert [once.labels[0], once.labels[-1]] == [examples.labels[order[0]], examples.labels[order[-1]]]
+    assert at_most(examples, 50) is examples

@@ -1,0 +1,256 @@
+"""`maskfleet evaluate` as a user meets it: exit codes, what is printed, what a repetition computes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+from safetensors.torch import load_file, save_file
+
+from data_service.store.open import open_store
+from launcher.after.evaluate import model
+from launcher.after.evaluate.cell import RULES
+from launcher.after.evaluate.results import Results
+from launcher.app.cli import main as cli
+from tests.support.checks.guide import keys, promised
+from tests.support.models.exports import FAMILIES, export
+from tests.support.runs.small_runs import new_run
+from tests.support.runs.untrained import Committing
+from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.s3 import S3Server
+from tests.support.tasks.small_tasks import task_files
+
+QUICK = ("--set", "epochs=1", "--set", "lr=[1e-3,3e-3]", "--set", "batch=8", "--seeds", "1")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One cell at a time, in a process that stays."""
+    context = ray.init(
+        address="local",
+        num_cpus=1,
+        object_store_memory=128 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=str(tmp_path_factory.getbasetemp().parent / "ray"),
+    )
+    yield context.address_info["address"]
+    ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`maskfleet evaluate` with these arguments."""
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["maskfleet", "evaluate", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """With checkpoints of steps 3 and 6."""
+    uri = new_run(inputs, str(tmp_path_factory.mktemp("runs") / "run"))
+    committing = Committing(uri)
+    for step in (3, 6):
+        committing.commit(step)
+    return uri
+
+
+@pytest.fixture
+def word(tmp_path: Path) -> str:
+    return task_files(str(tmp_path))[0]
+
+
+def rows(said: Said) -> list[dict[str, object]]:
+    return [json.loads(line) for line in said.out.splitlines()]
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+def test_all_is_computed_and_a_repetition_computes_and_exports_nothing(
+    evaluate: Command, run: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (run, word, "--results", tmp_path / "results", "--step", "all", *QUICK)
+    first = evaluate(*command, "--json")
+    assert first.code == 0, first.err
+    assert keys(rows(first)) == promised("evaluate")
+    assert [(row["step"], row["cells"], row["missing"]) for row in rows(first)] == [(3, 2, 0), (6, 2, 0)]
+    assert "4 cells: 0 are there, 4 to compute" in first.err
+
+    monkeypatch.setattr(model, "open_pretrained", None)
+    again = evaluate(*command, "--json")
+    assert (again.code, again.out) == (0, first.out)
+    assert "4 cells: 4 are there, 0 to compute" in again.err
+    table = evaluate(run, word, "--results", tmp_path / "results", "--only-table", "--step", 6)
+    assert table.code == 0
+    assert "accuracy" in table.out
+    newest = evaluate(run, word, "--results", tmp_path / "results", *QUICK, "--json")
+    assert rows(newest) == rows(first)[1:]
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+def test_a_task_is_its_data_whatever_it_is_called(
+    evaluate: Command, run: str, word: str, tmp_path: Path
+) -> None:
+    command = (run, word, "--results", tmp_path / "results", *QUICK, "--set", "lr=1e-3", "--json")
+    first = evaluate(*command)
+    description = Path(word).read_text()
+    Path(word).write_text(description.replace("name: word", "name: renamed"))
+    renamed = evaluate(*command)
+    assert "1 are there, 0 to compute" in renamed.err
+    assert rows(renamed) == [{**rows(first)[0], "task": "renamed"}]
+
+    Path(word).write_text(description)
+    lines = (tmp_path / "train.tsv").read_text().splitlines()
+    (tmp_path / "train.tsv").write_text("\n".join(lines[1:]) + "\n")
+    other = evaluate(*command)
+    assert other.code == 0
+    assert "0 are there, 1 to compute" in other.err
+    assert rows(other)[0]["data"] != rows(first)[0]["data"]
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+def test_results_of_another_version_are_told_and_computed_again(
+    evaluate: Command, run: str, word: str, tmp_path: Path
+) -> None:
+    command = (run, word, "--results", tmp_path / "results", *QUICK, "--set", "lr=1e-3", "--json")
+    first = evaluate(*command)
+    os.rename(tmp_path / f"results/rules-{RULES}", tmp_path / f"results/rules-{RULES + 1}")
+    again = evaluate(*command)
+    assert (
+        f"1 cells have results of version {RULES + 1} of our rules, not of {RULES}: computed again"
+        in again.err
+    )
+    assert (again.code, again.out) == (0, first.out)
+    assert len(list((tmp_path / "results").glob("rules-*/*.json"))) == 2
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+def test_a_model_without_its_head_is_evaluated_and_one_without_a_layer_is_named(
+    evaluate: Command, word: str, tmp_path: Path
+) -> None:
+    """Fine-tuning needs the encoder alone. What cannot be computed takes nothing else with it."""
+    folders = [str(tmp_path / name) for name in ("whole", "headless", "broken")]
+    for folder, without in zip(folders, ("nothing", "lm_head.", "roberta.encoder.layer.1."), strict=True):
+        export(FAMILIES["roberta"], Path(folder))
+        weights = load_file(f"{folder}/model.safetensors")
+        kept = {name: tensor for name, tensor in weights.items() if not name.startswith(without)}
+        save_file(kept, f"{folder}/model.safetensors", {"format": "pt"})
+    command = (*folders, word, "--results", tmp_path / "results", *QUICK, "--set", "lr=1e-3", "--json")
+    said = evaluate(*command)
+    assert said.code == 2
+    assert f"failed: finetune of {folders[2]} on word, lr 0.001, seed 0: " in said.err
+    whole, headless, broken = rows(said)
+    assert whole["median"] == headless["median"] is not None
+    assert whole["weights"] != headless["weights"]
+    assert (broken["median"], broken["missing"]) == (None, 1)
+    again = evaluate(*command)
+    assert (again.code, again.out) == (2, said.out)
+    assert "3 cells: 2 are there, 1 to compute" in again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("{run}", "glou"), "there is no suite or task 'glou' remedy: did you mean glue?"),
+        (
+            ("{run}", "{word}", "--task", "sst2"),
+            "--task sst2: {word} has no such task remedy: its tasks: word",
+        ),
+        (("{run}", "{word}", "--step", "seven"), "--step seven is no number of steps"),
+        (("{run}", "{word}", "--step", "7"), "has no checkpoint of step 7 remedy: it has: 6, 3"),
+        (("{tmp}/nothing", "{word}"), "{tmp}/nothing"),
+        (("{run}", "{word}", "--set", "epoks=1"), "epoks"),
+        (("{run}", "sst2"), "the files of the task sst2 are not known"),
+        (("{run}", "sst2", "--data", "{tmp}"), "SST-2/train.tsv is not there"),
+    ],
+)
+def test_a_mistake_is_code_2_with_a_remedy(
+    evaluate: Command, run: str, word: str, tmp_path: Path, arguments: tuple[str, ...], expected: str
+) -> None:
+    places = {"run": run, "word": word, "tmp": str(tmp_path)}
+    given = [argument.format(**places) for argument in arguments]
+    said = evaluate(*given, "--results", tmp_path / "results")
+    assert said.code == 2
+    assert expected.format(**places) in " ".join(said.err.split())
+    assert "Traceback" not in said.err
+
+
+def test_a_label_that_is_none_is_found_before_anything_is_computed(
+    evaluate: Command, run: str, word: str, tmp_path: Path
+) -> None:
+    lines = (tmp_path / "dev.tsv").read_text().splitlines()
+    lines[6] = "machine\t7"
+    (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n")
+    said = evaluate(run, word, "--results", tmp_path / "results")
+    assert said.code == 2
+    assert "dev.tsv" in said.err
+    assert "'7'" in said.err
+    assert list(Results(open_store(tmp_path / "results")).grids()) == []
+
+
+def test_a_store_that_does_not_answer_is_code_75_and_what_was_computed_is_there(
+    evaluate: Command,
+    run: str,
+    word: str,
+    s3: S3Server,
+    faults: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", "0.3")
+    command = (run, word, "--results", f"s3://{s3.new_bucket()}/r", *QUICK, "--set", "lr=1e-3")
+    faults.always = "error 500"
+    said = evaluate(*command)
+    assert said.code == 75
+    assert "cannot reach s3://" in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_killed_command_goes_on(
+    evaluate: Command, run: str, word: str, tmp_path: Path, cluster: str
+) -> None:
+    command = (run, word, "--results", tmp_path / "results", *QUICK, "--seeds", "3", "--json")
+    process = subprocess.Popen(
+        [Path(sys.executable).parent / "maskfleet", "evaluate", *map(str, command)],
+        env={**os.environ, "RAY_ADDRESS": cluster},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any(line.startswith("1 of 6") for line in process.stderr)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    said = evaluate(*command)
+    assert said.code == 0
+    there = int(said.err.partition("6 cells: ")[2].partition(" ")[0])
+    assert there >= 1
+    assert [row["missing"] for row in rows(said)] == [0]

@@ -1,0 +1,196 @@
+"""A checkpoint of every family and objective, exported and loaded by transformers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import yaml
+
+from checkpoints.attempt import claim
+from checkpoints.errors import ExportError
+from checkpoints.gather import Alone
+from checkpoints.save import Saver
+from data_service.tokenizers.load import load_tokenizer
+from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.train.zero_state import MASTER, Fragment
+from launcher.after.export.export import export_run
+from launcher.runtime.rank.build import build_model
+from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
+from launcher.runtime.run.log import RunLog
+from launcher.runtime.run.record import open_run
+from tests.support.models.parity import random_weights
+from tests.support.runs.starts import Setting, trained
+
+SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64}
+MLM = MlmTerm()
+DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
+
+Case = tuple[ModelConfig, RecipeObjective, dict[str, str], tuple[str, ...]]
+CASES: dict[str, Case] = {
+    "bert": (BertConfig(**SHAPE), RecipeObjective(mlm=MLM), {".": "BertForMaskedLM"}, ()),
+    "bert-nsp": (
+        BertConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, nsp=NspConfig()),
+        {".": "BertForPreTraining"},
+        (),
+    ),
+    "spanbert": (
+        BertConfig(**SHAPE),
+        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=SboConfig()),
+        {".": "BertForMaskedLM"},
+        ("boundary_head",),
+    ),
+    "albert-sop": (
+        AlbertConfig(**SHAPE, embedding=16),
+        RecipeObjective(mlm=MLM, sop=SopConfig()),
+        {".": "AlbertForPreTraining"},
+        (),
+    ),
+    "deberta-sop": (
+        DebertaConfig(**SHAPE, mask_decoder="plain"),
+        RecipeObjective(mlm=MLM, sop=SopConfig()),
+        {".": "DebertaForMaskedLM"},
+        ("pair_head",),
+    ),
+    "roberta-vectors": (
+        RobertaConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, contrastive=ContrastiveConfig(projection=True)),
+        {".": "RobertaForMaskedLM"},
+        ("projection",),
+    ),
+    "electra-vectors": (
+        ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
+        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(), contrastive=ContrastiveConfig()),
+        {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"},
+        (),
+    ),
+    "deberta-v2": (DebertaV2Config(**SHAPE), RecipeObjective(mlm=MLM), {".": "DebertaV2ForMaskedLM"}, ()),
+    "xlnet": (
+        XlnetConfig(**SHAPE, reuse=0, memory=0),
+        RecipeObjective(plm=PlmTerm()),
+        {".": "XLNetLMHeadModel"},
+        (),
+    ),
+    "electra": (
+        ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
+        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"},
+        (),
+    ),
+    "roberta-nsp-rtd": (
+        RobertaConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, nsp=NspConfig(), rtd=DISENTANGLED),
+        {"generator": "RobertaForMaskedLM", "discriminator": "RobertaModel"},
+        ("pair_head",),
+    ),
+    "modernbert-rtd": (
+        ModernBertConfig(**SHAPE, generator_layers=2),
+        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        {"generator": "ModernBertForMaskedLM", "discriminator": "ModernBertModel"},
+        (),
+    ),
+    "deberta-v3": (
+        DebertaV2Config(**SHAPE),
+        RecipeObjective(mlm=MLM, rtd=DISENTANGLED),
+        {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"},
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "objective", "models", "left_out"), CASES.values(), ids=CASES)
+def test_a_checkpoint_becomes_what_transformers_loads(
+    fresh_run: str,
+    tmp_path: Path,
+    config: ModelConfig,
+    objective: RecipeObjective,
+    models: dict[str, str],
+    left_out: tuple[str, ...],
+) -> None:
+    run = open_run(fresh_run)
+    recipe = run.recipe.model_copy(update={"model": config, "objective": objective})
+    run = replace(run, recipe=recipe)
+    model = random_weights(build_model(recipe, load_tokenizer(recipe.tokenizer.uri)))
+    fragments = [Fragment(name, 0, {MASTER: p.detach().flatten()}) for name, p in model.named_parameters()]
+    saver = Saver(run.store, claim(run.store), Alone())
+    saver.begin(5, fragments, {name: tuple(p.shape) for name, p in model.named_parameters()}, {})
+    saver.wait()
+    saver.commit()
+    saver.close()
+
+    exported = export_run(run, None, str(tmp_path / "out"), licence="cc-by-4.0")
+    assert (exported.step, exported.models, exported.left_out) == (5, models, left_out)
+    for folder, architecture in exported.models.items():
+        where = tmp_path / "out" / folder
+        loaded, report = getattr(transformers, architecture).from_pretrained(where, output_loading_info=True)
+        unexpected = {
+            name
+            for name in report["unexpected_keys"]
+            if "mask_predictions" not in name and not name.startswith("disc")
+        }
+        assert not unexpected - {"deberta.embeddings.position_embeddings.weight"}
+        assert not [
+            name for name in report["missing_keys"] if not name.startswith("pooler.")
+        ]  # RoBERTa has none
+        assert not report["mismatched_keys"]
+        card = (where / "README.md").read_text()
+        assert yaml.safe_load(card.split("---")[1])["license"] == "cc-by-4.0"
+        source = run.recipe.corpus.sources["text"]
+        for said in (f"`{architecture}`", "step 5 of 14", source.uri, run.record.inputs.corpora["text"][:12]):
+            assert said in card
+        assert "none on record" in card
+        if folder != "discriminator":  # further heads are the generator's
+            assert all(f"not part of that class: {part}" in card for part in left_out)
+        vectors = objective.contrastive is not None and folder == "."
+        assert (where / "modules.json").exists() == vectors  # of sentence-transformers
+        words = loaded.get_input_embeddings().weight
+        assert torch.equal(words[:9], _words(model, folder)[:9])
+
+
+def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_path: Path) -> None:
+    run = open_run(fresh_run)
+    trained(Setting(run, run.tokenizer()), fresh_run, CASES["bert"][0], CASES["bert"][1])
+    run = open_run(fresh_run)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"config\.json"):
+        export_run(run, None, str(tmp_path / "theirs"))
+    assert (tmp_path / "theirs/config.json").read_text() == "{}"
+    for licence in (None, "Our own terms"):
+        export_run(run, None, str(tmp_path / "out"), licence=licence)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "license: other" in card
+    assert "## Licence\n\nOur own terms\n" in card
+
+
+def test_the_card_states_the_loss_at_its_step(fresh_run: str, tmp_path: Path) -> None:
+    run = open_run(fresh_run)
+    trained(Setting(run, run.tokenizer()), fresh_run, CASES["bert"][0], CASES["bert"][1])
+    journal = RunLog(run.store, 1, 1000.0, lambda line: None)
+    for step, loss in ((2, 5.5), (4, 4.25), (6, 3.0)):
+        figures = {"loss": loss, "mlm_loss": loss, "perplexity": 70.1}
+        journal.metric({"kind": "evaluation", "step": step, **figures})
+    journal.close()
+    export_run(open_run(fresh_run), None, str(tmp_path / "out"))
+    card = (tmp_path / "out/README.md").read_text()
+    assert "for each target: mlm 4.250 (perplexity 70.10), after step 4." in card
+
+
+@torch.no_grad()
+def _words(model: torch.nn.Module, part: str) -> torch.Tensor:
+    network = model if part == "." else getattr(model, part)
+    embedded: torch.Tensor = network.encoder.embeddings.word(torch.arange(9))
+    return embedded

@@ -1,0 +1,43 @@
+"""`maskfleet finetune`, as a user types it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.app.cli.main import app
+from launcher.errors import OptionError, RunError
+from tests.support.tasks.small_tasks import description, model, task
+
+
+def test_a_checkpoint_becomes_a_model_and_the_figures_are_printed(tmp_path: Path) -> None:
+    given = model("electra", tmp_path / "model")
+    task("classification", tmp_path)
+    (tmp_path / "task.yaml").write_text(
+        description("classification") + "finetune: {lr: [1.e-3, 3.e-3], epochs: 1, batch: 16}\n"
+    )
+    command = ["finetune", str(tmp_path / "model"), str(tmp_path / "task.yaml"), "--threads", "1"]
+    result = CliRunner().invoke(
+        app, [*command, "--grid", "--out", str(tmp_path / "out")], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["lr=0.001", "lr=0.003"]
+    assert "accuracy" in lines[0]
+    results = json.loads((tmp_path / "out/results.json").read_bytes())
+    assert results["checkpoint"] == {"source": str(tmp_path / "model"), "step": None, "digest": given.digest}
+    assert results["settings"]["threads"] == 1
+    assert len(results["tried"]) == 2
+
+    result = CliRunner().invoke(app, [*command, "--json", "--set", "lr=2e-3"], catch_exceptions=False)
+    (record,) = (json.loads(line) for line in result.stdout.splitlines())
+    assert record["settings"]["lr"] == 2e-3
+    assert set(record) >= {"metrics", "curves", "seed", "best_epoch", "others", "threshold"}
+
+    with pytest.raises(OptionError, match="lrr"):
+        CliRunner().invoke(app, [*command, "--set", "lrr=1"], catch_exceptions=False)
+    with pytest.raises(RunError, match="neither a run nor a model"):
+        CliRunner().invoke(app, ["finetune", str(tmp_path), *command[2:]], catch_exceptions=False)
+    with pytest.raises(RunError, match="it has no steps"):
+        CliRunner().invoke(app, [*command, "--step", "3"], catch_exceptions=False)

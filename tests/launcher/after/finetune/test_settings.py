@@ -1,0 +1,44 @@
+"""Settings of a fine-tuning, and the grids that a task's lists of values span."""
+
+import pytest
+
+from launcher.after.finetune.settings import FinetuneSettings, candidates
+from launcher.errors import OptionError
+
+
+def test_every_combination_of_the_lists_the_first_values_first() -> None:
+    found = candidates({"lr": [1e-5, 3e-5], "batch": [16, 32], "epochs": 4}, {"batch": 8, "threads": 2})
+    assert [(one.lr, one.batch, one.epochs, one.threads) for one in found] == [
+        (1e-5, 8, 4, 2),
+        (3e-5, 8, 4, 2),
+    ]
+    found = candidates({"lr": [1e-5, 3e-5], "batch": [16, 32]}, {})
+    assert [(one.lr, one.batch) for one in found] == [(1e-5, 16), (1e-5, 32), (3e-5, 16), (3e-5, 32)]
+    assert candidates({}, {}) == (FinetuneSettings(),)
+
+
+def test_a_pair_of_betas_is_one_value() -> None:
+    assert [one.adam_betas for one in candidates({"adam_betas": [0.9, 0.98]}, {})] == [(0.9, 0.98)]
+    two = candidates({"adam_betas": [[0.9, 0.98], [0.9, 0.999]]}, {})
+    assert [one.adam_betas for one in two] == [(0.9, 0.98), (0.9, 0.999)]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"lrr": 1e-5}, "no fine-tuning setting 'lrr'"),
+        ({"lr": -1}, "lr -1"),
+        ({"lr": []}, "empty list"),
+        ({"lr": float("nan")}, "lr"),
+        ({"layer_decay": 1.5}, "layer_decay"),
+        ({"freeze": True, "reinit_layers": 1}, "freeze keeps"),
+        ({"freeze": True, "layer_decay": 0.9}, "freeze leaves"),
+        ({"pooling": "median"}, "pooling"),
+        ({"adam_betas": [0.9, 1.0]}, "adam_betas"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(given: dict[str, object], problem: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        candidates(given, {})
+    assert problem in raised.value.problem
+    assert raised.value.remedy

@@ -1,0 +1,113 @@
+"""`maskfleet tasks list`, `show` and `check`, as people and programs use them."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.app.cli import main as cli
+from tests.support.tasks import published_folders
+
+RECORDS = Path(__file__).parents[4] / "infra/docs/records.md"
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, ["tasks", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def promised(command: str) -> list[str]:
+    """The keys in the line of the guide for the command."""
+    (line,) = [line for line in RECORDS.read_text().splitlines() if line.startswith(f"| `{command}` ")]
+    return re.findall("`(.*?)`", line.split("|")[2])
+
+
+def test_list_shows_tasks_and_suites_with_the_promised_keys() -> None:
+    text = run("list")
+    assert re.search(r"^cola +classification +matthews, accuracy", text, re.MULTILINE)
+    assert "glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte" in text
+    records = {record["name"]: record for record in map(json.loads, run("list", "--json").splitlines())}
+    assert all(list(record) == promised("tasks list") for record in records.values())
+    assert (records["rte"]["after"], records["rte"]["suites"]) == ("mnli", ["glue"])
+
+
+def test_show_prints_what_can_be_checked(tmp_path: Path) -> None:
+    published_folders.glue(tmp_path)
+    (tmp_path / "mine.yaml").write_text(run("show", "cola"))
+    assert "no line of names" in run("show", str(tmp_path / "mine.yaml"))  # comments too
+    assert "cola dev: 2 examples" in run("check", str(tmp_path / "mine.yaml"))
+    assert run("show", "glue").startswith("name: glue\n")
+
+
+def test_check_says_what_is_in_a_task(tmp_path: Path) -> None:
+    published_folders.glue(tmp_path)
+    text = run("check", "cola", "--data", str(tmp_path))
+    assert "cola train: 2 examples, 1 50.0%, 0 50.0%; characters: median 27, longest 36; " in text
+    assert "2 are in train, too" in text
+    records = [
+        json.loads(line) for line in run("check", "mnli", "--data", str(tmp_path), "--json").splitlines()
+    ]
+    assert [record["split"] for record in records] == ["train", "dev", "mismatched"]
+    assert all(list(record) == promised("tasks check") for record in records)
+    assert records[0]["repeated"] == 1
+
+
+def test_check_of_a_suite_names_all_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published_folders.glue(tmp_path)
+    for name in ("RTE", "SST-2"):
+        (tmp_path / name / "dev.tsv").unlink()
+    monkeypatch.setattr(sys, "argv", ["maskfleet", "tasks", "check", "glue", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said, mistakes = capsys.readouterr()
+    assert "mnli mismatched: 2 examples" in said  # the others are checked
+    for name in ("RTE", "SST-2"):
+        assert f"{tmp_path}/{name}/dev.tsv is not there" in mistakes
+        assert f"({name}.zip)" in mistakes
+    assert "Traceback" not in mistakes
+
+
+def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: Path) -> None:
+    published_folders.glue(tmp_path)
+    published_folders.write_tsv(
+        tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good.")
+    )
+    result = CliRunner().invoke(cli.app, ["tasks", "check", "cola", "--data", str(tmp_path)])
+    assert "every example of the split dev has the label '1', and matthews needs two" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        ("squad2", "squad2 dev: 2 examples, 1 of 2 without an answer; characters: median 66, longest 69"),
+        ("squad", "squad dev: 1 examples, all have an answer"),
+        ("conll2003", "conll2003 test: 2 examples, B-PER 33.3%, B-ORG 16.7%, O 16.7%"),
+        ("scifact", "scifact test: 1 examples, 3 documents, 1.0 relevant to a query"),
+        ("sts13", "sts13 test: 6 examples, 1.8 to 4, mean 2.90; characters: median 11, longest 13; 4 repeat"),
+        ("trec", "trec test: 62 examples, NUM 96.8%, ENTY 1.6%, ABBR 1.6%"),
+    ],
+)
+def test_check_knows_every_kind(task: str, line: str, tmp_path: Path) -> None:
+    published_folders.everything(tmp_path)
+    assert line in run("check", task, "--data", str(tmp_path))
+
+
+def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    published_folders.squad(tmp_path)
+    (tmp_path / "dev-v1.1.json").unlink()
+    (tmp_path / "dev-v1.1.json.gz").write_bytes(b"\x1f\x8b\x08 cut")
+    result = CliRunner().invoke(cli.app, ["tasks", "check", "squad", "--data", str(tmp_path)])
+    assert "squad train: 1 examples" in result.stdout
+    assert "damaged or truncated gz data" in str(result.exception)
+    both = tmp_path / "both.yaml"
+    both.write_text("name: both\ntasks: [squad, squad2]\n")
+    result = CliRunner().invoke(cli.app, ["tasks", "check", str(both)])
+    assert "squad2 dev: 2 examples" in result.stdout
+    assert "damaged or truncated gz data" in str(result.exception)

@@ -1,0 +1,178 @@
+"""A task's YAML: what does not go together is named by file, line, path and remedy; suites change tasks."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.after.tasks.suite import load_suite
+from launcher.after.tasks.task import Task, bundled_tasks, load_task, loads, task_digest
+from launcher.errors import TaskError
+
+MINE = """\
+name: mine
+kind: classification
+published: https://example.org
+files: {train: train.tsv, dev: dev.tsv}
+format: tsv
+fields: {first: text, label: label}
+labels: ["no", "yes"]
+metrics: [accuracy]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem", "remedy"),
+    [
+        ("metrics:", "metrix:", "mine.yaml:8: metrix is not a key of a task", "did you mean metrics?"),
+        ("first:", "frist:", "mine.yaml:6: fields.frist is not a key of a task", "did you mean first?"),
+        ("kind: classification", "kind: clasification", 'mine.yaml:2: kind = "clasification"', "correct kind"),
+        ("[accuracy]", "[acuracy]", 'mine.yaml:8: metrics.0 = "acuracy"', "metrics"),
+        ("[accuracy]", "[accuracy, pearson]", "mine.yaml:8: metrics.1: pearson is no metric of", "macro_f1"),
+        ("[accuracy]", "[accuracy, accuracy]", "mine.yaml:8: metrics.1: accuracy is given twice", "keep one"),
+        ('["no", "yes"]', '["no", "yes", "so"]\nskip_labels: ["so"]', "mine.yaml:7: labels.2", "leave it out"),
+        ('["no", "yes"]', "[0, 1]", "mine.yaml:7: labels.0 = 0: input should be a valid string", "labels.0"),
+        ('["no", "yes"]', '["no"]', "mine.yaml:7: labels: classification needs at least two", "list them"),
+        ("[accuracy]", "[f1]\nlabel_ids: 3", "mine.yaml:9: label_ids = 3", "label_ids"),
+        ("format: tsv", "format: columns", "mine.yaml:5: format: columns does not hold classification", "jsonl"),
+        ("{first: text, label: label}", "{first: text}", "mine.yaml:6: fields: no field 'label'", "number"),
+        ("first: text", "first: 1", "mine.yaml:6: fields: some are numbers", "throughout"),
+        ("{first: text, label: label}", "{first: 0, label: 1}", "fields.first: there is no column 0", "from 1"),
+        ("dev: dev.tsv", "dev: []", "mine.yaml:4: files.dev: no file", "leave the split out"),
+        ("dev: dev.tsv", "dev: {path: a, label: so}", "files.dev: the label 'so' is not one of", "add it"),
+        ("dev: dev.tsv", "dev: {path: a, gold: b}", "mine.yaml:4: files.dev: gold goes with lines", "txt"),
+        ("dev: dev.tsv}", "dev: dev.tsv}\nunlabelled: [tset]", "unlabelled.0: tset is no split", "train, dev"),
+        ("dev: dev.tsv}", "dev: dev.tsv}\nheld_out: {dev: 0.1}", "held_out.dev: the split dev is in files", "out"),
+        ("dev: dev.tsv}", "dev: dev.tsv}\nheld_out: {test: 1.5}", "mine.yaml:5: held_out.test = 1.5", "correct"),
+        ("name: mine", "name: mine\nafter: mine", "mine.yaml:2: after: a task cannot start from itself", "another"),
+        ("name: mine", "name: Mine!", 'mine.yaml:1: name = "Mine!"', "name"),
+        ("name: mine", "name: mine\nname: two", "mine.yaml:2: name is given twice", "keep one"),
+        ("name: mine", "name: mine\nscore_range: [0.0, 1.0]", "score_range: classification has no scores", "leave"),
+        ("name: mine", "- name", "not valid YAML", "fix"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named(before: str, after: str, problem: str, remedy: str) -> None:
+    assert before in MINE
+    with pytest.raises(TaskError) as caught:
+        loads(MINE.replace(before, after, 1), "mine.yaml", None)
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats()
+    | st.sampled_from(["", "x", "tsv", "train", "f1"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["path", "label", "gold", "dev", "train", "first", "x"]), inner, max_size=3
+        )
+    ),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from(sorted(Task.model_fields)), VALUES, min_size=1, max_size=3))
+def test_any_values_make_a_task_or_our_error(changes: dict[str, object]) -> None:
+    text = yaml.safe_dump({**yaml.safe_load(MINE), **changes})
+    with suppress(TaskError):
+        task = loads(text, "mine.yaml", None)
+        assert set(task.splits) <= {*task.files, "dev", "test"}
+
+
+def test_all_missing_keys_are_named_at_once() -> None:
+    with pytest.raises(
+        TaskError, match="x: published is missing, files is missing, format is missing, metrics is"
+    ):
+        loads("name: x\nkind: tagging\n", "x", None)
+
+
+def test_names_that_there_are_not() -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task("sst-2")
+    assert "did you mean sst2?" in caught.value.remedy
+    with pytest.raises(TaskError) as caught:
+        load_suite("gleu")
+    assert "did you mean glue?" in caught.value.remedy
+    with pytest.raises(TaskError, match=r"no file nowhere/mine\.yaml"):
+        load_task("nowhere/mine.yaml")
+
+
+def test_a_files_paths_are_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "dev.tsv").write_text("text\tlabel\nb\tyes\n")
+    path = str(tmp_path / "mine.yaml")
+    assert load_task(path).read("dev").first == ("a",)  # type: ignore[union-attr]
+    assert load_task(path, str(elsewhere)).read("dev").first == ("b",)  # type: ignore[union-attr]
+    absolute = MINE.replace("dev.tsv", str(elsewhere / "dev.tsv"))
+    assert loads(absolute, "mine.yaml", str(tmp_path)).read("dev").first == ("b",)  # type: ignore[union-attr]
+    with pytest.raises(TaskError, match="has no split 'tset'"):
+        load_task(path).read("tset")
+
+
+def test_a_task_travels_to_a_worker_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\n")
+    task = loads(MINE, "mine.yaml", str(tmp_path)).model_copy(update={"finetune": {"lr": 1e-5}})
+    sent = ray.cloudpickle.loads(ray.cloudpickle.dumps(task))
+    assert (sent, sent.root) == (task, str(tmp_path))
+    assert task_digest(sent, ("dev",)) == task_digest(task, ("dev",))
+
+
+def test_labels_may_be_indices_where_files_have_one_class_each(tmp_path: Path) -> None:
+    files = '{dev: [{path: a, label: "no"}, {path: b, label: "yes"}]}'
+    text = MINE.replace("{train: train.tsv, dev: dev.tsv}", files).replace(
+        "format: tsv", "format: txt\nlabel_ids: true"
+    )
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"{name}\n\n{name}{name}\n")
+    task = loads(text.replace("fields: {first: text, label: label}\n", ""), "mine.yaml", str(tmp_path))
+    assert task.read("dev").labels.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
+
+
+def test_a_bundled_task_without_its_data_can_be_looked_at_only() -> None:
+    task = load_task("sst2")
+    assert task.splits == ("train", "dev")
+    with pytest.raises(TaskError) as caught:
+        task.read("dev")
+    assert "--data" in caught.value.remedy
+    assert task.published in caught.value.remedy
+
+
+def test_a_suite_changes_its_tasks(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    (tmp_path / "small.yaml").write_text(
+        "name: small\ntasks: [sst2, mine.yaml, {task: rte, finetune: {epochs: 5}, after: null, data: other}]\n"
+    )
+    first, mine, rte = load_suite(str(tmp_path / "small.yaml"), "data")
+    assert (first.name, first.root, mine.name, mine.root) == ("sst2", "data", "mine", "data")
+    assert (rte.after, rte.finetune["epochs"], rte.finetune["batch"], rte.root) == (None, 5, 16, "other")
+    beside = [task.root for task in load_suite(str(tmp_path / "small.yaml"))]
+    assert beside == [str(tmp_path), str(tmp_path), "other"]
+    assert [task.name for task in load_suite(str(tmp_path / "mine.yaml"))] == ["mine"]
+    (tmp_path / "small.yaml").write_text("name: small\ntasks: [sst2, {task: sst2}]\n")
+    with pytest.raises(TaskError, match="two tasks called sst2"):
+        load_suite(str(tmp_path / "small.yaml"))
+    (tmp_path / "small.yaml").write_text("name: small\ntasks:\n  - {task: sst2, finetun: {}}\n")
+    with pytest.raises(TaskError, match=r"small\.yaml:3"):
+        load_suite(str(tmp_path / "small.yaml"))
+
+
+@pytest.mark.parametrize("name", bundled_tasks())
+def test_bundled_tasks_say_what_they_are(name: str) -> None:
+    task = load_task(name)
+    assert task.about
+    assert task.published.startswith("http")
+    if task.kind not in ("similarity", "retrieval") and name != "ax":
+        assert {"lr", "epochs", "batch", "max_length"} <= task.finetune.keys()
+        assert {"train", "dev"} <= set(task.splits)

@@ -1,0 +1,101 @@
+"""Tasks that a recipe's evaluation names are refused before anything is trained if they cannot be measured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_service.store.errors import StoreUnavailable
+from data_service.store.open import open_store
+from launcher.after.tasks.measurable import check_names, check_tasks
+from launcher.after.tasks.task import bundled_tasks
+from launcher.app.cli import main as cli
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.run.record import RECORD
+from tests.support.runs.small_runs import new_run
+from tests.support.tasks.small_tasks import task_files
+
+NAMES = sorted(bundled_tasks())
+
+
+def probe(**settings: object) -> EvaluationTask:
+    return EvaluationTask.model_validate({"probe": settings})
+
+
+def similarity(**settings: object) -> EvaluationTask:
+    return EvaluationTask.model_validate({"similarity": settings})
+
+
+@given(st.sampled_from(NAMES), st.integers(0, 20), st.sampled_from("abcxyz-_"))
+def test_a_mistyped_name_is_refused_with_its_place(name: str, place: int, letter: str) -> None:
+    mistyped = name[:place] + letter + name[place:]
+    tasks = [EvaluationTask.model_validate({"heldout": {}}), probe(task=mistyped)]
+    if mistyped in NAMES:
+        return
+    with pytest.raises(RecipeError, match=r"evaluation\.tasks\.1\.probe\.task: there is no task") as caught:
+        check_names(tasks)
+    assert "bundled tasks: " in caught.value.remedy
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    tasks = [
+        probe(task="sst-2"),
+        similarity(task="sst2"),
+        probe(task="stsb"),
+        similarity(task=str(tmp_path / "mine.yaml")),
+    ]
+    with pytest.raises(RecipeError) as caught:
+        check_tasks(tasks)
+    assert caught.value.problem.splitlines() == [
+        "evaluation.tasks.0.probe.task: there is no task 'sst-2'",
+        "evaluation.tasks.1.similarity.task: sst2 has no pairs of texts with a score each",
+        "evaluation.tasks.2.probe.task: stsb is a task of regression, which no linear probe measures",
+        f"evaluation.tasks.3.similarity.task: there is no file {tmp_path / 'mine.yaml'}",
+    ]
+    assert "did you mean sst2?" in caught.value.remedy
+
+
+def test_files_have_to_be_there(tmp_path: Path) -> None:
+    word, shared = task_files(str(tmp_path))
+    check_tasks([probe(task=word), similarity(task=shared), EvaluationTask.model_validate({"heldout": {}})])
+    with pytest.raises(
+        RecipeError, match=r"evaluation\.tasks\.0\.probe\.data: .*SST-2/train\.tsv is not there"
+    ):
+        check_tasks([probe(task="sst2", data=str(tmp_path))])
+    with pytest.raises(RecipeError, match=r"0\.similarity\.data: where the files of stsb are is not said"):
+        check_tasks([similarity(task="stsb")])
+
+
+def test_a_store_that_does_not_answer_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", "0.1")
+    with pytest.raises(StoreUnavailable):
+        check_tasks([probe(task="sst2", data="s3://bucket/glue")])
+
+
+def test_init_creates_no_run_with_such_a_task(inputs: Path, tmp_path: Path) -> None:
+    settings = "evaluation={every: {steps: 7}, samples: 20, tasks: [{probe: {task: sst-2}}]}"
+    with pytest.raises(RecipeError, match="there is no task 'sst-2'"):
+        new_run(inputs, str(tmp_path / "run"), settings)
+    assert open_store(tmp_path / "run").size(RECORD) is None
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [["train"], ["recipe", "check"]])
+def test_train_and_recipe_check_refuse_it_too(
+    command: list[str], fresh_run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = fresh_run if command == ["train"] else "roberta-base"
+    setting = "evaluation.tasks=[{probe: {task: sst-2}}]"
+    monkeypatch.setattr(sys, "argv", ["maskfleet", *command, of, "--set", setting])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "evaluation.tasks.0.probe.task: there is no task 'sst-2'" in " ".join(
+        capsys.readouterr().err.split()
+    )

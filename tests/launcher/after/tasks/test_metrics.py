@@ -1,0 +1,240 @@
+"""Metrics against their definitions, written out here, on random predictions; what cannot be measured is refused."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from launcher.after.tasks.answers import words_of
+from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, Tagged
+from launcher.after.tasks.metrics import score
+from launcher.after.tasks.task import Task, load_task
+from launcher.errors import MissingPackage, TaskError
+from launcher.extras import import_module
+
+COLA, MRPC, STSB, MNLI = (load_task(name) for name in ("cola", "mrpc", "stsb", "mnli"))
+CONLL, SQUAD, CMRC = (load_task(name) for name in ("conll2003", "squad2", "cmrc2018"))
+
+
+def sentences(labels: NDArray[Any]) -> Sentences:
+    return Sentences(tuple("x" for _ in labels), None, labels)
+
+
+def labelled(task: Task, *metrics: str) -> Task:
+    return task.model_copy(update={"metrics": list(metrics)})
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=40))
+def test_scores_of_two_classes_are_those_of_the_four_counts(pairs: list[tuple[int, int]]) -> None:
+    right, given_ = (np.array(side) for side in zip(*pairs, strict=True))
+    if len(set(right.tolist())) < 2:
+        return
+    tp, fp, fn, tn = (int(((given_ == g) & (right == r)).sum()) for g, r in ((1, 1), (1, 0), (0, 1), (0, 0)))
+    below = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    expected = {
+        "matthews": (tp * tn - fp * fn) / below if below else 0.0,
+        "accuracy": (tp + tn) / len(pairs),
+        "f1": 2 * tp / (2 * tp + fp + fn),
+        "macro_f1": np.mean([2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)]),
+    }
+    found = score(labelled(COLA, *expected), sentences(right), given_)
+    assert list(found) == list(expected)
+    assert found == pytest.approx(expected)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=3, max_size=40))
+def test_correlations_are_numpys_and_zero_where_all_is_the_same(pairs: list[tuple[int, int]]) -> None:
+    right, given_ = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
+    if len(set(right.tolist())) < 2:
+        return
+    found = score(STSB, sentences(right), given_)
+    if len(set(given_.tolist())) < 2:  # a model that says the same of every pair
+        assert found == {"spearman": 0.0, "pearson": 0.0}
+        return
+    ranks = [np.array([np.mean(np.flatnonzero(np.sort(s) == v)) for v in s]) for s in (right, given_)]
+    expected = {"spearman": np.corrcoef(*ranks)[0, 1], "pearson": np.corrcoef(right, given_)[0, 1]}
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def entities(tags: list[str]) -> set[tuple[str, int, int]]:
+    """(type, first, last) of valid BIO tags."""
+    found: list[tuple[str, int, int]] = []
+    for position, tag in enumerate(tags):
+        if tag.startswith("B-"):
+            found.append((tag[2:], position, position))
+        elif tag.startswith("I-"):
+            kind, first, _ = found.pop()
+            found.append((kind, first, position))
+    return set(found)
+
+
+def random_bio(random: np.random.Generator, length: int) -> list[str]:
+    tags: list[str] = []
+    for _ in range(length):
+        kinds = ["O", "B-PER", "B-LOC", *([f"I-{tags[-1][2:]}"] * 2 if tags and tags[-1] != "O" else [])]
+        tags.append(str(random.choice(kinds)))
+    return tags
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000))
+def test_entity_f1_counts_whole_entities(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 12, 6)
+    right, given_ = ([random_bio(random, int(length)) for length in lengths] for _ in range(2))
+    correct = sum(len(entities(r) & entities(g)) for r, g in zip(right, given_, strict=True))
+    total = sum(len(entities(tags)) for tags in (*right, *given_))
+    index = [[[CONLL.labels.index(tag) for tag in tags] for tags in side] for side in (right, given_)]
+    as_tuples = [tuple(tuple(tags) for tags in side) for side in index]
+    examples = Tagged(tuple(tuple("w" * len(tags)) for tags in right), as_tuples[0])
+    expected = 2 * correct / total if total else 0.0
+    assert score(CONLL, examples, as_tuples[1])["entity_f1"] == pytest.approx(expected)
+    words = sum(map(len, right))
+    same = sum(r == g for rs, gs in zip(right, given_, strict=True) for r, g in zip(rs, gs, strict=True))
+    assert score(labelled(CONLL, "accuracy"), examples, as_tuples[1])["accuracy"] == pytest.approx(
+        same / words
+    )
+
+
+def questions(*accepted: tuple[str, ...]) -> Questions:
+    names = tuple(str(number) for number in range(len(accepted)))
+    answers = tuple(tuple(Answer(text, 0) for text in texts) for texts in accepted)
+    return Questions(names, names, names, answers)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "predicted", "exact", "f1"),
+    [
+        (("the Eiffel Tower",), "Eiffel tower.", 1.0, 1.0),  # articles, case and punctuation are nothing
+        (("Paris", "in Paris, France"), "Paris France", 0.0, 0.8),  # the most similar of the accepted
+        (("a b c",), "c d", 0.0, 0.5),  # "a" is an article
+        (("one one two",), "one", 0.0, 0.5),
+        (("Paris",), "", 0.0, 0.0),
+        ((), "", 1.0, 1.0),
+        ((), "Paris", 0.0, 0.0),
+        ((), "the", 1.0, 1.0),  # nothing is left of it, as in the official script
+        (("don't",), "dont", 1.0, 1.0),
+        (("the", "cat"), "a", 0.0, 0.0),  # nothing is left of "the", so it is no answer
+        (("the", "..."), "", 1.0, 1.0),  # and of these two, none is
+    ],
+)
+def test_answers_are_compared_as_squad_does(
+    accepted: tuple[str, ...], predicted: str, exact: float, f1: float
+) -> None:
+    found = score(SQUAD, questions(accepted), {"0": predicted})
+    assert found == pytest.approx({"answer_f1": f1, "exact_match": exact})
+
+
+def official(golds: tuple[str, ...], predicted: str, *, second: bool) -> tuple[float, float]:
+    """The rules of the two scripts in other words: 2.0 drops golds that normalise to nothing, 1.1 keeps all."""
+    kept = [gold for gold in golds if words_of(gold)] if second else list(golds)
+    exact, best = 0.0, 0.0
+    for gold in kept or [""]:
+        right, given_ = words_of(gold), words_of(predicted)
+        common = sum((Counter(right) & Counter(given_)).values())
+        exact = max(exact, float(right == given_))
+        if not right or not given_:
+            best = max(best, float(right == given_))
+        elif common:
+            precision, recall = common / len(given_), common / len(right)
+            best = max(best, 2 * precision * recall / (precision + recall))
+    return exact, best
+
+
+TEXTS = st.lists(st.sampled_from(["the", "a", "...", "an!", "cat", "Paris", "the cat", ""]), max_size=3).map(
+    " ".join
+)
+
+
+@given(st.lists(TEXTS, max_size=4).map(tuple), TEXTS, st.booleans())
+def test_both_of_squads_scripts(golds: tuple[str, ...], predicted: str, second: bool) -> None:
+    task = SQUAD if second else load_task("squad")
+    found = score(task, questions(golds), {"0": predicted})
+    assert (found["exact_match"], found["answer_f1"]) == pytest.approx(
+        official(golds, predicted, second=second)
+    )
+
+
+@pytest.mark.parametrize(
+    ("accepted", "predicted", "exact", "f1"),
+    [
+        (("1963年",), "1963年", 1.0, 1.0),
+        (("《花呗》",), "花呗", 1.0, 1.0),  # punctuation is nothing
+        (("花呗提额",), "花呗额", 0.0, 2 * 2 / 7),  # the longest common run, not the bag
+        (("1963年",), "在1963年", 0.0, 2 * 2 / 5),  # a number is one piece
+        (("NBA 球队",), "nba球", 0.0, 2 * 2 / 5),
+        (("花",), "草", 0.0, 0.0),
+    ],
+)
+def test_chinese_answers_are_compared_as_cmrc_does(
+    accepted: tuple[str, ...], predicted: str, exact: float, f1: float
+) -> None:
+    found = score(CMRC, questions(accepted), {"0": predicted})
+    assert found == pytest.approx({"cmrc_f1": f1, "cmrc_exact_match": exact})
+
+
+WORDS = st.lists(st.sampled_from(["red", "blue", "green", "sky"]), max_size=5)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=6))
+def test_answers_f1_is_the_mean_overlap_of_words(pairs: list[tuple[list[str], list[str]]]) -> None:
+    expected = []
+    for right, given_ in pairs:
+        common = sum((Counter(right) & Counter(given_)).values())
+        if not right or not given_:
+            expected.append(float(right == given_))
+        elif not common:
+            expected.append(0.0)
+        else:
+            precision, recall = common / len(given_), common / len(right)
+            expected.append(2 * precision * recall / (precision + recall))
+    examples = questions(*((" ".join(right),) if right else () for right, _ in pairs))
+    predicted = {str(number): " ".join(given_) for number, (_, given_) in enumerate(pairs)}
+    assert score(SQUAD, examples, predicted)["answer_f1"] == pytest.approx(np.mean(expected))
+
+
+ONES = np.ones(3, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("task", "examples", "predictions", "problem"),
+    [
+        (COLA, sentences(ONES), ONES, "every example of the split has the label '1', and matthews needs two"),
+        (MRPC, sentences(ONES), ONES, "and f1 needs two"),
+        (STSB, sentences(ONES * 2.5), ONES * 0.5, "has the score 2.5, and spearman needs two"),
+        (STSB, sentences(np.arange(3.0)), np.array([1, np.nan, 2]), "1 of 3 predictions are not finite"),
+        (MNLI, sentences(ONES), np.array([0, 1, 3]), "not all indices of its 3 labels"),
+        (MNLI, sentences(ONES), np.array([0, 1]), r"predictions are \(2,\), not \[3\]"),
+        (MNLI, sentences(ONES), np.array([0.0, 1.0, 0.5]), "not all indices"),
+        (CONLL, Tagged((("a", "b"),), ((0, 0),)), ((0,),), "not a tag for each word"),
+        (CONLL, Tagged((("a",),), ((0,),)), ((99,),), "not all indices of its 9 labels"),
+        (SQUAD, questions(("a",), ("b",)), {"0": "a"}, "1 questions have no prediction, '1' among them"),
+        (load_task("scifact"), Retrieval({}, {}, {}), np.zeros(0), "measured with rankings"),
+    ],
+)
+def test_what_cannot_be_measured(task: Task, examples: Any, predictions: Any, problem: str) -> None:
+    with pytest.raises(TaskError, match=problem):
+        score(task, examples, predictions)
+
+
+def test_accuracy_needs_no_second_class() -> None:
+    assert score(MNLI, sentences(ONES), ONES) == {"accuracy": 1.0}
+
+
+def test_a_library_that_is_not_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        if name.startswith("sklearn"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name="sklearn")
+        return import_module(name)
+
+    monkeypatch.setattr("launcher.extras.import_module", absent)
+    with pytest.raises(MissingPackage) as caught:
+        score(COLA, sentences(np.array([0, 1])), np.array([0, 1]))
+    assert caught.value.remedy == "pip install 'maskfleet[evaluate]'"

@@ -1,0 +1,151 @@
+"""The wheel, used as users do: from folders of their own, some of which hold packages that bear the names of ours."""
+
+import json
+import re
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.support.checks.wheel import ROOT, build, install, obstruct, run
+
+TASKS = """
+from data_service.ingest.ray_pool import ray_pool
+from data_service.stream.window import slab_rows
+with ray_pool(2, 0) as pool:
+    print(*(rows for _, rows in pool.run(slab_rows, [1 << 18, 1 << 18])))
+"""
+"""Two tasks of Ray that import our code."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the installation's programs."""
+    return install(wheel, tmp_path_factory.mktemp("environment") / "env")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    return obstruct(tmp_path / "project")
+
+
+def test_the_wheel_holds_all_of_it(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packages = ("encoder_core", "data_service", "checkpoints", "launcher")
+    modules = {str(p.relative_to(ROOT)) for package in packages for p in (ROOT / package).rglob("*.py")}
+    facade = {name for name in modules if name.startswith("launcher/maskfleet/")}
+    assert modules - facade <= names
+    assert {name.removeprefix("launcher/") for name in facade} <= names
+    assert not facade & names
+    assert {f"{package}/py.typed" for package in (*packages, "maskfleet")} <= names
+    assert {
+        f"launcher/runtime/recipe/library/{path.name}"
+        for path in (ROOT / "launcher/runtime/recipe/library").glob("*.yaml")
+    } <= names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name and ".data" not in name} == {
+        *packages, "maskfleet",
+    }  # fmt: skip
+
+
+def test_what_evaluation_needs_is_an_extra(wheel: Path) -> None:
+    """`pip install maskfleet` brings none of it."""
+    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA")]
+    lines = zipfile.ZipFile(wheel).read(name).decode().splitlines()
+    needed = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    beyond = {
+        "transformers", "sentence-transformers", "scikit-learn", "scipy", "seqeval", "accelerate", "datasets",
+        "filelock",
+    }  # fmt: skip
+    always = {re.split(r"[^\w-]", line)[0] for line in needed if "extra ==" not in line}
+    assert len(always) > 20
+    assert not always & beyond
+    of_extra = {
+        line.partition(";")[0].strip() for line in needed if "extra == 'evaluate'" in line.replace('"', "'")
+    }
+    assert of_extra == beyond
+
+
+@pytest.mark.parametrize("path", ["", "."], ids=["in the folder", "with the folder on the path"])
+def test_the_command_works_beside_folders_that_bear_our_names(
+    installed: Path, hostile: Path, path: str
+) -> None:
+    said = run(installed / "maskfleet", "--version", cwd=hostile, PYTHONPATH=path).stdout
+    assert said.strip() == f"maskfleet {version('maskfleet')}"
+
+
+def test_it_can_be_run_as_a_module(installed: Path, hostile: Path) -> None:
+    assert "maskfleet" in run(installed / "python", "-m", "maskfleet", "--version", cwd=hostile).stdout
+
+
+def test_a_shell_completes_commands(installed: Path, tmp_path: Path) -> None:
+    asked = {"_MASKFLEET_COMPLETE": "complete_bash", "COMP_WORDS": "maskfleet che", "COMP_CWORD": "1"}
+    assert run(installed / "maskfleet", cwd=tmp_path, **asked).stdout.split() == ["checkpoints"]
+
+
+def test_importing_it_names_the_folder_in_the_way(installed: Path, hostile: Path) -> None:
+    failed = run(installed / "python", "-c", "import maskfleet", cwd=hostile, check=False)
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith(f"maskfleet.InTheWay: {hostile / 'launcher'} is in the way")
+    assert "rename" in last
+
+
+def test_a_module_in_the_way_is_named_too(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints.py").write_text("step = 1\n")
+    code = "import checkpoints, maskfleet"
+    failed = run(installed / "python", "-c", code, cwd=tmp_path, check=False)
+    assert f"{tmp_path / 'checkpoints.py'} is in the way" in failed.stderr
+
+
+def test_folders_without_code_are_in_nobodys_way(installed: Path, tmp_path: Path) -> None:
+    """Most `checkpoints/` of users hold weights."""
+    (tmp_path / "checkpoints").mkdir()
+    code = "import maskfleet, sys; print(maskfleet.UserError.__module__, 'torch' in sys.modules)"
+    assert run(installed / "python", "-c", code, cwd=tmp_path).stdout.split() == [
+        "data_service.errors",
+        "False",
+    ]
+
+
+def test_templates_and_recipes_are_found_outside_a_checkout(installed: Path, tmp_path: Path) -> None:
+    code = "import maskfleet, launcher.app.schedulers.job as t; from importlib.resources import files; "
+    code += "print(t.folder()); print(len(list((files('launcher.runtime.recipe') / 'library').iterdir())))"
+    folder, recipes = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
+    assert Path(folder).is_relative_to(installed.parent)
+    assert (Path(folder) / "slurm" / "job.sh").is_file()
+    assert int(recipes) > 30
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_run_is_trained_through_ray_beside_such_folders(installed: Path, hostile: Path) -> None:
+    """Text to model, workers and ranks in Ray included, where every one of our packages has a broken namesake."""
+    lines = [
+        json.dumps({"text": f"Rank {n} reads its rows. Every step is the same on any machine."})
+        for n in range(400)
+    ]
+    for part in range(2):
+        (hostile / f"{part}.jsonl").write_text("\n".join(lines[part::2]))
+    program, text = installed / "maskfleet", ("0.jsonl", "1.jsonl")
+    run(program, "tokenizer", "train", *text, "--vocab-size", "320", "--out", "bpe", cwd=hostile)
+    build = ("corpus", "build", *text, "--tokenizer", "bpe", "--out", "corpus", "--heldout", "0.1")
+    run(program, *build, "--workers", "2", cwd=hostile)
+    assert run(installed / "python", "-P", "-c", TASKS, cwd=hostile).stdout.split() == ["8", "8"]
+    sets = (
+        "corpus.sources.text.uri=corpus",
+        "corpus.heldout.fraction=0.1",
+        "tokenizer.uri=bpe",
+        "phases.0.steps=4",
+    )
+    options = [part for value in (*sets, "schedule.warmup=1") for part in ("--set", value)]
+    run(program, "init", "quickstart", "first", "--tiny", *options, cwd=hostile)
+    node = ("--nodes", "1", "--cpus-per-node", "2", "--memory", "8GiB")
+    assert "#SBATCH" in run(program, "launch", "slurm", "first", *node, cwd=hostile).stdout
+    assert "step 4 of 4" in run(program, "train", "first", cwd=hostile, PYTHONPATH=str(hostile)).stdout
+    shown = run(program, "checkpoints", "export", "first", "--out", "model", cwd=hostile).stdout
+    assert "exported step 4" in shown

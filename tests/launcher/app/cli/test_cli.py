@@ -1,0 +1,232 @@
+"""The command line: help that reads, errors without tracebacks, exit codes that schedulers rely on."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.app.cli import main as cli
+from launcher.app.cli.main import app
+from tests.support.checks.command import maskfleet
+from tests.support.checks.silence import without_signs_of_life
+from tests.support.data.made_up import write_text
+
+
+def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and standard error of `main`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["maskfleet", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+COMMANDS = [
+    "tokenizer train", "tokenizer check", "tokenizer extend",
+    "corpus build", "corpus verify", "corpus stats", "corpus show",
+    "recipe list", "recipe show", "recipe check", "recipe diff", "recipe from", "init", "train", "show", "report",
+    "checkpoints list", "checkpoints verify", "checkpoints export", "estimate", "doctor", "demo",
+    "launch slurm", "launch kuberay", "launch aws-batch", "launch ray", "launch ray-job",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    text = maskfleet(*command.split(), "--help")
+    assert "Usage:" in text
+    assert len(text.splitlines()) > 8
+
+
+def test_help_is_fast_and_lists_everything() -> None:
+    started = time.monotonic()
+    command = [sys.executable, "-c", "from launcher.app.cli.main import main; main()", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert time.monotonic() - started < 5, "well under a second on an idle machine"
+    for word in {command.split()[0] for command in COMMANDS}:
+        assert word in text
+
+
+def test_a_users_mistake_is_a_message_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = failing("train", tmp_path / "nowhere", capsys=capsys)
+    assert code == 2
+    assert "error: there is no run at" in err
+    assert "remedy: check the URI" in err
+    assert "Traceback" not in err
+
+
+def test_a_models_mistake_is_one_too(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = failing("init", "roberta-base", tmp_path / "run", "--set", "model.heads=7", capsys=capsys)
+    assert code == 2
+    assert "heads (7)" in err
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert failing("train", "somewhere", "--resum", capsys=capsys)[0] == 2
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.runtime.recipe.source.bundled", lambda: 1 / 0)
+    monkeypatch.setattr(sys, "argv", ["maskfleet", "recipe", "list"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_from_text_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.jsonl"))
+    said = maskfleet("tokenizer", "train", "text.jsonl", "--vocab-size", 320, "--out", "tokenizer")
+    assert "byte_bpe tokenizer of 320 ids" in said
+    assert "lines that come back exactly  100.00%" in maskfleet(
+        "tokenizer", "check", "tokenizer", "text.jsonl"
+    )
+    build = (
+        "corpus",
+        "build",
+        "text.jsonl",
+        "--tokenizer",
+        "tokenizer",
+        "--out",
+        "corpus",
+        "--heldout",
+        "0.1",
+    )
+    assert "documents" in maskfleet(*build)
+    assert "already built" in maskfleet(*build)
+    assert "0 damaged" in maskfleet("corpus", "verify", "corpus")
+    assert "tokens" in maskfleet("corpus", "show", "corpus", "--index", 3, "--split", "heldout")
+    quick = ("--set", "corpus.sources.text.uri=corpus", "--set", "corpus.heldout.fraction=0.1", "--tiny")
+    assert "next: maskfleet train run" in maskfleet("init", "quickstart", "run", *quick)
+    assert "step 2, row 1" in maskfleet("show", "run", "--step", 2, "--row", 1)
+    maskfleet("report", "run", "--out", "pages/report.html")
+    assert "corpus text" in Path("pages/report.html").read_text()
+    assert maskfleet("checkpoints", "list", "run").split() == [
+        "step",
+        "committed",
+        "(UTC)",
+        "attempt",
+        "ranks",
+        "size",
+    ]
+
+
+def test_damage_is_found_and_said(inputs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(inputs / "corpus", tmp_path / "corpus")
+    shard = next((tmp_path / "corpus" / "train").glob("*.tar"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    result = CliRunner().invoke(app, ["corpus", "verify", str(tmp_path / "corpus")])
+    assert result.exit_code == 1
+    assert f"DAMAGED  train/{shard.name}" in result.output
+
+
+def test_recipes_from_the_command_line(tmp_path: Path) -> None:
+    assert "roberta-large-160gb" in maskfleet("recipe", "list")
+    assert maskfleet("recipe", "show", "roberta-base", "--raw").startswith("# RoBERTa base")
+    assert "124.7M parameters" in maskfleet("recipe", "check", "roberta-base")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(maskfleet("recipe", "show", "quickstart", "--set", "zero=2"))
+    result = CliRunner().invoke(app, ["recipe", "diff", "quickstart", str(mine)])
+    assert result.exit_code == 1
+    assert result.output.splitlines() == ["operational (free):", "  - zero: 1 -> 2"]
+    assert maskfleet("recipe", "diff", str(mine), str(mine)) == "the same\n"
+
+
+def test_an_empty_input_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").touch()
+    code, err = failing("tokenizer", "train", tmp_path / "empty.txt", "--out", tmp_path / "t", capsys=capsys)
+    assert code == 2
+    assert "no text" in err
+    assert not (tmp_path / "t").exists()
+
+
+def test_export_without_a_checkpoint_says_so(
+    fresh_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = failing("checkpoints", "export", fresh_run, "--out", tmp_path / "model", capsys=capsys)
+    assert code == 2
+    assert "has no checkpoint yet" in err
+
+
+def test_python_documentation_is_real_text(tmp_path: Path) -> None:
+    from launcher.app.cli.demo_text import write_jsonl
+
+    documents, size = write_jsonl(tmp_path / "python.jsonl")
+    lines = [json.loads(line)["text"] for line in (tmp_path / "python.jsonl").read_text().splitlines()]
+    assert documents == len(lines) == len(set(lines)) > 300
+    assert 1_000_000 < size < 20_000_000
+    assert os.environ.get("HOME", "/root") not in "".join(lines[:50])
+
+
+def test_a_wrong_start_is_noticed_before_a_run_exists(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing there, a folder that is no model, a model of another shape; all before anything is written."""
+    config = {"model_type": "roberta", "num_hidden_layers": 3, "vocab_size": 320, "type_vocab_size": 1}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text(json.dumps(config))
+    for folder, said in {
+        "absent": "neither a run nor a folder with a config.json",
+        "empty": "neither a run nor a folder with a config.json",
+        "other": "is not the recipe's model: layers is 2 here and 3 there",
+    }.items():
+        places = {"corpus.sources.text.uri": inputs / "corpus", "tokenizer.uri": inputs / "tokenizer"}
+        settings = [f"{key}={value}" for key, value in (places | {"start": tmp_path / folder}).items()]
+        options = [part for setting in settings for part in ("--set", setting)]
+        code, err = failing("init", "quickstart", tmp_path / "run", *options, capsys=capsys)
+        assert code == 2
+        assert said in err
+        assert str(tmp_path / folder) in err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_dead_endpoint_is_one_sentence_and_the_error() -> None:
+    settings = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "MASKFLEET_STORE_PATIENCE_S": "7",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from launcher.app.cli.main import main; main()",
+        "show",
+        "s3://b/runs/x",
+        "--step",
+        "0",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    assert ended.returncode == 2
+    said = without_signs_of_life(ended.stderr).splitlines()
+    assert said[0].startswith("cannot reach s3://b/runs/x/run.json: ")
+    assert said[0].endswith("; trying again, for at most 7 s without progress")
+    assert [line.partition(":")[0] for line in said[1:]] == ["error", "remedy"]
+
+
+def test_control_characters_of_a_corpus_are_shown_not_sent(tmp_path: Path) -> None:
+    """A document's text may hold what clears a terminal or writes its title."""
+    text = "A plain beginning. \x1b[2J\x1b]0;owned\x07 and \u202eback\u202c\x9b31m again. " * 30
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    write_text(tmp_path / "train.txt", 300)
+    maskfleet("tokenizer", "train", tmp_path / "train.txt", "--vocab-size", "300", "--out", tmp_path / "t")
+    maskfleet(
+        *("corpus", "build", tmp_path / "in.jsonl", "--tokenizer", tmp_path / "t"),
+        *("--out", tmp_path / "c", "--heldout", "0", "--workers", "1"),
+    )
+    shown = maskfleet("corpus", "show", tmp_path / "c")
+    assert r"\x1b[2J\x1b]0;owned\x07 and \u202eback\u202c\x9b31m" in shown
+    assert not any(character in shown for character in "\x1b\x07\x9b\u202e")

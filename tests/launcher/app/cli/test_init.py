@@ -1,0 +1,290 @@
+"""`maskfleet init`: what it takes from corpora, and what it refuses before any rank starts."""
+
+import gzip
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from data_service.corpus.manifest_file import load_manifest, save_manifest
+from data_service.errors import CorpusError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.store.open import open_store
+from launcher.app.cli import main as cli
+from launcher.errors import RecipeError
+from launcher.runtime.run.corpus_option import CorpusOption
+from launcher.runtime.run.inputs import sections_for
+from launcher.runtime.run.record import open_run
+from tests.support.data.made_up import write_text
+from tests.support.runs.small_runs import prepare_corpus
+
+SOON = 10.0  # seconds in which a mistake is said, the imports of the process not counted
+
+
+def maskfleet(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command, its lines joined."""
+    import sys
+
+    old, sys.argv = sys.argv, ["maskfleet", *map(str, arguments)]
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = old
+    out, err = capsys.readouterr()
+    return code, " ".join(out.split()), " ".join(err.split())
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`one` and `two`, of one tokenizer, and `other`, of which another share is held out."""
+    folder = tmp_path_factory.mktemp("corpora")
+    prepare_corpus(folder / "made" if (folder / "made").mkdir() is None else folder, documents=200)
+    for name, seed, share in (("one", 5, 0.1), ("two", 6, 0.1), ("other", 7, 0.2)):
+        write_text(folder / f"{name}.jsonl", 150, seed)
+        build_corpus(
+            [str(folder / f"{name}.jsonl")],
+            str(folder / name),
+            str(folder / "made/tokenizer"),
+            BuildOptions(heldout_fraction=share),
+            lambda progress: None,
+        )
+    return folder
+
+
+def test_a_corpus_option_has_a_name_a_place_and_a_weight() -> None:
+    cases = {
+        "books": ("books", "books", None),
+        "/data/my corpus/": ("my_corpus", "/data/my corpus/", None),
+        "s3://bucket/a/news": ("news", "s3://bucket/a/news", None),
+        "s3://bucket/key=value/x@0.25": ("x", "s3://bucket/key=value/x", 0.25),
+        "web=s3://bucket/web@3": ("web", "s3://bucket/web", 3.0),
+        "corpus@v2": ("corpus_v2", "corpus@v2", None),
+        "..": ("text", "..", None),
+    }
+    for text, expected in cases.items():
+        found = CorpusOption.parse(text)
+        assert (found.name, found.uri, found.weight) == expected
+
+
+def test_init_takes_share_and_tokenizer_from_the_corpus(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = maskfleet(
+        "init", "roberta-base", tmp_path / "run", "--tiny", "--corpus", corpora / "one", capsys=capsys
+    )
+    assert code == 0
+    assert "next: maskfleet train" in out
+    recipe = open_run(str(tmp_path / "run")).recipe
+    assert recipe.corpus.heldout.fraction == 0.1
+    assert {name: source.uri for name, source in recipe.corpus.sources.items()} == {
+        "one": str(corpora / "one")
+    }
+    assert recipe.tokenizer.uri == f"{corpora / 'one'}/tokenizer"
+
+
+def test_init_mixes_corpora_by_weight_and_settings_come_last(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--corpus", f"a={corpora / 'one'}@3", "--corpus", f"b={corpora / 'two'}@1"]
+    options += ["--tokenizer", f"{corpora}/made/tokenizer", "--set", "corpus.sources.b.weight=2"]
+    code, _, err = maskfleet("init", "electra-small", tmp_path / "run", "--tiny", *options, capsys=capsys)
+    assert (code, err) == (0, "")
+    recipe = open_run(str(tmp_path / "run")).recipe
+    assert {name: source.weight for name, source in recipe.corpus.sources.items()} == {"a": 3, "b": 2}
+    assert recipe.tokenizer.uri == f"{corpora}/made/tokenizer"
+
+
+def test_corpora_that_do_not_go_together_are_refused(corpora: Path) -> None:
+    with pytest.raises(CorpusError, match=r"different shares .*one 0\.1.*other 0\.2"):
+        sections_for([str(corpora / "one"), str(corpora / "other")], None)
+    with pytest.raises(RecipeError, match="two corpora are called one"):
+        sections_for([str(corpora / "one"), str(corpora / "one")], None)
+    with pytest.raises(CorpusError, match="no corpus at"):
+        sections_for([str(corpora / "nothing")], None)
+
+
+def test_a_placeholder_is_answered_with_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    for recipe in ("roberta-base", "albert-base", "electra-small"):
+        code, _, err = maskfleet("init", recipe, run, "--tiny", capsys=capsys)
+        assert code == 2
+        assert (
+            "placeholders where your own corpus belongs: corpus.sources.books_wiki.uri = s3://your-bucket"
+            in err
+        )
+        assert f"maskfleet init {recipe} {run} --corpus URI" in err
+    assert not run.exists()
+
+
+def test_a_batch_larger_than_an_epoch_is_refused_with_the_size_that_fits(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for recipe in ("roberta-base", "xlnet-base", "deberta-base-sop"):
+        run, given = tmp_path / recipe, ["--corpus", corpora / "one", "--set", "phases.0.length=64"]
+        given += ["--set", "phases.0.batch.sequences=8192"]
+        given += ["--set", "input.reuse=16", "--set", "model.reuse=16", "--set", "model.memory=16"] * (
+            recipe == "xlnet-base"
+        )
+        given += ["--set", "objective.plm.predict=9"] * (recipe == "xlnet-base")
+        code, _, err = maskfleet("init", recipe, run, *given, capsys=capsys)
+        assert code == 2, recipe
+        assert "is larger than an epoch of the corpora" in err, err
+        assert not run.exists()
+        fitting = err.partition("remedy: ")[2].partition(" fits;")[0].split()
+        code, _, err = maskfleet("init", recipe, run, *given, *fitting, capsys=capsys)
+        assert (code, err) == (0, ""), err
+
+
+def test_a_batch_in_tokens_fits_too(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        "--corpus",
+        corpora / "one",
+        "--set",
+        "phases=[{steps: 9, length: 64, batch: {tokens: 2000000}}]",
+    ]
+    given += ["--set", "schedule.warmup=1"]
+    code, _, err = maskfleet("init", "roberta-base", tmp_path / "run", *given, capsys=capsys)
+    assert code == 2
+    fitting = err.partition("remedy: ")[2].partition(" fits;")[0].split()
+    code, out, err = maskfleet("init", "roberta-base", tmp_path / "run", *given, *fitting, capsys=capsys)
+    assert (code, err) == (0, "")
+    assert "warning: model.vocab is 50,265 and the tokenizer has 320 ids" in out
+
+
+def test_very_many_epochs_are_a_warning(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--tiny", "--corpus", corpora / "one", "--set", "phases.0.steps=2000000"]
+    code, out, _ = maskfleet("init", "roberta-base", tmp_path / "run", *given, capsys=capsys)
+    assert code == 0
+    assert "warning: the run reads its text about" in out
+    assert "model.vocab" not in out
+
+
+def test_a_corpus_from_before_without_held_out_text_is_refused(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import replace
+
+    from data_service.corpus.manifest import block_table
+
+    manifest = load_manifest(open_store(corpora / "one"))
+    without = replace(
+        manifest,
+        heldout=block_table([], [], []),
+        shard_sizes={key: size for key, size in manifest.shard_sizes.items() if key.startswith("train")},
+        shard_digests={key: name for key, name in manifest.shard_digests.items() if key.startswith("train")},
+    )
+    save_manifest(open_store(tmp_path / "old"), without)
+    given = ["--tiny", "--corpus", tmp_path / "old", "--tokenizer", corpora / "made/tokenizer"]
+    code, _, err = maskfleet("init", "roberta-base", tmp_path / "run", *given, capsys=capsys)
+    assert code == 2
+    assert "has no held-out text, which evaluation needs" in err
+
+
+def one_text(path: Path) -> None:
+    path.with_suffix(".txt").write_text(_paragraphs(100_000))
+
+
+def one_line(path: Path) -> None:
+    path.with_suffix(".txt").write_text(" ".join(_paragraphs(100_000).split()))
+
+
+def other_line_ends(path: Path) -> None:
+    path.with_suffix(".txt").write_bytes(_paragraphs(60_000).replace("\n", "\r\n").encode())
+
+
+def compressed(path: Path) -> None:
+    path.with_suffix(".txt.gz").write_bytes(gzip.compress(_paragraphs(60_000).encode()))
+
+
+def lines(path: Path) -> None:
+    texts = [_paragraphs(200, seed) for seed in range(300)]
+    path.with_suffix(".jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def few_long_lines(path: Path) -> None:
+    texts = [_paragraphs(30_000, seed) for seed in range(3)]
+    path.with_suffix(".jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def _paragraphs(size: int, seed: int = 1) -> str:
+    draw, found, length = random.Random(seed), list[str](), 0
+    while length < size:
+        found.append(" ".join(f"{draw.randrange(900)}" for _ in range(draw.randrange(5, 90))) + ".")
+        length += len(found[-1])
+    return "\n\n".join(found)
+
+
+@pytest.mark.parametrize("write", [one_text, one_line, other_line_ends, compressed, lines, few_long_lines])
+def test_the_ways_from_own_text_to_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object
+) -> None:
+    assert callable(write)
+    (tmp_path / "text").mkdir()
+    write(tmp_path / "text/a")
+    text, tokenizer, corpus = (tmp_path / name for name in ("text", "tokenizer", "corpus"))
+    assert maskfleet("tokenizer", "train", text, "--out", tokenizer, capsys=capsys)[0] == 0
+    code, out, err = maskfleet(
+        "corpus", "build", text, "--tokenizer", tokenizer, "--out", corpus, capsys=capsys
+    )
+    assert (code, err) == (0, "")
+    assert "held out for evaluation: " in out
+    code, out, err = maskfleet(
+        "init", "roberta-base", tmp_path / "run", "--tiny", "--corpus", corpus, capsys=capsys
+    )
+    assert (code, err) == (0, "")
+
+
+def test_text_that_cannot_be_used_is_refused_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "short.txt").write_text("Hello.\n")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG" * 50)
+    (tmp_path / "file").touch()
+    expected = {
+        "missing.txt": "no such file",
+        "empty.txt": "no text to train a tokenizer on",
+        "binary.txt": "is not UTF-8",
+        "short.txt": "too little to hold any of it out",
+        "image.png": "unknown kind of file",
+    }
+    for name, message in expected.items():
+        for command in (
+            ["demo", tmp_path / name, "--out", tmp_path / f"demo-{name}"],
+            ["demo", tmp_path / name, "--out", tmp_path / "file/demo"],
+        ):
+            started = time.process_time()
+            code, _, err = maskfleet(*command, capsys=capsys)
+            assert code == 2
+            both = "file/demo" in str(command[-1])  # either mistake may be told
+            assert message in err or (both and "cannot be written" in err), err
+            assert time.process_time() - started < SOON
+
+
+def test_a_place_that_cannot_be_written_is_refused_soon(
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    text, out = corpora / "one.jsonl", tmp_path / "file/out"
+    for command in (
+        ["tokenizer", "train", text, "--out", out],
+        ["corpus", "build", text, "--tokenizer", corpora / "made/tokenizer", "--out", out],
+        ["init", "roberta-base", out, "--tiny", "--corpus", corpora / "one"],
+    ):
+        started = time.process_time()
+        code, _, err = maskfleet(*command, capsys=capsys)
+        assert code == 2, command
+        assert str(tmp_path / "file") in err
+        assert "remedy: " in err
+        assert time.process_time() - started < SOON

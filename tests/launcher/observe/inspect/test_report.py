@@ -1,0 +1,316 @@
+"""The report: the right figures, one self-contained page, whatever the run has been through."""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.observe.inspect.report.chart import Chart, Level, Series, buckets, draw
+from launcher.observe.inspect.report.figures import interruptions, measure
+from launcher.observe.inspect.report.page import ReportSubject, render
+from launcher.runtime.run.history import History, StepHistory
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+SUBJECT = ReportSubject(
+    "a <b>run</b>", "s3://bucket/run&x", "yesterday", 100, "name: <script>", {"corpus": "c"}, {"unigram": 6.5}
+)
+
+
+def step(number: int, **fields: Any) -> dict[str, Any]:
+    usual = {
+        "kind": "step",
+        "step": number,
+        "loss": 5.0,
+        "mlm_loss": 5.0,
+        "mlm_accuracy": 0.1,
+        "tokens": 1000,
+    }
+    usual |= {"lr": 1e-3, "grad_norm": 1.0, "skipped": False, "seconds": 2.0, "data_wait": 0.5}
+    usual |= {"data_wait_share": 0.25}
+    return usual | fields
+
+
+def event(kind: str, time: float, attempt: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "time": time, "attempt": attempt, **fields}
+
+
+def history(steps: int, *events: dict[str, Any], repeated: int = 0) -> History:
+    figures = {"loss": 4.5, "mlm_loss": 4.5, "perplexity": 90.0, "mlm_accuracy": 0.2}
+    evaluations = [{"kind": "evaluation", "step": 5} | figures]
+    return History(
+        StepHistory.of([step(number) for number in range(steps)]),
+        tuple(evaluations) if steps else (),
+        events,
+        repeated,
+        0.0,
+    )
+
+
+KILLED = history(
+    10,
+    event("start", 0.0, step=0),
+    event("commit", 10.0, step=4, seconds=1.5, blocked=0.25),
+    event("resume", 30.0, attempt=2, step=4),
+    event("stop", 42.0, attempt=2, reason="SIGTERM"),
+    event("resume", 50.0, attempt=3, step=10),
+    event("end", 50.5, attempt=3),
+    repeated=2,
+)
+
+
+def test_figures_count_repeated_steps_once() -> None:
+    figures = measure(KILLED)
+    assert (figures.steps, figures.tokens, figures.tokens_per_second) == (10, 10_000, 500.0)
+    assert (figures.data_wait, figures.wall_seconds, figures.repeated) == (0.25, 50.5, 2)
+    assert figures.goodput == pytest.approx(20 / 50.5)
+    assert figures.blocked_seconds == 0.25
+
+
+def test_every_interruption_has_its_cause() -> None:
+    killed, stopped = interruptions(KILLED)
+    assert (killed.attempt, killed.resumed_from, killed.downtime) == (1, 4, 20.0)
+    assert "killed without notice" in killed.cause
+    assert (stopped.attempt, stopped.resumed_from, stopped.downtime) == (2, 10, 8.0)
+    assert stopped.cause == "asked to stop: SIGTERM"
+
+
+DIED = history(
+    10,
+    event("start", 0.0, step=0),
+    event("commit", 10.0, step=4, seconds=1.5, blocked=0.25),
+    event("death", 20.0, attempt=0, of=1, step=9, ranks=[1], node="b", reason=None),
+    event("resume", 27.0, attempt=2, step=4),
+    event("underway", 28.0, attempt=2, step=5, seconds={"group": 0.5, "first step": 1.25}, age=3.0),
+    event("hang", 40.0, attempt=2, what="rank 1 has been silent for 60 s", without_stacks=[1]),
+    event("death", 42.0, attempt=0, of=2, step=8, ranks=[0, 1], node=None, reason=None),
+)
+
+
+def test_what_a_death_cost() -> None:
+    died, stuck = interruptions(DIED)
+    assert (died.cause, died.lost, died.downtime) == ("ranks died", 5, 8.0)
+    assert died.recovery == {"group": 0.5, "first step": 1.25}
+    assert (stuck.cause, stuck.lost, stuck.recovery) == (
+        "ranks were stuck: rank 1 has been silent for 60 s",
+        None,
+        {},
+    )
+    text = " ".join(Page(render(SUBJECT, DIED, NOW)).text.split())
+    assert "group 0.5 s, first step 1.2 s" in text
+
+
+def test_a_run_that_is_stopped_shows_it() -> None:
+    (gap,) = interruptions(history(3, event("start", 0.0), event("stop", 9.0)))
+    assert (gap.resumed_from, gap.downtime) == (None, None)
+
+
+def test_an_end_is_no_interruption_even_if_the_run_is_started_again() -> None:
+    ended = history(
+        3, event("start", 0.0), event("end", 9.0, attempt=0, step=3), event("resume", 20.0, 2, step=3)
+    )
+    assert interruptions(ended) == []
+
+
+def test_a_failure_told_by_the_driver_is_the_cause() -> None:
+    failed = history(3, event("start", 0.0), event("failed", 5.0, attempt=0, reason="no space"))
+    assert [gap.cause for gap in interruptions(failed)] == ["failed: no space"]
+
+
+def test_changes_between_attempts_cut_nothing_short() -> None:
+    changed = history(
+        3, event("start", 1.0), event("recipe_changed", 0.5, attempt=0, changes=["- a: 1 -> 2"])
+    )
+    assert interruptions(changed) == []
+
+
+GROWN = history(
+    5,
+    event("start", 0.0, step=0),
+    event("pause", 20.0, attempt=0, reason="there is room for more ranks"),
+    event("commit", 21.0, step=4, seconds=0.5, blocked=0.1),
+    event("world", 29.0, attempt=0, **{"from": 2, "to": 3, "cause": "the cluster has places for 3 ranks"}),
+    event("resume", 30.0, attempt=2, step=4),
+)
+
+
+def test_ranks_that_made_room_for_more_were_not_killed() -> None:
+    (gap,) = interruptions(GROWN)
+    assert (gap.cause, gap.resumed_from, gap.downtime) == ("paused: there is room for more ranks", 4, 10.0)
+
+
+class Page(HTMLParser):
+    """Tags must nest, and nothing may be fetched."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize(
+    "case",
+    [KILLED, history(0), history(1, event("start", 0.0)), history(1)],
+    ids=["killed", "new", "one", "bare"],
+)
+def test_the_page_stands_alone(case: History) -> None:
+    html = render(SUBJECT, case, NOW)
+    page = Page(html)
+    assert page.fetched == []
+    assert "script" not in html.replace("&lt;script&gt;", "")
+    assert "url(" not in html
+    assert "a <b>run</b>" in page.text
+
+
+def test_the_page_shows_what_matters() -> None:
+    text = Page(render(SUBJECT, KILLED, NOW)).text
+    for words in (
+        "held-out loss on hidden tokens, perplexity 90.0",
+        "2.00 nat",
+        "below the unigram baseline",
+        "SIGTERM",
+        "39.6%",
+    ):
+        assert words in text
+    assert "MLM loss" in text
+    assert "MLM accuracy" in text
+    assert "weighted sum" not in text
+
+
+def test_damage_is_shown() -> None:
+    damaged = replace(KILLED, damage=["metrics/a000001/00000003.jsonl, line 2: not <JSON>"])
+    assert "metrics/a000001/00000003.jsonl, line 2: not <JSON>" in Page(render(SUBJECT, damaged, NOW)).text
+    assert "Damaged" not in Page(render(SUBJECT, KILLED, NOW)).text
+
+
+def test_every_change_of_the_number_of_ranks_is_shown() -> None:
+    text = Page(render(SUBJECT, GROWN, NOW)).text
+    assert "Number of ranks" in text
+    assert "23the cluster has places for 3 ranks" in text
+    assert "Number of ranks" not in Page(render(SUBJECT, KILLED, NOW)).text
+
+
+def test_every_term_has_its_curves() -> None:
+    """A discriminator beside its generator: baselines are compared with the tokens' loss, not with the sum."""
+    figures = {"loss": 9.5, "mlm_loss": 4.5, "rtd_loss": 0.1, "rtd_accuracy": 0.9, "rtd_precision": 0.6}
+    figures |= {"rtd_recall": 0.5, "rtd_replaced": 0.1, "mlm_accuracy": 0.2}
+    both = History(
+        StepHistory.of([step(number, **figures) for number in range(10)]),
+        ({"kind": "evaluation", "step": 5, "perplexity": 90.0} | figures,),
+        (),
+        0,
+        0.0,
+    )
+    text = Page(render(SUBJECT, both, NOW)).text
+    for words in (
+        "weighted sum of all terms",
+        "MLM loss",
+        "RTD loss",
+        "RTD precision",
+        "RTD recall",
+        "RTD replaced",
+    ):
+        assert words in text
+    assert "2.00 nat" in text
+
+
+def test_skipped_steps_leave_gaps_not_errors() -> None:
+    steps = StepHistory.of([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
+    html = render(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
+    assert "steps skipped" in html
+    assert "nan" not in html.lower().replace("finance", "")
+
+
+def test_a_long_series_becomes_buckets_that_keep_mean_and_extremes() -> None:
+    x, y = np.arange(100_003, dtype=np.float64), np.random.default_rng(0).normal(size=100_003)
+    mean_x, mean, low, high = buckets(x, y, 200)
+    assert len(mean_x) == 200
+    assert np.all(np.diff(mean_x) > 0)
+    assert (low.min(), high.max()) == (y.min(), y.max())
+    assert abs(mean.mean() - y.mean()) < 1e-3
+
+
+def test_coordinates_stay_inside_the_chart() -> None:
+    y = np.array([5.0, 1e6, 4.0, 3.0] * 300)
+    chart = Chart("t", "u", (Series("s", np.arange(1200.0), y),), 1200.0, levels=(Level("base", 7.0),))
+    numbers = [
+        float(pair.split(",")[1])
+        for pair in re.findall(r"[\d.]+,[\d.-]+", draw(chart).split("points=", 1)[1])
+    ]
+    assert all(0 <= number <= 220 for number in numbers)
+
+
+def test_a_chart_without_points_is_left_out() -> None:
+    assert draw(Chart("t", "u", (Series("s", np.empty(0), np.empty(0)),), 1.0)) == ""
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-9, 1e12])
+def test_a_constant_series_can_be_drawn(value: float) -> None:
+    drawn = draw(Chart("t", "u", (Series("s", np.arange(3.0), np.full(3, value)),), 3.0))
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+
+
+def test_what_was_found_wrong_with_machines_is_shown() -> None:
+    files = {"node": "n1", "host": "node-1", "problems": ["open files: 256"]}
+    page = render(
+        SUBJECT,
+        history(
+            10,
+            event("start", 0.0, step=0),
+            event("preflight", 1.0, **files),
+            event("straggler", 2.0, step=4, rank=3, host="node-2", ratio=2.25, doing="compute"),
+            event("corruption", 3.0, step=5, ranks=[1], hosts=["node-9"], tensor=None),
+            event("resume", 9.0, attempt=2, step=4),
+            event("preflight", 9.5, attempt=2, **files),
+            event("corruption", 12.0, attempt=2, step=7, ranks=[], hosts=[], tensor="a.weight"),
+        ),
+        NOW,
+    )
+    assert page.count("open files: 256") == 1, "every start finds it; once will do"
+    assert "rank 3 held up the others, 2.2 times: it computes slowly" in page
+    assert "node-9" in page
+    assert "weights of two ranks differed" in page
+    assert page.count("<td>weights differed between ranks</td>") == 2, "as the causes of two interruptions"
+
+
+def test_going_back_is_shown_with_what_was_left_out() -> None:
+    went_back = event(
+        "rewind",
+        25.0,
+        step=1_030,
+        to=990,
+        attempt_of=1,
+        began=1_020,
+        reason="losses that are not finite",
+        skipped=[[0, 3, 8_000, 10_000], [0, 4, 0, 1_840]],
+        samples=3_840,
+    )
+    told = history(10, event("start", 0.0, step=0), went_back, event("resume", 40.0, attempt=2, step=990))
+    (gap,) = interruptions(told)
+    assert (gap.cause, gap.resumed_from, gap.downtime) == ("went back: losses that are not finite", 990, 15.0)
+    page = render(SUBJECT, told, NOW)
+    assert "Going back" in page
+    assert "epoch 3: 8,000 to 10,000; epoch 4: 0 to 1,840" in page
+    assert "3,840" in page
+    assert "Going back" not in render(SUBJECT, KILLED, NOW)

@@ -1,0 +1,212 @@
+"""The committed lineage's records as they come: each once and in order, whatever is repeated, rewound or packed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoints.attempt import Attempt, Owner, claim
+from checkpoints.gather import Alone
+from checkpoints.layout import CheckpointName
+from checkpoints.listing import Rewind, read_manifest, record
+from checkpoints.save import Saver
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
+from encoder_core.train.zero_state import Fragment
+from launcher.observe.trackers.lineage import Cursor, LineageFollower
+from launcher.runtime.run.log import encode
+from launcher.runtime.run.packing import pack_once
+from launcher.runtime.run.segments import segment_key
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return LocalStore(tmp_path)
+
+
+class Writer:
+    """An attempt that resumes from a checkpoint, records steps, each segment holding two records, and commits."""
+
+    def __init__(self, store: Store, resumed: CheckpointName | None = None) -> None:
+        self.store = store
+        self.attempt = claim(store, owner=Owner.here(0.0))
+        self.saver = Saver(store, self.attempt, Alone(), resumed=resumed and read_manifest(store, resumed))
+        self.step = resumed.step if resumed else 0
+        self.lines: list[str] = []
+        self.segments = 0
+
+    def train(self, stop: int) -> "Writer":
+        for step in range(self.step, stop):
+            self.lines.append(encode({"kind": "step", "step": step, "by": self.attempt.number}))
+            if (step + 1) % 3 == 0:
+                self.lines.append(encode({"kind": "evaluation", "step": step + 1, "by": self.attempt.number}))
+        self.step = stop
+        return self
+
+    def flush(self) -> "Writer":
+        while self.lines:
+            key = segment_key("metrics", self.attempt.number, self.segments)
+            self.store.put(key, "".join(self.lines[:2]).encode())
+            self.lines, self.segments = self.lines[2:], self.segments + 1
+        return self
+
+    def commit(self) -> CheckpointName:
+        tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
+        self.saver.begin(self.step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": self.step})
+        self.saver.wait()
+        self.saver.commit()
+        return CheckpointName(self.attempt.number, self.step)
+
+
+def told(follower: LineageFollower, most: int = 4096) -> tuple[int | None, list[tuple[str, int, int]]]:
+    news = follower.new(most)
+    assert news.damage == ()
+    return news.superseded_from, [
+        (record["kind"][:4], record["step"], record["by"]) for record in news.records
+    ]
+
+
+def test_nothing_is_returned_before_it_is_committed_and_nothing_twice(store: Store) -> None:
+    follower = LineageFollower(store)
+    writer = Writer(store).train(5).flush()
+    assert told(follower) == (None, [])
+    writer.commit()
+    steps = [("step", 0, 1), ("step", 1, 1), ("step", 2, 1), ("eval", 3, 1), ("step", 3, 1), ("step", 4, 1)]
+    assert told(follower) == (None, steps)
+    assert told(follower) == (None, [])
+    writer.train(6).flush()
+    assert told(follower) == (None, [])
+    writer.commit()
+    assert told(follower) == (None, [("step", 5, 1), ("eval", 6, 1)])
+
+
+def test_what_is_written_after_the_commit_comes_later(store: Store) -> None:
+    follower, writer = LineageFollower(store), Writer(store).train(2).flush().train(4)
+    writer.commit()
+    assert told(follower) == (None, [("step", 0, 1), ("step", 1, 1)])
+    writer.flush()
+    assert told(follower) == (None, [("step", 2, 1), ("eval", 3, 1), ("step", 3, 1)])
+
+
+def test_steps_that_were_repeated_come_once_from_the_attempt_that_counts(store: Store) -> None:
+    first = Writer(store).train(4).flush()
+    mark = first.commit()
+    first.train(9).flush()  # never committed
+    follower = LineageFollower(store)
+    assert told(follower)[1][-1] == ("step", 3, 1)
+    second = Writer(store, mark).train(7).flush()
+    second.commit()
+    assert told(follower) == (
+        None,
+        [("step", 4, 2), ("step", 5, 2), ("eval", 6, 2), ("step", 6, 2)],
+    )
+
+
+def test_going_back_is_told_at_once(store: Store) -> None:
+    first = Writer(store).train(4).flush()
+    mark = first.commit()
+    first.train(9).flush().commit()
+    follower = LineageFollower(store)
+    told(follower)
+    record(store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt)
+    assert told(follower) == (4, [])
+    assert told(follower) == (None, [])
+    Writer(store, mark).train(6).flush().commit()
+    assert told(follower) == (None, [("step", 4, 2), ("step", 5, 2), ("eval", 6, 2)])
+
+
+def test_going_back_that_nobody_saw_is_told_with_what_follows(store: Store) -> None:
+    first = Writer(store).train(4).flush()
+    mark = first.commit()
+    first.train(9).flush().commit()
+    follower = LineageFollower(store)
+    told(follower)
+    record(store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt)
+    Writer(store, mark).train(6).flush().commit()
+    assert told(follower) == (4, [("step", 4, 2), ("step", 5, 2), ("eval", 6, 2)])
+
+
+def test_records_that_were_lost_hold_up_nothing(store: Store) -> None:
+    first = Writer(store).train(2).flush().train(4)
+    mark = first.commit()  # and dies
+    Writer(store, mark).train(5).flush().commit()
+    assert told(LineageFollower(store)) == (None, [("step", 0, 1), ("step", 1, 1), ("step", 4, 2)])
+
+
+def test_another_process_goes_on_with_the_cursor(store: Store) -> None:
+    Writer(store).train(20).flush().commit()
+    whole = told(LineageFollower(store))[1]
+    cursor, pieces = Cursor(), []
+    more = True
+    while more:
+        follower = LineageFollower(store, Cursor.model_validate_json(cursor.model_dump_json()))
+        news = follower.new(3)
+        assert len(news.records) <= 3
+        pieces += [(record["kind"][:4], record["step"], record["by"]) for record in news.records]
+        cursor, more = follower.cursor, news.more
+    assert pieces == whole
+
+
+def test_damage_is_told_and_passed_over(store: Store) -> None:
+    writer = Writer(store).train(4).flush()
+    key = segment_key("metrics", 1, 1)
+    store.put(key, b'{"kind": "st\n' + store.get(key))
+    writer.commit()
+    news = LineageFollower(store).new()
+    assert [record["step"] for record in news.records if record["kind"] == "step"] == [0, 1, 2, 3]
+    (damage,) = news.damage
+    assert "00000001.jsonl, line 1: not JSON" in damage
+
+
+def apply(
+    kept: dict[tuple[str, int], int], superseded: int | None, records: list[tuple[str, int, int]]
+) -> None:
+    """As a tracker does."""
+    if superseded is not None:
+        for kind, step in list(kept):
+            if step >= superseded + (kind == "eval"):
+                del kept[kind, step]
+    for kind, step, by in records:
+        assert (kind, step) not in kept
+        kept[kind, step] = by
+
+
+@pytest.mark.heavy
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_whenever_one_looks_what_was_returned_is_the_committed_lineage(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store = LocalStore(tmp_path_factory.mktemp("run"))
+    writer, marks, follower = Writer(store), [], LineageFollower(store)
+    kept: dict[tuple[str, int], int] = {}
+    for _ in range(data.draw(st.integers(1, 8))):
+        writer.train(writer.step + data.draw(st.integers(1, 5))).flush()
+        if data.draw(st.booleans()):
+            marks.append(writer.commit())
+        act = data.draw(st.sampled_from(["go on", "die", "go back", "look", "look anew", "pack"]))
+        if act.startswith("look"):
+            follower = LineageFollower(store, follower.cursor) if act == "look anew" else follower
+            apply(kept, *told(follower, data.draw(st.integers(1, 9))))
+        elif act == "pack":
+            pack_once(store, data.draw(st.integers(1, writer.attempt.number)), over=True)
+        elif act == "die":
+            writer = Writer(store, marks[-1] if marks else None)
+        elif act == "go back" and len(marks) > 1:
+            marks = marks[: data.draw(st.integers(1, len(marks) - 1))]
+            back = Rewind(attempt=writer.attempt.number, to=marks[-1], began=0, reached=0, cause="", skips=())
+            record(store, back, Attempt(store, writer.attempt.number))
+            writer = Writer(store, marks[-1])
+    while (found := told(follower, 5)) != (None, []):
+        apply(kept, *found)
+    lineage = read_manifest(store, marks[-1]).lineage if marks else ()
+    expected = {("step", step): part.attempt for part in lineage for step in range(part.start, part.stop)}
+    expected |= {
+        ("eval", step): part.attempt
+        for part in lineage
+        for step in range(part.start + 1, part.stop + 1)
+        if step % 3 == 0
+    }
+    assert kept == expected

@@ -1,0 +1,127 @@
+"""The live page in a real browser: light and dark, at a desk's and at a phone's width."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from data_service.store.open import open_store
+from launcher.observe.watch.server import Server
+from launcher.observe.watch.site import Site
+from tests.support.checks.browser import ABSENT, CHROMIUM, Browser, browser
+from tests.support.runs.untrained import ToldRun
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
+
+HOSTILE = "<img src=x onerror=document.title=1>"
+_OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
+_SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll('svg .tick')].map((text) =>
+    parseFloat(getComputedStyle(text).fontSize) * text.ownerSVGElement.clientWidth / 440))"""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@contextmanager
+def served(place: Path) -> Iterator[str]:
+    server = Server(Site(str(place), open_store(place)), "127.0.0.1", 0)
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server.url
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ToldRun:
+    run = ToldRun(tmp_path / "runs" / "one")
+    run.begin(1)
+    run.steps(1, 0, 400)
+    run.evaluation(1, 400, 5.0)
+    run.begin(2, step=300)
+    run.steps(2, 300, 500, mlm_loss=4.0)
+    run.evaluation(2, 500, 5.0)
+    run.event("failed", reason=HOSTILE)
+    return run
+
+
+def test_the_page_lives(run: ToldRun, tab: Browser) -> None:
+    with served(run.folder) as url:
+        tab.open(url)
+        tab.wait("document.body.innerText.includes('live, read')")
+        assert HOSTILE in tab.value("document.body.innerText")
+        run.steps(2, 500, 600)
+        run.event("hang", 2, what="rank 1 has been silent")
+        tab.wait("document.body.innerText.includes('step 600 of 1,000')")
+        tab.wait("document.querySelector('tr.new')?.innerText.includes('rank 1 has been silent')")
+        assert tab.value("document.title") == "base - Maskfleet"
+    tab.wait("document.getElementById('live').innerText.includes('does not answer any more')")
+    assert "step 600 of 1,000" in tab.value("document.body.innerText")
+    refused = [error for error in tab.errors if "Content Security Policy" in error or "exception" in error]
+    assert refused == []
+
+
+def test_values_are_read_where_one_points_and_curves_hide(run: ToldRun, tab: Browser) -> None:
+    with served(run.folder) as url:
+        tab.open(url)
+        figure = "document.querySelector('figure[data-name=\"MLM loss\"]')"
+        tab.wait(f"{figure}.querySelector('button.key')")
+        box = tab.value(
+            f"{figure}.querySelector('svg').scrollIntoView(), (({{x, y, width, height}}) => "
+            f"[x, y, width, height])({figure}.querySelector('svg').getBoundingClientRect())"
+        )
+        tab.point(box[0] + 0.9 * box[2], box[1] + box[3] / 2)
+        assert "training\n4" in tab.wait(f"{figure}.querySelector('.tip')?.innerText")
+        tab.value(f"{figure}.querySelector('svg').focus()")
+        tab.key("Home")
+        assert "step 0" in tab.wait(f"{figure}.querySelector('.tip')?.innerText")
+        tab.key("End")
+        tab.wait(f"{figure}.querySelector('.tip')?.innerText.includes('step 49')")
+        assert tab.value(f"{figure}.querySelectorAll('.mark').length") == 1
+        tab.value(f"{figure}.querySelector('button.key').click()")
+        assert tab.value(f"{figure}.querySelector('button.key').ariaPressed") == "false"
+        assert tab.value(f"getComputedStyle({figure}.querySelector('.line.s1')).display") == "none"
+        run.steps(2, 500, 600)
+        tab.wait("document.body.innerText.includes('step 600 of 1,000')")
+        tab.wait(f"getComputedStyle({figure}.querySelector('.line.s1')).display === 'none'")
+        tab.value("document.querySelector('[data-axis=tokens]').click()")
+        tab.wait(f"JSON.stringify({figure}.readings).includes('tokens')")
+        assert tab.value("location.search") == "?axis=tokens"
+
+
+def test_runs_are_compared(run: ToldRun, tab: Browser) -> None:
+    other = ToldRun(run.folder.parent / "two")
+    other.begin(1)
+    other.steps(1, 0, 250)
+    with served(run.folder.parent) as url:
+        tab.open(url)
+        tab.wait(
+            "document.querySelectorAll('figure .line.s1').length && document.querySelector('figure .line.s2')"
+        )
+        tab.value("document.querySelector('input[value=one]').click()")
+        tab.wait("document.querySelector('figure .line.s2') && !document.querySelector('figure .line.s1')")
+        assert tab.value("location.search") == "?run=two"
+        tab.value("document.querySelector('a[href=\"/run/one\"]').click()")
+        tab.wait("document.body?.innerText.includes('step 500 of 1,000')")
+
+
+@pytest.mark.parametrize("width", [1280, 768, 360])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_everything_fits_and_can_be_read(
+    run: ToldRun, tab: Browser, width: int, dark: bool, tmp_path: Path
+) -> None:
+    ToldRun(run.folder.parent / "a-name-that-is-as-long-as-names-of-sweeps-are-lr-6e-4-seed-17").begin(1)
+    with served(run.folder.parent) as url:
+        for path, ready in ((url, "svg .line.s2"), (f"{url}run/one", "#s-events td")):
+            tab.open(path, width=width, dark=dark)
+            tab.wait(f"document.querySelector('{ready}')")
+            assert tab.value(_OVERFLOW) <= 0, path
+            assert tab.value(_SMALLEST_TEXT) > 9.5, path
+            light = tab.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[0] > 128")
+            assert light is not dark
+            tab.screenshot(tmp_path / "page.png")
+            assert (tmp_path / "page.png").stat().st_size > 10_000

@@ -1,0 +1,234 @@
+"""`maskfleet estimate`: what it prints, what it refuses, and figures that must hang together."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.app.cli.main import app
+from launcher.errors import EstimateError
+from launcher.format import hours_or_days, human_bytes
+from launcher.plan.estimate.estimate import Estimate, estimate, halvings
+from launcher.plan.estimate.render import render
+from launcher.runtime.capacity.assumptions import text_size
+from launcher.runtime.capacity.cluster import Cluster, find_gpu
+from launcher.runtime.recipe.load import load
+from launcher.runtime.recipe.source import bundled
+
+LARGE = ("roberta-large-160gb", "--nodes", "16", "--gpus-per-node", "8", "--gpu", "h100")
+
+
+def of(name: str, *settings: str, nodes: int = 16, gpu: str = "H100", mfu: float | None = None) -> Estimate:
+    return estimate(load(name, settings), Cluster(nodes, 8, find_gpu(gpu), mtbf=1e8), mfu)
+
+
+def test_the_command_shows_its_arithmetic() -> None:
+    result = CliRunner().invoke(app, ["estimate", *LARGE])
+    assert result.exit_code == 0
+    for shown in (
+        "355,411,033 parameters",
+        "2 x 32,768 x 1,024 x 1,024 x 96",
+        "2 B x 355,411,033",
+        "sqrt(2 d M)",
+        "instructions a score",
+        "GPU-hours",
+    ):
+        assert shown in result.output
+
+
+def test_of_a_text_it_says_how_often_it_is_read() -> None:
+    result = CliRunner().invoke(app, ["estimate", *LARGE, "--text", "160GB"])
+    assert re.search(r"^ *tokens of the run +2\.1T ", result.output, re.MULTILINE)
+    assert re.search(r"^ *tokens of the text +36\.4G ", result.output, re.MULTILINE)
+    assert re.search(r"^ *epochs +57\.67 ", result.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("told", "size"), [("160GB", 160e9), ("1.5 TiB", 1.5 * 2**40), ("300m", 300e6), ("17", 17.0)]
+)
+def test_sizes_of_texts(told: str, size: float) -> None:
+    assert text_size(told) == size
+
+
+@pytest.mark.parametrize("told", ["", "0GB", "GB", "-3 GB", "3 GB of text"])
+def test_no_size_is_refused(told: str) -> None:
+    with pytest.raises(EstimateError):
+        text_size(told)
+
+
+def test_it_states_one_utilisation() -> None:
+    for given in ((), ("--mfu", "0.4")):
+        output = CliRunner().invoke(app, ["estimate", *LARGE, *given]).output
+        assert output.count("utilisation, ") == 1
+        assert "published" not in output
+        assert ("roofline" in output) == (not given)
+
+
+def test_below_two_days_it_says_hours() -> None:
+    assert hours_or_days(8.9 * 3600) == "8.9 hours"
+    assert hours_or_days(47.5 * 3600) == "47.5 hours"
+    assert hours_or_days(2 * 86400) == "2.00 days"
+
+
+def test_as_json_it_has_the_same_figures() -> None:
+    result = CliRunner().invoke(app, ["estimate", *LARGE, "--mfu", "0.4", "--mtbf-hours", "100", "--json"])
+    found = json.loads(result.output)
+    assert found["parameters"] == 355_411_033
+    assert found["checkpoints"]["mtbf"] == pytest.approx(100 * 3600 / 16)
+    phase = found["phases"][0]
+    assert phase["compute"] == pytest.approx(phase["flops"]["forward"] * 3 / (989e12 * 0.4))
+    assert found["largest_microbatch"] == {"0": None, "1": 64, "2": 64, "3": 64}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "gpu", "mfu", "what"),
+    [
+        (0, 8, "H100", None, "0 nodes"),
+        (1, -1, "H100", None, "-1 GPUs"),
+        (1, 8, "Voodoo2", None, "Voodoo2"),
+        (1, 1, "L4", 1.5, "1.5"),
+    ],
+)
+def test_nonsense_is_refused(nodes: int, gpus: int, gpu: str, mfu: float | None, what: str) -> None:
+    with pytest.raises(EstimateError, match=what):
+        estimate(load("bert-tiny"), Cluster(nodes, gpus, find_gpu(gpu), mtbf=1e6), mfu)
+
+
+def test_an_unknown_gpu_lists_those_known() -> None:
+    with pytest.raises(EstimateError) as error:
+        find_gpu("H1000")
+    assert all(name in error.value.remedy for name in ("A100-40", "H100", "B200", "L4"))
+
+
+def test_a_model_that_fits_nowhere_is_said_to() -> None:
+    shape = ("model.layers=96", "model.hidden=8192", "model.heads=64", "model.feed_forward=32768")
+    huge = of("bert-large", *shape, gpu="L4", nodes=1)
+    assert not any(fit.fits for fit in huge.fits)
+    assert "Not even one row fits" in render(huge)
+
+
+def test_memory_falls_with_the_stage_and_grows_with_the_rows() -> None:
+    sizes = {(fit.stage, fit.rows): fit.bytes for fit in of("albert-xxlarge", nodes=1).fits}
+    assert sizes[1, 2] > sizes[1, 1]
+    large = {fit.stage: fit.bytes for fit in of("deberta-v2-xxlarge").fits if fit.rows == 1}
+    assert large[1] > large[2]
+
+
+def test_more_machines_are_faster_until_there_are_no_microbatches_left() -> None:
+    seconds = [of("roberta-large-160gb", nodes=nodes).seconds for nodes in (8, 16, 32)]
+    assert seconds[1] < 0.6 * seconds[0]
+    assert seconds[2] == pytest.approx(seconds[1], rel=0.05)
+    assert "ranks that idle" in render(of("roberta-large-160gb", nodes=32))
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_a_rising_batch_takes_the_time_of_its_steps(zero: int) -> None:
+    """As long as the same steps given as phases of their own, each with a batch that stays."""
+    shape = "length: 512, batch: {sequences: %d%s}"
+    first = shape % (4096, ", warmup: {start: 2048, steps: 4}")
+    batches = (2048, 2560, 3072, 3584, 4096, 4096)
+    each = ", ".join(f"{{steps: 1, {shape % (batch, '')}}}" for batch in batches)
+    settings = (f"zero={zero}", "microbatch=64", "schedule.warmup=0")
+    rising, apart = (
+        of("roberta-base", f"phases=[{phases}]", *settings, nodes=1).phases
+        for phases in (f"{{steps: 6, {first}}}", each)
+    )
+    assert rising[0].seconds == pytest.approx(sum(phase.seconds for phase in apart), rel=1e-9)
+    assert rising[0].spared > 0
+
+
+def test_a_phase_of_long_rows_takes_fewer_at_a_time() -> None:
+    shape = "phases=[{steps: 9, length: 128, microbatch: 64, batch: {sequences: 512}}, {steps: 1, length: 512, %s}]"
+    long = "batch: {sequences: 512}"
+    own, alike = (
+        of("roberta-base", shape % part, "microbatch=16", "schedule.warmup=0", nodes=1)
+        for part in (long, f"{long}, microbatch: 64")
+    )
+    assert [phase.microbatches for phase in own.phases] == [8, 32]
+    assert [phase.shape.tokens for phase in own.phases] == [64 * 128, 16 * 512]
+    assert own.fullest.length == 512
+    assert own.as_configured is not None
+    assert alike.as_configured is not None
+    assert own.as_configured.bytes < 0.6 * alike.as_configured.bytes
+
+
+def test_recomputation_costs_a_third_and_saves_memory() -> None:
+    plain, recomputed = (
+        of("roberta-large-160gb", f"activation_checkpointing={choice}") for choice in ("false", "true")
+    )
+    assert recomputed.phases[0].compute / plain.phases[0].compute == pytest.approx(4 / 3, rel=0.02)
+    assert plain.as_configured is not None
+    assert recomputed.as_configured is not None
+    assert recomputed.as_configured.bytes < 0.4 * plain.as_configured.bytes
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_muon_keeps_one_moment_of_matrices_and_takes_time_to_orthogonalise_them(zero: int) -> None:
+    matrices = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096)
+    adamw, muon = (
+        of("roberta-large-160gb", f"zero={zero}", *settings)
+        for settings in ((), ("optimizer={muon: {lr: 4.0e-4}}",))
+    )
+    assert adamw.checkpoints.bytes - muon.checkpoints.bytes == 4 * matrices
+    assert adamw.as_configured is not None
+    assert muon.as_configured is not None
+    saved = adamw.as_configured.bytes - muon.as_configured.bytes
+    assert saved == pytest.approx(4 * matrices / 128, abs=2)
+    one = 24 * 5 * (4 * (4 * 1024**3 + 2 * 1024**3) + 2 * (4 * 1024**2 * 4096 + 2 * 1024**3))
+    assert muon.phases[0].orthogonalising == pytest.approx(one / 128)
+    assert muon.phases[0].step > adamw.phases[0].step == adamw.phases[0].compute + adamw.phases[0].network
+    text = render(muon)
+    assert "orthogonalising" in text
+    assert f"8 B x {matrices:,} / 128 ranks" in text
+    assert f"- 4 B x {matrices:,} of one moment" in text
+
+
+@pytest.mark.parametrize("name", ["roberta-large-160gb", "deberta-v3-base", "xlnet-base", "electra-base"])
+def test_the_tensors_below_the_bill_add_up_to_its_line(name: str) -> None:
+    found = of(name, "activation_checkpointing=false", nodes=1)
+    text = render(found)
+    assert found.as_configured is not None
+    activations = next(
+        part for part in found.as_configured.parts if part.formula == "the sum of the tensors below"
+    )
+    listed = text[text.index("Tensors kept for the backward pass") :].split("\n\n")[0].splitlines()[1:]
+    total = f"{human_bytes(activations.bytes)}  = the sum"
+    assert listed[-1].endswith(total)
+    sizes = [bytes_of(line) for line in listed[:-1]]
+    assert sum(sizes) == pytest.approx(activations.bytes, rel=0.02)
+
+
+def bytes_of(line: str) -> float:
+    """The result of an estimate's line, as it was rounded."""
+    number, unit = re.search(r"([\d.]+) (B|KiB|MiB|GiB)  = ", line).groups()  # type: ignore[union-attr]
+    return float(number) * 1024.0 ** ("B", "KiB", "MiB", "GiB").index(unit)
+
+
+def test_with_checkpointing_no_tensors_are_promised() -> None:
+    text = render(of("roberta-large-160gb", "activation_checkpointing=true"))
+    assert "the sum of the tensors below" not in text
+    assert "Tensors kept" not in text
+
+
+def test_memory_of_xlnet_counts() -> None:
+    """155 GB at a batch of 8,192 in bf16, over all ranks (DESIGN: XLNet's memory)."""
+    fit = of("xlnet-large").as_configured
+    assert fit is not None
+    remembered = next(part for part in fit.parts if part.what == "memory of earlier tokens")
+    assert 128 * remembered.bytes == 8192 * 384 * 1024 * 24 * 2
+
+
+@pytest.mark.drawn(8)
+@pytest.mark.parametrize("name", list(bundled()))
+def test_every_bundled_recipe_can_be_estimated(name: str) -> None:
+    found = of(name, nodes=1)
+    assert found.seconds > 0
+    assert all(phase.flops.backward <= 2 * phase.flops.forward for phase in found.phases)
+    assert found.recipe.name in render(found)
+
+
+def test_halvings_double_from_one_and_end_with_the_number_itself() -> None:
+    assert halvings(1) == [1]
+    assert halvings(48) == [1, 2, 4, 8, 16, 32, 48]
+    assert halvings(64) == [1, 2, 4, 8, 16, 32, 64]

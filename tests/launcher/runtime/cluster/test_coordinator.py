@@ -1,0 +1,164 @@
+"""The coordinator through starts and failures, with nodes of our own in place of Ray's; it runs as a plain object."""
+
+from pathlib import Path
+
+from data_service.store.local import LocalStore
+from launcher.runtime.policies.elastic import GroupStart
+from launcher.runtime.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR
+from launcher.runtime.policies.watchdog import RankLocation
+from launcher.runtime.run.history import read_history
+from tests.support.clusters.coordinators import ELASTIC, FIXED, Cluster, begin, events, state
+
+
+def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    assert ranks.next_group([]) == GroupStart(3, frozenset())
+    assert begin(ranks, "a", "a", "b") == 1
+    del cluster.cores["b"]
+    assert ranks.next_group([2]) == GroupStart(2, frozenset())
+    assert begin(ranks, "a", "a") == 2, "every group is an attempt of its own"
+    ranks.look_around()
+    assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
+    cluster.cores["c"] = 1
+    ranks.look_around()
+    assert ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
+    assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).stop
+    ranks.finish(9)
+    assert ranks.status().paused
+    assert ranks.next_group([]) == GroupStart(3, frozenset())
+    early = ranks.beat(0, 0, "starting", RankLocation("a", 200))
+    assert not early.pause, "that was for the ranks before"
+    assert begin(ranks, "a", "a", "c") == 3
+    assert events(tmp_path, ranks) == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
+
+
+def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    ranks.next_group([])
+    begin(ranks, "a", "a", "b")
+    cluster.cores["c"] = 1
+    cluster.draining = {"c": 0}
+    ranks.look_around()
+    assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).pause, "no rank is on that one"
+    cluster.draining = {"b": 1_800_000_000_000}
+    ranks.look_around()
+    assert ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
+    ranks.finish(9)
+    assert ranks.next_group([]) == GroupStart(3, frozenset()), "with c in place of b"
+    assert events(tmp_path, ranks) == [("pause", None, None)]
+
+
+def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> None:
+    """Rank 1 dies without a word, rank 0 raises because of it, rank 2 has noticed nothing yet."""
+    ranks = state(tmp_path, ELASTIC)
+    for _ in range(NODE_FAILURES):
+        assert ranks.next_group([0, 1]) == GroupStart(3, frozenset())
+        begin(ranks, "a", "b", "a")
+        ranks.record({"kind": "step"})
+        ranks.failed(0, "RuntimeError: connection closed by peer")
+    assert ranks.next_group([0, 1]) == GroupStart(2, frozenset("b"))
+
+
+def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    ranks.next_group([])
+    begin(ranks, "a", "a", "b")
+    ranks.failed(0, "RuntimeError: connection closed by peer")
+    ranks.next_group([2])
+    assert ranks.close(10)
+    (death,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "death")
+    told = {name: death[name] for name in ("of", "step", "ranks", "node", "reason")}
+    assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "reason": None}
+
+
+def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, FIXED)
+    for _ in range(NODE_FAILURES + 1):
+        assert ranks.next_group([0]) == GroupStart(2, frozenset())
+        begin(ranks, "a", "b")
+        ranks.record({"kind": "step"})
+
+
+def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    for _ in range(SAME_ERROR):
+        assert ranks.next_group([0]) is not None
+        begin(ranks, "a", "a", "b")
+        ranks.record({"kind": "step"})
+        ranks.failed(0, "ValueError: bad row")
+    assert ranks.next_group([0]) is None
+    fatal = ranks.status().fatal
+    assert fatal is not None
+    assert "bad row" in fatal.problem
+
+
+def test_deaths_before_ranks_come_together_end_the_run_at_last(cluster: Cluster, tmp_path: Path) -> None:
+    """They may be the machines': so not soon."""
+    ranks = state(tmp_path, FIXED)
+    assert ranks.next_group([]) is not None
+    for _ in range(BARREN - 1):
+        assert ranks.next_group([0, 1]) is not None
+    assert ranks.next_group([0, 1]) is None
+    fatal = ranks.status().fatal
+    assert fatal is not None
+    assert "without a checkpoint newer" in fatal.problem
+    assert fatal.repeated
+
+
+def test_a_death_is_counted_once_however_long_machines_are_waited_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Ray tells of the same dead ranks each time it asks whether others may start."""
+    ranks = state(tmp_path, FIXED)
+    assert ranks.next_group([]) is not None
+    begin(ranks, "a", "b")
+    cluster.cores = {"a": 1}
+    for _ in range(2 * BARREN):
+        assert ranks.next_group([1]) is None
+    assert ranks.status().fatal is None
+    cluster.cores = {"a": 2}
+    assert ranks.next_group([1]) is not None
+
+
+def test_ranks_that_were_cut_off_are_not_listened_to(cluster: Cluster, tmp_path: Path) -> None:
+    """They live on, find a newer attempt in the store, and take it for somebody else's."""
+    ranks = state(tmp_path, FIXED)
+    ranks.next_group([])
+    old = begin(ranks, "a", "b")
+    ranks.next_group([1])
+    new = begin(ranks, "a", "a")
+    ranks.fail("attempt 1 was superseded by attempt 2", "let this process end", old)
+    ranks.failed(1, "RuntimeError: connection closed", None, old)
+    ranks.beat(1, 3, "training", RankLocation("b", 101), old)
+    ranks.finish(3, old)
+    status = ranks.status()
+    assert (status.fatal, status.finished, status.beats[1].place) == (None, None, RankLocation("a", 101))
+    ranks.finish(9, new)
+    assert ranks.status().finished == 9
+
+
+def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, FIXED)
+    assert ranks.next_group([]) is not None
+    for _ in range(2 * BARREN):
+        begin(ranks, "a", "a")
+        ranks.went_back()
+        assert ranks.next_group([0, 1]) is not None
+
+
+def test_a_stop_while_machines_are_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, FIXED)
+    cluster.cores = {"a": 1}
+    assert ranks.next_group([]) is None
+    assert ranks.status().notes == ["waiting for machines: places for 1 ranks, 2 at least wanted"]
+    assert not ranks.status().idle
+    ranks.stop()
+    assert ranks.next_group([]) is None
+    assert ranks.status().idle
+
+
+def test_other_ranks_than_wrote_the_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC, last=2)
+    assert ranks.next_group([]) == GroupStart(3, frozenset())
+    begin(ranks, "a", "a", "b")
+    assert events(tmp_path, ranks) == [("world", 2, 3)]

@@ -1,0 +1,86 @@
+"""What a run died of, over all its starts: on record, damaged, and when a driver dies without a word."""
+
+from pathlib import Path
+
+import pytest
+
+from checkpoints.attempt import claim, newest_attempt
+from data_service.store.local import LocalStore
+from launcher.runtime.cluster.deaths import KEPT, KEY, Deaths, of_command, read_deaths, write_deaths
+from launcher.runtime.policies.failures import BARREN, Failure, Restart, Stop
+
+
+def failure(step: int, *, committed: int = 0, error: str | None = "ValueError: bad row") -> Failure:
+    return Failure(
+        time=1e9,
+        step=step,
+        committed=committed,
+        worked=True,
+        node="a",
+        error=error,
+        kind="raised" if error else "silent",
+    )
+
+
+def silence(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert read_deaths(store, silence) == []
+    failures = [failure(step, error="é" * 3 if step % 2 else None) for step in range(KEPT + 5)]
+    write_deaths(store, failures)
+    assert read_deaths(store, silence) == failures[5:]
+    write_deaths(store, [failure(1, error="x" * 100_000)])
+    assert store.size(KEY) < 2000
+    claim(store)
+    assert newest_attempt(store) == 1, "it is no attempt"
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[[]]", b'{"a": 1}', b'[{"time": "soon"}]', b"\xff", b"[" * 100_000]
+)
+def test_a_damaged_record_counts_as_none_and_is_told(tmp_path: Path, text: bytes) -> None:
+    notes: list[str] = []
+    store = LocalStore(tmp_path)
+    store.put(KEY, text)
+    assert read_deaths(store, notes.append) == []
+    assert "damaged" in notes[0]
+
+
+def test_a_driver_that_died_without_a_word_is_counted(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    first = claim(store)
+    assert of_command(first, committed=0, now=1e9, note=silence) == []
+    second = claim(store)  # the first has left no word
+    (death,) = of_command(second, committed=40, now=1e9, note=silence)
+    assert (death.kind, death.step, death.committed, death.node) == ("silent", 40, 40, None)
+    second.end(1e9)
+    third = claim(store)
+    assert of_command(third, committed=40, now=1e9, note=silence) == [death]
+    assert read_deaths(store, silence) == [death]
+
+
+def test_drivers_that_die_for_ever_without_a_commit_end_the_run(tmp_path: Path) -> None:
+    """75, or 137, cannot go round for ever."""
+    store = LocalStore(tmp_path)
+    for start in range(BARREN + 1):
+        failures = of_command(claim(store), committed=40, now=1e9 + start, note=silence)
+    assert isinstance(Deaths(failures).decide(nodes=2), Stop)
+
+
+def test_a_verdict_ends_the_count() -> None:
+    deaths = Deaths([failure(7), failure(7)])
+    assert deaths.decide(nodes=2) == Restart()
+    deaths.add(failure(7))
+    assert isinstance(deaths.decide(nodes=2), Stop)
+    assert deaths.failures == []
+
+
+def test_steps_since_the_commit_count_as_repeated_once() -> None:
+    deaths = Deaths([])
+    assert deaths.resumed(40) == 0
+    deaths.add(failure(47))
+    assert (deaths.resumed(40), deaths.committed) == (7, 40)
+    assert deaths.resumed(40) == 0

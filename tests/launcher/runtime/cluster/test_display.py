@@ -1,0 +1,128 @@
+"""What the operator sees, on a terminal and in a log file."""
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from data_service.ingest.pool import Progress
+from launcher.app.cli.build_progress import BuildWatch
+from launcher.format import human_bytes, human_count, human_duration
+from launcher.runtime.cluster.display import Watch
+
+
+def status(step: int, evaluation: dict[str, Any] | None = None, **fields: Any) -> Any:
+    record = {
+        "kind": "step",
+        "step": step,
+        "seconds": 0.5,
+        "tokens": 1000,
+        "data_wait": 0.05,
+        "skipped": False,
+    }
+    return SimpleNamespace(record=record | {"loss": 2.0, "mlm_loss": 2.0} | fields, evaluation=evaluation)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_log_gets_a_line_now_and_then() -> None:
+    out, clock = io.StringIO(), Clock()
+    watch = Watch(Console(file=out, width=200), 100, clock)
+    for step in range(100):
+        clock.now = step / 2
+        watch.update(status(step))
+        watch.update(status(step))
+    watch.close()
+    lines = out.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/100", "21/100", "41/100", "61/100", "81/100", "100/100"]
+    assert lines[1] == "step 21/100  mlm 2.000  2k tokens/s  data wait 10%  ETA 39.5s"
+
+
+def test_an_evaluation_is_shown_once() -> None:
+    out = io.StringIO()
+    watch = Watch(Console(file=out, width=200), 10)
+    evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "mlm_loss": 1.5, "perplexity": 4.48}
+    for _ in range(3):
+        watch.update(status(1, evaluation))
+    assert out.getvalue().count("held out: mlm 1.500 (perplexity 4.48)") == 1
+
+
+def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
+    """Of ELECTRA: the weighted sum is nobody's loss, and the perplexity is the generator's."""
+    out = io.StringIO()
+    watch = Watch(Console(file=out, width=200), 10)
+    terms = {"loss": 19.01, "mlm_loss": 4.4673, "rtd_loss": 0.291}
+    evaluation = {"kind": "evaluation", "step": 2, "perplexity": 87.13, **terms}
+    watch.update(status(1, evaluation, mfu=0.314, **terms))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "step 2/10  mlm 4.467  rtd 0.291  2k tokens/s  data wait 10%  MFU 31.4%  ETA 4.0s"
+    assert lines[1] == "step 2/10  held out: mlm 4.467 (perplexity 87.13)  rtd 0.291"
+    assert "19.01" not in out.getvalue()
+
+
+def test_a_permuted_language_model_has_a_perplexity_too() -> None:
+    out = io.StringIO()
+    evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "plm_loss": 1.5, "perplexity": 4.48}
+    Watch(Console(file=out, width=200), 10).update(status(1, evaluation))
+    assert "held out: plm 1.500 (perplexity 4.48)" in out.getvalue()
+
+
+def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
+    out = io.StringIO()
+    watch = Watch(Console(file=out, width=120, force_terminal=True), 10)
+    watch.update(status(0))
+    watch.note("a [bold]note[/] is text")
+    watch.update(status(9, mlm_loss=1.0))
+    watch.close()
+    watch.close()
+    assert "a [bold]note[/] is text" in out.getvalue()
+    assert "10/10" in out.getvalue()
+
+
+def test_before_the_first_step_there_is_nothing_to_show() -> None:
+    out = io.StringIO()
+    Watch(Console(file=out), 10).update(SimpleNamespace(record=None, evaluation=None))
+    assert out.getvalue() == ""
+
+
+def test_a_skipped_step_does_not_spoil_the_loss() -> None:
+    out = io.StringIO()
+    watch = Watch(Console(file=out, width=200), 1)
+    watch.update(status(0, skipped=True, loss=float("nan"), mlm_loss=float("nan")))
+    assert "nan" not in out.getvalue()
+
+
+def test_a_build_in_a_log_shows_the_ends_of_its_stages() -> None:
+    out = io.StringIO()
+    watch = BuildWatch(Console(file=out, width=120))
+    for stage in ("reading", "writing"):
+        for done in range(5):
+            watch.update(Progress(stage, done, 4, done << 20, 4 << 20))
+    watch.close()
+    assert len(out.getvalue().splitlines()) == 4
+    assert "writing: 4/4 tasks, 4.0 MiB of 4.0 MiB" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (human_count(999), "999"),
+        (human_count(1_234_567), "1.2M"),
+        (human_count(500_000), "500k"),
+        (human_bytes(3 << 30), "3.0 GiB"),
+        (human_bytes(10), "10 B"),
+        (human_duration(5.25), "5.2s"),
+        (human_duration(61), "1m 01s"),
+        (human_duration(7260), "2h 01m"),
+        (human_duration(90_061), "1d 1h"),
+    ],
+)
+def test_numbers_are_shown_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected

@@ -1,0 +1,149 @@
+"""Every end has one of four codes: which errors are mistakes, and what becomes of everything else."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from checkpoints.errors import CheckpointError, RunIsActive, SaveFailed, Superseded
+from data_service.errors import CorpusError, TokenizerError, UserError
+from data_service.store.errors import (
+    AccessDenied,
+    BadUri,
+    CredentialsExpired,
+    CredentialsMissing,
+    KeyMissing,
+    OutOfSpace,
+    StoreUnavailable,
+)
+from encoder_core.errors import TrainingError
+from launcher.app.companions import COMPANIONS
+from launcher.contract import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
+from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
+from launcher.runtime.cluster import train as training
+from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.supervisor import RunOutcome, supervise
+from launcher.runtime.recipe.load import reload
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.record import open_run
+
+MISTAKES = (
+    RecipeError, RunError, RunChanged, CorpusError, TokenizerError, TrainingError, CheckpointError, RunIsActive,
+    BadUri, AccessDenied, KeyMissing,
+)  # fmt: skip
+PASSING = (
+    StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, Superseded, TryAgain,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_mistakes_are_final(kind: type[UserError]) -> None:
+    assert code_of(kind("what", remedy="do")) == MISTAKE
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_what_may_pass_is_tried_again(kind: type[UserError]) -> None:
+    assert code_of(kind("what", remedy="do")) == REPEAT
+
+
+def test_so_is_everything_else() -> None:
+    assert {code_of(error) for error in (SaveFailed(9, 6, "no answer"), KeyError("x"), OSError(5))} == {
+        REPEAT
+    }
+
+
+def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str, list[dict[str, Any]]]:
+    """What a start makes of an end of `supervise`: its code, what is shown, what is on record."""
+
+    def instead(*_: object) -> RunOutcome:
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr(training, "supervise", instead)
+    shown: list[str] = []
+    monkeypatch.setattr(training.Watch, "note", lambda self, text: shown.append(text))
+    outcome = training.train(open_run(run), Console())
+    return outcome.code, "\n".join(shown), list(read_history(open_run(run).store).events)
+
+
+@pytest.mark.parametrize("code", [FINISHED, STOPPED, REPEAT])
+def test_an_orderly_end_is_an_event_with_the_step(
+    code: int, fresh_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _, (event,) = ended(fresh_run, monkeypatch, RunOutcome(code, 7, "SIGTERM" if code else None))
+    assert (found, event["kind"], event["step"]) == (code, "stop" if code else "end", 7)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), ConnectionError("GCS"), RuntimeError("a\nb"), AssertionError()]
+)
+def test_a_failure_of_ray_or_of_ours_is_a_line(
+    error: Exception, fresh_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, shown, (event,) = ended(fresh_run, monkeypatch, error)
+    assert code == REPEAT
+    assert shown.startswith(f"the driver failed: {type(error).__name__}")
+    assert "Traceback" not in shown
+    assert (event["kind"], "Traceback" in event["trace"]) == ("failed", True)
+
+
+def test_a_mistake_is_raised_for_the_command_line(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CorpusError):
+        ended(fresh_run, monkeypatch, CorpusError("damaged", remedy="mend"))
+
+
+def test_an_outage_does_not_mask_the_reason(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the closing record cannot be written either."""
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable.at(fresh_run, "no answer")
+
+    monkeypatch.setattr("launcher.runtime.cluster.operator_log.operator_event", away)
+    monkeypatch.setattr(training, "_RECORD_S", 0.1)
+    code, shown, events = ended(fresh_run, monkeypatch, StoreUnavailable.at("s3://b/k", "refused"))
+    assert (code, events) == (REPEAT, [])
+    assert "cannot reach s3://b/k: refused" in shown
+
+
+def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is said at once, nothing is claimed, and a stop is heard meanwhile."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr("launcher.runtime.cluster.supervisor._CONNECT_S", 0.5)
+    notes: list[str] = []
+
+    class Display:
+        def update(self, status: object) -> None: ...
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with pytest.raises(TryAgain, match="no Ray cluster answers"):
+        supervise(open_run(fresh_run), Display(), Stopping(notes.append), companions=COMPANIONS)
+    assert "nothing answers at RAY_ADDRESS=127.0.0.1:1 yet" in notes[0]
+    assert not list(open_run(fresh_run).store.list("attempts/"))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("memory", "passes"), [("900GiB", False), (None, True)])
+def test_a_store_that_leaves_no_memory_is_named_with_the_key(
+    fresh_run: str, monkeypatch: pytest.MonkeyPatch, memory: str | None, passes: bool
+) -> None:
+    """By Ray itself; what is too much for the whole machine does not pass by waiting."""
+    run = open_run(fresh_run)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if memory is None:  # half of the machine, where everything else takes more than the other half
+        memory = str(psutil.virtual_memory().total // 4)
+        monkeypatch.setattr("ray._private.utils.estimate_available_memory", lambda: 1 << 30)
+    run = replace(run, recipe=reload(run.recipe, (f"data_service.memory={memory}",)))
+    with pytest.raises(RunError) as caught:
+        supervise(run, Silent(), Stopping(lambda text: None), companions=COMPANIONS)
+    assert isinstance(caught.value, TryAgain) == passes
+    assert "data_service.memory=" in caught.value.remedy
+
+
+class Silent:
+    def update(self, status: object) -> None: ...
+    def note(self, text: str) -> None: ...

@@ -1,0 +1,120 @@
+"""What is shown to Prometheus, and the dashboard that draws it. tests/cluster/test_metrics_port.py asks Ray itself."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_service.service.gauges import DESCRIPTIONS as SERVICE
+from launcher.runtime.cluster import gauges
+from launcher.runtime.cluster.gauges import DESCRIPTIONS, Gauges
+from tests.support.runs.untrained import step_record
+
+DASHBOARD = Path(__file__).parents[4] / "infra/grafana/maskfleet.json"
+LABELS = {"run", "term", "SessionName", "WorkerId"}  # ours, and those of Ray that are drawn
+
+
+class Shown:
+    """Stands for Ray's gauges: what was set last, by name and term."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def gauge(self, name: str, *_: object) -> Any:
+        values = self.values
+
+        class Gauge:
+            def set(self, value: float, tags: dict[str, str] | None = None) -> None:
+                values[name if tags is None else f"{name} {tags['term']}"] = value
+
+        return Gauge()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    shown = Shown()
+    monkeypatch.setattr(gauges, "gauge", shown.gauge)
+    return shown
+
+
+def test_a_step_is_shown_by_term(shown: Shown) -> None:
+    Gauges("run").record(step_record(3, attempt=3) | {"mfu": 0.25})
+    assert shown.values["step"] == 4
+    assert shown.values["loss mlm"] == 2.0
+    assert shown.values["loss rtd"] == 1.0
+    assert shown.values["tokens_per_second"] == 4012
+    assert (shown.values["mfu"], shown.values["data_wait_share"]) == (0.25, 0.2)
+
+
+def test_an_evaluation_is_shown_by_term_with_its_perplexity(shown: Shown) -> None:
+    record = {
+        "kind": "evaluation",
+        "step": 4,
+        "perplexity": 7.4,
+        "loss": 9.0,
+        "mlm_loss": 2.0,
+        "rtd_loss": 0.3,
+    }
+    Gauges("run").record(record)
+    assert shown.values == {"heldout_loss mlm": 2.0, "heldout_loss rtd": 0.3, "heldout_perplexity": 7.4}
+
+
+def test_goodput_counts_a_step_once(shown: Shown) -> None:
+    """Ten seconds, four steps of a quarter of one, one of them done twice."""
+    clock = Clock()
+    state = Gauges("run", clock)
+    clock.now = 10.0
+    for step in (0, 1, 2, 2, 3):
+        state.record(step_record(step, attempt=1))
+    assert shown.values["goodput"] == pytest.approx(0.1)
+
+
+def test_restarts_are_the_starts_after_the_first(shown: Shown) -> None:
+    state = Gauges("run")
+    for starts in (1, 2, 3):
+        state.started(starts)
+    assert shown.values["restarts"] == 2
+
+
+def expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def test_the_dashboard_draws_all_that_is_exported_and_nothing_else() -> None:
+    drawn = {name for text in expressions() for name in re.findall(r"ray_maskfleet_(\w+)", text)}
+    assert drawn == {*DESCRIPTIONS, *SERVICE}
+
+
+def test_the_dashboard_uses_labels_that_there_are() -> None:
+    for text in expressions():
+        matched = re.findall(r"\{(\w+)=", text)
+        grouped = [name for names in re.findall(r"by \(([^)]*)\)", text) for name in names.split(", ")]
+        assert {*matched, *grouped} <= LABELS, text
+        ours = set(re.findall(r"ray_maskfleet_(\w+)", text)) <= DESCRIPTIONS.keys()
+        assert ("run" in matched) == ours, f"{text}: only the coordinator's gauges say which run they are of"
+
+
+def test_the_dashboards_panels_have_their_own_numbers_and_places() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["description"]
+    assert [one["name"] for one in dashboard["templating"]["list"]] == ["datasource", "run"]

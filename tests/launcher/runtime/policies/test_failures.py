@@ -1,0 +1,147 @@
+"""The failure policy, as a table of histories and answers."""
+
+import pytest
+
+from launcher.runtime.policies.failures import (
+    BARREN,
+    FRUITLESS,
+    NODE_FAILURES,
+    NODE_HOURS,
+    SAME_ERROR,
+    Failure,
+    Kind,
+    Restart,
+    Stop,
+    decide,
+    where_it_began,
+)
+
+HOUR = 3600.0
+
+
+def failure(
+    hour: float = 0,
+    step: int = 10,
+    *,
+    committed: int | None = None,
+    worked: bool = True,
+    node: str | None = None,
+    error: str | None = None,
+    kind: Kind | None = None,
+) -> Failure:
+    """A death without a word unless there is an error; with a checkpoint at every step."""
+    return Failure(
+        time=hour * HOUR,
+        step=step,
+        committed=step if committed is None else committed,
+        worked=worked,
+        node=node,
+        error=error,
+        kind=kind or ("silent" if error is None else "raised"),
+    )
+
+
+RAISED = failure(step=0, worked=False, error="OSError: no space")
+KILLED = failure(step=0, worked=False)
+AWAY = failure(step=0, worked=False, error="StoreUnavailable: no answer", kind="transient")
+
+
+def test_a_machine_that_dies_now_and_then_is_restarted_for_ever() -> None:
+    failures = [failure(hour, step=10 * hour, node=f"n{hour % 5}") for hour in range(1, 200)]
+    for count in range(1, len(failures)):
+        assert decide(failures[:count], nodes=5) == Restart()
+
+
+def test_the_same_error_at_the_same_step_ends_the_run() -> None:
+    failures = [failure(step=7, error="ValueError: bad row")] * SAME_ERROR
+    assert isinstance(decide(failures[:-1], nodes=4), Restart)
+    decision = decide(failures, nodes=4)
+    assert isinstance(decision, Stop)
+    assert "step 7" in decision.reason
+    assert "bad row" in decision.reason
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        failure(step=8, error="ValueError: bad row"),
+        failure(step=7, error="ValueError: another"),
+        failure(step=7),
+    ],
+)
+def test_errors_that_differ_do_not(last: Failure) -> None:
+    failures = [failure(step=7, error="ValueError: bad row")] * (SAME_ERROR - 1)
+    assert decide([*failures, last], nodes=4) == Restart()
+
+
+def test_starts_that_raise_before_a_step_end_the_run() -> None:
+    errors = [failure(step=0, worked=False, error=f"E{n}") for n in range(FRUITLESS)]
+    assert decide(errors[:-1], nodes=1) == Restart()
+    decision = decide(errors, nodes=1)
+    assert isinstance(decision, Stop)
+    assert "before finishing a step" in decision.reason
+    assert decide([RAISED] * (SAME_ERROR - 1) + [failure()], nodes=1) == Restart()
+    assert decide([failure()] + [RAISED] * (SAME_ERROR - 1), nodes=1) == Restart()
+
+
+def test_machines_that_die_before_the_first_step_do_not_end_a_run_early() -> None:
+    assert decide([KILLED] * (BARREN - 1), nodes=1) == Restart()
+
+
+def test_nor_do_they_hide_an_error_that_comes_back() -> None:
+    assert isinstance(decide([RAISED, KILLED, RAISED, KILLED, KILLED, RAISED], nodes=1), Stop)
+    assert decide([RAISED, KILLED, RAISED, failure(step=3), RAISED], nodes=1) == Restart(), "a step was made"
+
+
+def test_deaths_without_a_newer_checkpoint_end_the_run_at_last() -> None:
+    deaths = [failure(n, step=50 + n, committed=40, error=f"E{n}" if n % 3 else None) for n in range(BARREN)]
+    assert isinstance(decide(deaths, nodes=4), Stop)
+    assert decide([failure(step=40, committed=20), *deaths[1:]], nodes=4) == Restart()
+
+
+def test_a_store_that_does_not_answer_counts_towards_nothing() -> None:
+    assert decide([AWAY] * (3 * BARREN), nodes=4) == Restart()
+    assert decide([RAISED, AWAY, RAISED, AWAY], nodes=4) == Restart()
+    assert isinstance(decide([RAISED, AWAY, RAISED, AWAY, RAISED], nodes=4), Stop)
+
+
+def test_a_node_that_keeps_failing_is_left_out() -> None:
+    bad = [failure(hour, step=hour, node="bad") for hour in range(NODE_FAILURES)]
+    assert decide(bad[:-1], nodes=4) == Restart()
+    assert decide(bad, nodes=4) == Restart(frozenset({"bad"}))
+    assert decide([*bad, failure(3, step=9, node="other")], nodes=4) == Restart(frozenset({"bad"}))
+
+
+def test_an_old_failure_of_a_node_is_forgotten() -> None:
+    bad = [failure(hour * NODE_HOURS, step=hour, node="bad") for hour in range(NODE_FAILURES)]
+    assert decide(bad, nodes=4) == Restart()
+
+
+def test_the_only_node_is_not_left_out() -> None:
+    bad = [failure(hour, step=hour, node="bad") for hour in range(NODE_FAILURES)]
+    assert decide(bad, nodes=1) == Restart()
+
+
+@pytest.mark.parametrize(
+    ("errors", "failed", "blamed", "node"),
+    [
+        ({}, [], None, None),  # all were killed, on several nodes
+        ({1: "lost peer", 2: "lost peer"}, [], None, "a"),  # rank 0 died without a word
+        ({1: "lost peer"}, [], None, None),  # ranks 0 and 2 did
+        ({1: "lost peer"}, [2], None, "b"),  # and Ray saw which ended the group
+        ({2: "bad", 0: "lost", 1: "lost"}, [], None, "b"),  # all raised: the first to tell
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [2], "b"),  # all raised, one is to blame
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [], None),  # nobody knows which
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [0, 2], None),  # ranks of two nodes
+        ({0: "corrupt", 1: "corrupt", 2: "corrupt"}, [0], [0, 1], "a"),  # two of one
+    ],
+)
+def test_where_a_failure_began(
+    errors: dict[int, str], failed: list[int], blamed: list[int] | None, node: str | None
+) -> None:
+    assert where_it_began({0: "a", 1: "a", 2: "b"}, errors, failed, blamed) == node
+
+
+def test_a_rank_that_was_never_heard_of_is_nowhere() -> None:
+    assert where_it_began({}, {0: "bad"}, [0], None) is None
+    assert where_it_began({}, {0: "corrupt"}, [0], [0]) is None

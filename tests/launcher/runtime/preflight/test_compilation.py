@@ -1,0 +1,48 @@
+"""When layers are compiled, and what its name says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from encoder_core.cost.trial_network import Subject
+from encoder_core.families.roberta import RobertaConfig
+from launcher.runtime.preflight.compilation import choose, name_of
+
+GPU = "a GPU, driver 1"
+NETWORK = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, vocab=64)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "triton", "compiled"),
+    [
+        ("auto", None, True, False),
+        ("auto", GPU, True, True),
+        ("auto", GPU, False, False),
+        (True, None, False, True),
+        (True, GPU, True, True),
+        (False, GPU, True, False),
+    ],
+)
+def test_auto_compiles_on_gpus_where_triton_is(
+    asked: bool, gpu: str | None, triton: bool, compiled: bool
+) -> None:
+    choice = choose(asked, gpu, triton=triton)
+    assert choice.compiled == compiled
+    assert choice.why
+
+
+def test_the_name_is_of_all_that_compiled_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject((NETWORK,), torch.float32, torch.device("cpu"), 4, 32)
+    name = name_of(subject, 1)
+    assert name_of(subject, 1) == name
+    wider = NETWORK.model_copy(update={"hidden": 32})
+    others = [
+        name_of(subject, 3),
+        name_of(Subject((wider,), torch.float32, torch.device("cpu"), 4, 32), 1),
+        name_of(Subject((NETWORK,), torch.bfloat16, torch.device("cpu"), 4, 32), 1),
+        name_of(Subject((NETWORK,), torch.float32, torch.device("cpu"), 8, 32), 1),
+    ]
+    monkeypatch.setattr("launcher.runtime.preflight.compilation._CPUINFO", Path("/nowhere"))
+    others.append(name_of(subject, 1))
+    assert len({name, *others}) == 6

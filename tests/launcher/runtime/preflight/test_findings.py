@@ -1,0 +1,112 @@
+"""What is made of what was measured, as tables; every verdict but ok has a remedy."""
+
+import pytest
+
+from launcher.runtime.preflight import findings
+from launcher.runtime.preflight.findings import Finding, GpuState, versions, worst
+
+MIB, GIB = 1 << 20, 1 << 30
+WELL = GpuState(0, "H100", uncorrected=0, remap_failed=False, remap_pending=False, ecc=True, persistent=True)
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"),
+    [
+        (findings.clock(None), "ok"),
+        (findings.clock(0.9), "ok"),
+        (findings.clock(-6), "warning"),
+        (findings.clock(6), "warning"),
+        (findings.clock(-301), "failure"),
+        (findings.clock(16 * 60), "failure"),
+        (findings.shared_memory(16 * GIB, 15 * GIB, gpus=8), "ok"),
+        (findings.shared_memory(64 * MIB, 64 * MIB, gpus=8), "failure"),
+        (findings.shared_memory(64 * MIB, 64 * MIB, gpus=1), "warning"),
+        (findings.shared_memory(64 * MIB, 64 * MIB, gpus=0), "warning"),
+        (findings.shared_memory(16 * GIB, MIB, gpus=8), "warning"),
+        (findings.open_files(65_536, 1 << 20), "ok"),
+        (findings.open_files(20_000, 20_000), "ok"),
+        (findings.open_files(4096, 4096), "warning"),
+        (findings.open_files(256, 65_536), "failure"),
+        (findings.open_files(256, -1), "failure"),
+        (findings.open_files(-1, -1), "ok"),
+        (findings.memory(5 * GIB, 8 * GIB), "ok"),
+        (findings.memory(3 * GIB, 8 * GIB), "warning"),
+        (findings.temporary_disk(6 * GIB, "/tmp"), "ok"),
+        (findings.temporary_disk(GIB, "/tmp"), "warning"),
+        (findings.checkpoint_disk(4 * GIB, "/runs", GIB, kept=3), "ok"),
+        (findings.checkpoint_disk(3 * GIB, "/runs", GIB, kept=3), "warning"),
+        (findings.checkpoint_disk(GIB - 1, "/runs", GIB, kept=3), "failure"),
+    ],
+)
+def test_each_finding_has_its_verdict_and_a_remedy_unless_well(finding: Finding, verdict: str) -> None:
+    assert finding.verdict == verdict, finding
+    assert bool(finding.remedy) == (verdict != "ok")
+
+
+def test_a_clock_says_which_way_it_is_off() -> None:
+    assert findings.clock(301).found == "301.0 s ahead of the store's"
+    assert findings.clock(-301).found == "301.0 s behind the store's"
+
+
+@pytest.mark.parametrize(
+    ("ailment", "verdict", "word"),
+    [
+        ({"lost": "GPU is lost"}, "failure", "lost"),
+        ({"remap_failed": True}, "failure", "remapped"),
+        ({"remap_pending": True}, "warning", "remapped"),
+        ({"uncorrected": 3}, "warning", "3 uncorrected"),
+        ({"ecc": False}, "warning", "ECC"),
+        ({"persistent": False}, "warning", "persistence"),
+        ({"throttled": ("heat",)}, "warning", "heat"),
+    ],
+)
+def test_an_ailing_gpu_is_told_with_a_remedy(ailment: dict[str, object], verdict: str, word: str) -> None:
+    (finding,) = findings.gpu(GpuState(**{**vars(WELL), **ailment}))
+    assert (finding.what, finding.verdict) == ("GPU 0", verdict)
+    assert word in finding.found
+    assert finding.remedy
+
+
+def test_a_well_gpu_and_one_that_tells_nothing() -> None:
+    assert [f.verdict for f in findings.gpu(WELL)] == ["ok"]
+    assert [f.verdict for f in findings.gpu(GpuState(3, "T4"))] == ["ok"]
+
+
+def test_all_that_ails_a_gpu_is_said() -> None:
+    found = list(findings.gpu(GpuState(**{**vars(WELL), "remap_pending": True, "uncorrected": 1})))
+    assert len(found) == 2
+
+
+def test_a_node_with_another_version_is_named() -> None:
+    common = {"torch": "2.13.0", "maskfleet": "0.1.0+aa"}
+    nodes = {"n1": common, "n2": {**common, "torch": "2.12.0"}, "n3": common}
+    found = versions(nodes)
+    assert found["n1"] == found["n3"] == []
+    (finding,) = found["n2"]
+    assert (finding.what, finding.verdict) == ("torch", "failure")
+    assert "2.12.0" in finding.found
+    assert "2.13.0" in finding.found
+
+
+def test_of_two_nodes_neither_is_right() -> None:
+    found = versions({"n1": {"ray": "1"}, "n2": {"ray": "2"}})
+    assert [len(found[node]) for node in ("n1", "n2")] == [1, 1]
+
+
+def test_what_one_node_lacks_is_a_difference() -> None:
+    found = versions({"n1": {"NCCL": "2.27"}, "n2": {}, "n3": {"NCCL": "2.27"}})
+    assert [len(found[node]) for node in ("n1", "n2", "n3")] == [0, 1, 0]
+    assert versions({"n1": {"ray": "1"}}) == {"n1": []}
+
+
+def test_the_worst_counts() -> None:
+    assert worst([]) == "ok"
+    assert worst([findings.clock(0), findings.clock(6)]) == "warning"
+    assert worst([findings.clock(6), findings.clock(400), findings.clock(0)]) == "failure"
+
+
+def test_a_torch_without_cuda_has_another_remedy_than_a_machine_without_a_gpu() -> None:
+    built, machine = findings.no_gpu("2.13.0+cpu", None), findings.no_gpu("2.13.0+cu130", "13.0")
+    assert built.verdict == machine.verdict == "warning"
+    assert "13.0" in machine.found
+    assert built.remedy != machine.remedy

@@ -1,0 +1,101 @@
+"""The first sums of a group: a rank or a link that is wrong or slow is named, whichever it is; nobody else is."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.runtime.preflight.findings import RankSums, Wrong, sums
+from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.measures import faulty_sums
+
+WRONG = Wrong(3, 17, "5.0", 4.0)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_fault_that_was_drawn_is_named_with_its_place(world: int) -> None:
+    heard = run_ranks(faulty_sums, world, world, 12)
+    assert all(ears == heard[0] for ears in heard), "all ranks agree"
+    for example in heard[0]:
+        ensure_named(example, world)
+
+
+def ensure_named(example: dict[str, Any], world: int) -> None:
+    rank, place, bad = example["rank"], f"{example['number']:,}", example["bad"]
+    failures = {node: text for (node, verdict, _), text in bad.items() if verdict == "failure"}
+    next_rank, nodes = (rank + 1) % world, "abcd"[:world]
+    match example["kind"]:
+        case "makes" | "hears":
+            assert set(failures) == {nodes[rank]}, example
+            assert f"rank {rank}" in failures[nodes[rank]]
+            assert f"1 wrong; number {place} is" in failures[nodes[rank]]
+        case "sends":
+            assert set(failures) == {nodes[rank], nodes[next_rank]}, example
+            assert all(f"rank {rank} (node" in text for text in failures.values())
+            assert all(f"number {place} is" in text for text in failures.values())
+        case "gives":
+            assert set(failures) == set(nodes), (
+                "the sum is wrong alike for all, and nobody can tell who it was"
+            )
+        case "delays":
+            assert not failures
+            assert f"from rank {rank} (node" in bad[nodes[next_rank], "warning", "network"]
+        case _:
+            assert not failures
+
+
+SPEEDS = st.floats(0.5e9, 1e9)
+
+
+@given(world=st.integers(2, 12), node=st.integers(1, 4), data=st.data())
+def test_a_slow_link_between_nodes_is_named_and_no_other(world: int, node: int, data: st.DataObject) -> None:
+    """One in twenty of its neighbours' speed, and of what the hardware has: the pair is named."""
+    nodes = [f"node-{rank // node}" for rank in range(world)]
+    crossing = [rank for rank in range(world) if nodes[rank - 1] != nodes[rank]]
+    slow = data.draw(st.sampled_from(crossing)) if crossing else None
+    speeds = [data.draw(SPEEDS) for _ in range(world)]
+    found = [
+        RankSums(None, None, None, None, speed / (20 if rank == slow else 1), 1e9, 1e9, 1e9)
+        for rank, speed in enumerate(speeds)
+    ]
+    told = sums(found, nodes)
+    bad = [(at, f) for at, findings in told.items() for f in findings if f.verdict != "ok"]
+    assert [(at, f.what) for at, f in bad] == ([] if slow is None else [(nodes[slow], "network")])
+    for _, finding in bad:
+        assert slow is not None
+        assert f"rank {(slow - 1) % world} " in finding.found
+        assert f"to rank {slow} " in finding.found
+        assert finding.remedy
+
+
+def test_a_slow_link_inside_a_node_counts_where_the_hardware_is_known() -> None:
+    """Ranks on CPUs have no links inside a node: how fast a message is there says how busy its cores are."""
+    speeds = (200e9, 190e9, 20e9, 210e9)
+    h100 = [RankSums(None, None, None, None, speed, 1e11, 450e9) for speed in speeds]
+    (bad,) = [f for f in sums(h100, ["a"] * 4)["a"] if f.verdict != "ok"]
+    assert bad.what == "links"
+    assert "rank 1 to rank 2" in bad.found
+    cpus = [RankSums(None, None, None, None, speed / 100, 1e9) for speed in speeds]
+    assert {f.verdict for f in sums(cpus, ["a"] * 4)["a"]} == {"ok"}
+
+
+def test_who_adds_wrongly_is_blamed_and_not_who_was_given_the_sum() -> None:
+    victim, adder = RankSums(None, None, None, WRONG), RankSums(None, None, WRONG, WRONG)
+    told = sums([victim, adder, victim], ["a", "b", "a"])
+    assert [f.verdict for f in told["a"]] == ["ok"]
+    assert [f.verdict for f in told["b"]] == ["failure"]
+    assert "rank 1" in told["b"][0].found
+
+
+def test_wrong_numbers_of_a_rank_are_not_its_links_fault() -> None:
+    told = sums(
+        [RankSums(WRONG, None, None, WRONG), RankSums(None, WRONG, None, WRONG)],
+        ["a", "b"],
+    )
+    assert [[f.verdict for f in told[node]] for node in "ab"] == [["failure"], ["ok"]]
+
+
+def test_a_group_of_one_has_sums_and_no_links() -> None:
+    assert [f.what for f in sums([RankSums(None, None, None, None)], ["a"])["a"]] == ["sums"]

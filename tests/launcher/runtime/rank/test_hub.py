@@ -1,0 +1,128 @@
+"""`start: hf://...`: pinned to a commit at init and kept with the run, or refused at once."""
+
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from checkpoints.gather import Alone
+from encoder_core.errors import ModelError
+from launcher.app.cli.main import app
+from launcher.errors import MissingPackage, RecipeError, RunError
+from launcher.runtime.rank.build import build_model
+from launcher.runtime.rank.hub import keep_start
+from launcher.runtime.rank.initial_weights import initial_weights
+from launcher.runtime.recipe.objective import RecipeObjective
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run.create import create_run
+from launcher.runtime.run.record import open_run
+from tests.support.models.hub import COMMIT, serving_hub
+from tests.support.runs.starts import MLM, ROBERTA, Setting, export
+
+
+@pytest.fixture
+def asked(setting: Setting, tmp_path: Path) -> Setting:
+    """A run that wants a model of which the Hub has one, in `published`."""
+    asked = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "hf://org/model")
+    export(asked, tmp_path / "published")
+    (tmp_path / "published/pytorch_model.bin").write_bytes(b"never fetched")
+    return asked
+
+
+@pytest.fixture
+def hub(asked: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that the Hub has as org/model."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serving_hub({"org/model": tmp_path / "published"}) as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        yield tmp_path / "published"
+
+
+def starting(asked: Setting, start: str) -> Recipe:
+    return asked.run.recipe.model_copy(update={"start": start})
+
+
+@pytest.mark.parametrize("name", ["hf://org/model", "hf://org/model@v1", f"hf://org/model@{COMMIT}"])
+def test_a_run_keeps_the_files_of_one_commit(asked: Setting, hub: Path, tmp_path: Path, name: str) -> None:
+    uri = tmp_path / "new"
+    recipe = keep_start(starting(asked, name), str(uri))
+    copy = uri / "start" / "org" / f"model@{COMMIT}"
+    assert recipe.start == str(copy)
+    assert (copy / "model.safetensors").read_bytes() == (hub / "model.safetensors").read_bytes()
+    assert (copy / "tokenizer.json").exists()
+    assert not (copy / "pytorch_model.bin").exists()
+    (hub / "config.json").write_text("{}")  # the Hub's copy may change, or go
+    run = create_run(recipe, str(uri), datetime.now(UTC))
+    start = initial_weights(run, asked.tokenizer, build_model(run.recipe, asked.tokenizer), Alone())
+    assert start is not None
+    assert start.record["start"] == str(copy)
+
+
+def test_init_pins_it(asked: Setting, hub: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(starting(asked, "hf://org/model").to_yaml())
+    made = CliRunner().invoke(app, ["init", str(tmp_path / "mine.yaml"), str(tmp_path / "new")])
+    assert made.exit_code == 0, made.output
+    start = open_run(str(tmp_path / "new")).recipe.start
+    assert start == str(tmp_path / "new/start/org" / f"model@{COMMIT}")
+
+
+def test_another_start_is_left_alone(asked: Setting, tmp_path: Path) -> None:
+    recipe = starting(asked, str(tmp_path / "published"))
+    assert keep_start(recipe, str(tmp_path / "new")) is recipe
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_does_not_fit_is_not_copied(asked: Setting, hub: Path, tmp_path: Path) -> None:
+    recipe = asked.run.recipe.model_copy(update={"model": ROBERTA.model_copy(update={"layers": 3})})
+    with pytest.raises(ModelError, match="layers is 3 here and 2 there"):
+        keep_start(recipe, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_fetched_where_there_is_a_run(asked: Setting, hub: Path) -> None:
+    with pytest.raises(RunError, match="there is a run"):
+        keep_start(asked.run.recipe, asked.run.uri)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("hf://org/other", "hf://org/other cannot be fetched"),
+        ("hf://org/model@v9", "hf://org/model@v9 cannot be fetched"),
+        ("hf://", "no name of a model"),
+        ("hf://org/model/main/config.json", "no name of a model"),
+        ("hf://org/../model", "no name of a model"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    asked: Setting, hub: Path, tmp_path: Path, name: str, problem: str
+) -> None:
+    with pytest.raises(RecipeError, match=problem):
+        keep_start(starting(asked, name), str(tmp_path / "new"))
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_without_a_network_the_remedy_comes_at_once(
+    asked: Setting, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    began = time.monotonic()
+    with pytest.raises(RecipeError, match="cannot be fetched") as found:
+        keep_start(asked.run.recipe, str(tmp_path / "new"))
+    assert time.monotonic() - began < 10
+    assert "name that in start" in found.value.remedy
+
+
+def test_without_the_package_it_is_named(
+    asked: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingPackage, match="needs huggingface_hub") as found:
+        keep_start(asked.run.recipe, str(tmp_path / "new"))
+    assert found.value.remedy == "pip install huggingface_hub"

@@ -1,0 +1,262 @@
+"""Starting from a model: the encoder and the heads that are there, and the rest named."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from checkpoints.gather import Alone
+from checkpoints.hf.folder import WEIGHTS
+from data_service.store.open import open_store
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.interchange import Heads
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from launcher.errors import RunError
+from launcher.runtime.rank.build import build_model
+from launcher.runtime.rank.initial_weights import check_start, initial_weights
+from launcher.runtime.recipe.objective import RecipeObjective
+from tests.support.models.parity import parameters_of
+from tests.support.runs.starts import (
+    BERT,
+    CASES,
+    DEBERTA_V2,
+    ELECTRA,
+    MLM,
+    PAIRS,
+    ROBERTA,
+    SPANS,
+    Setting,
+    export,
+    fresh,
+    rows,
+    trained,
+)
+from tests.support.stores.s3 import S3Server
+
+SETTLED = {"boundary_head.second_norm.weight", "boundary_head.decoder.bias"}  # see test_fresh_heads
+
+
+@torch.no_grad()
+def losses(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    torch.manual_seed(5)  # a generator draws
+    return {term.name: term.loss_sum for term in model(batch).terms}
+
+
+@pytest.mark.parametrize(("config", "objective", "heads"), CASES.values(), ids=CASES)
+def test_the_first_evaluation_is_the_exporters(
+    setting: Setting, tmp_path: Path, config: ModelConfig, objective: RecipeObjective, heads: Heads
+) -> None:
+    asked = setting.asks(config, objective, tmp_path / "model")
+    exported = export(asked, tmp_path / "model", heads)
+    model, start = asked.begin()
+    batch = rows(setting.tokenizer.vocab_size)
+    assert losses(model, batch) == losses(exported, batch)
+    assert start.record["fresh"] == start.record["left"] == []
+    assert "copied" not in start.record
+
+
+@pytest.mark.parametrize(("config", "sharing"), PAIRS.values(), ids=PAIRS)
+def test_a_pair_begins_as_it_was(
+    setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
+) -> None:
+    objective = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
+    asked = setting.asks(config, objective, tmp_path / "pair")
+    exported = export(asked, tmp_path / "pair")
+    model, start = asked.begin()
+    batch = rows(setting.tokenizer.vocab_size)
+    found, expected = losses(model, batch), losses(exported, batch)
+    assert found["mlm"] == expected["mlm"]
+    # E_delta is read back as a difference: up to rounding.
+    torch.testing.assert_close(found["rtd"], expected["rtd"], rtol=1e-5, atol=0)
+    assert start.record["fresh"] == []
+
+
+def test_one_network_is_no_pair_and_a_pair_is_not_one(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(ELECTRA, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()), tmp_path / "pair")
+    export(asked, tmp_path / "pair")
+    alone = setting.asks(ELECTRA, asked.run.recipe.objective, tmp_path / "pair/discriminator")
+    with pytest.raises(RunError, match=r"does not hold both networks.*\n.*generator/"):
+        alone.begin()
+    with pytest.raises(RunError, match="holds a pair of networks"):
+        setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "pair").begin()
+
+
+@pytest.mark.parametrize(
+    ("config", "objective", "missing"),
+    [
+        (BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), "pair_head."),
+        (BERT, RecipeObjective(mlm=MLM, sbo=SboConfig()), "boundary_head."),
+        (DEBERTA_V2, RecipeObjective(mlm=MLM), "decoder.position."),
+        (DEBERTA_V2, RecipeObjective(mlm=MLM, sop=SopConfig()), "pair_head."),
+    ],
+)
+def test_missing_heads_stay_fresh_and_are_named(
+    setting: Setting, tmp_path: Path, config: ModelConfig, objective: RecipeObjective, missing: str
+) -> None:
+    plain = config.model_copy(update={"mask_decoder": "plain"}) if config is DEBERTA_V2 else config
+    exported = parameters_of(export(setting.asks(plain, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
+    asked = setting.asks(config, objective, tmp_path)
+    model, start = asked.begin()
+    found, initial = parameters_of(model), fresh(asked)
+    assert start.record["fresh"]
+    assert start.record["fresh"] == [name for name in found if name not in exported]
+    assert any(name.startswith(missing) for name in start.record["fresh"])
+    for name, value in found.items():
+        if name not in SETTLED:
+            assert torch.equal(value, exported[name] if name in exported else initial[name]), name
+    assert "fresh, since it has none" in start.summary()
+
+
+def test_heads_of_other_tasks_are_left_and_named(setting: Setting, tmp_path: Path) -> None:
+    export(setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), "scratch"), tmp_path, "mlm_pair")
+    _, start = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
+    assert start.record["left"] == [
+        "bert.pooler.dense.bias",
+        "bert.pooler.dense.weight",
+        "cls.seq_relationship.bias",
+        "cls.seq_relationship.weight",
+    ]
+
+
+class Differing(Alone):
+    """A second rank that has read other bytes."""
+
+    def all_gather(self, value: object) -> list[object]:
+        return [value, {"value": "0" * 64}]
+
+
+def test_ranks_that_read_different_files_stop(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path)
+    export(asked, tmp_path)
+    model = build_model(asked.run.recipe, setting.tokenizer)
+    with pytest.raises(RunError, match="different files on different machines"):
+        initial_weights(asked.run, setting.tokenizer, model, Differing())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ROBERTA, "family is roberta here and bert there"),
+        (BERT.model_copy(update={"heads": 2}), "heads is 2 here and 4 there"),
+        (BERT.model_copy(update={"max_length": 96}), "max_length is 96 here and 64 there"),
+    ],
+)
+def test_another_model_is_refused(
+    setting: Setting, tmp_path: Path, config: ModelConfig, message: str
+) -> None:
+    export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        setting.asks(config, RecipeObjective(mlm=MLM), tmp_path).begin()
+
+
+def test_dropout_and_the_place_of_the_file_do_not_matter(setting: Setting, tmp_path: Path) -> None:
+    exported = export(setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
+    other = ROBERTA.model_copy(update={"dropout": 0.3})
+    model, _ = setting.asks(other, RecipeObjective(mlm=MLM), f"file://{tmp_path}").begin()
+    assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
+
+
+def test_a_folder_in_a_bucket_whole_or_in_parts(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
+    from transformers import RobertaForMaskedLM
+
+    uri = f"s3://{s3.new_bucket()}/model"
+    exported = export(setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "scratch"), tmp_path / "whole")
+    theirs = RobertaForMaskedLM.from_pretrained(tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    for folder in ("whole", "parts"):
+        for path in (tmp_path / folder).iterdir():
+            open_store(f"{uri}/{folder}").put_file(path.name, path)
+        model, start = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), f"{uri}/{folder}").begin()
+        assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
+    assert "none in the folder" in str(start.record["tokenizer"])
+    open_store(f"{uri}/pickled").put("config.json", (tmp_path / "whole/config.json").read_bytes())
+    open_store(f"{uri}/pickled").put("pytorch_model.bin", b"\x80\x04")
+    with pytest.raises(ModelError, match=r"s3://.*/pickled has no model\.safetensors\n.*pickled weights"):
+        setting.asks(ROBERTA, RecipeObjective(mlm=MLM), f"{uri}/pickled").begin()
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_in_its_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def without_safetensors(path: Path) -> None:
+    path.rename(path.with_name("pytorch_model.bin"))
+
+
+def of_another_shape(path: Path) -> None:
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("position_embeddings.weight"))
+    save_file(tensors | {name: tensors[name][:-1].contiguous()}, path, {"format": "pt"})
+
+
+def without_a_layer(path: Path) -> None:
+    save_file({name: value for name, value in load_file(path).items() if ".layer.1." not in name}, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_safetensors, r"has no model\.safetensors\n.*pickled weights"),
+        (cut_short, r"is truncated or damaged: it has [\d,]+ bytes, its header says [\d,]+"),
+        (cut_in_its_header, r"is truncated or is not safetensors \(200 bytes\)"),
+        (of_another_shape, r"position_embeddings\.weight is \(63, \d+\), not \(64, \d+\)"),
+        (without_a_layer, r"does not hold the expected parameters: missing .*layer\.1\."),
+    ],
+)
+@pytest.mark.parametrize("pair", [False, True])
+def test_weights_that_cannot_be_loaded_are_refused_by_init(
+    setting: Setting, tmp_path: Path, spoil: Callable[[Path], None], message: str, pair: bool
+) -> None:
+    objective = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()) if pair else RecipeObjective(mlm=MLM)
+    asked = setting.asks(ELECTRA if pair else BERT, objective, tmp_path)
+    export(asked, tmp_path)
+    check_start(asked.run.recipe)
+    spoil(tmp_path / "discriminator" / WEIGHTS if pair else tmp_path / WEIGHTS)
+    with pytest.raises(ModelError, match=message):
+        check_start(asked.run.recipe)
+
+
+def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) -> None:
+    with pytest.raises(RunError, match="a run without a checkpoint"):
+        setting.asks(BERT, RecipeObjective(mlm=MLM), other_run).begin()
+    saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=SboConfig()))
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), other_run)
+    model, start = asked.begin()
+    assert start.record["start_step"] == 4
+    assert {name.split(".")[0] for name in start.record["fresh"]} == {"pair_head"}
+    assert {name.split(".")[0] for name in start.record["left"]} == {"boundary_head"}
+    initial = fresh(asked)
+    for name, value in parameters_of(model).items():
+        assert torch.equal(value, saved[name] if name in saved else initial[name]), name
+
+
+def test_another_runs_model_must_be_ours(setting: Setting, other_run: str) -> None:
+    trained(setting, other_run, BERT, RecipeObjective(mlm=MLM))
+    with pytest.raises(ModelError, match="heads is 2 here and 4 there"):
+        setting.asks(BERT.model_copy(update={"heads": 2}), RecipeObjective(mlm=MLM), other_run).begin()
+
+
+def test_an_encoder_under_another_name_is_missed(setting: Setting, other_run: str) -> None:
+    trained(setting, other_run, DEBERTA_V2, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()))
+    with pytest.raises(RunError, match=r"lacks parameters of the encoder: encoder\.embeddings\.word\.weight"):
+        setting.asks(DEBERTA_V2, RecipeObjective(mlm=MLM), other_run).begin()
+
+
+def test_a_table_of_differences_is_no_table(setting: Setting, other_run: str) -> None:
+    disentangled = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings="gradient_disentangled"))
+    trained(setting, other_run, DEBERTA_V2, disentangled)
+    setting.asks(DEBERTA_V2, disentangled, other_run).begin()
+    with pytest.raises(RunError, match="embeddings is shared here and gradient_disentangled"):
+        setting.asks(DEBERTA_V2, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()), other_run).begin()

@@ -1,0 +1,88 @@
+"""What a run is, and how it is operated: one table, complete."""
+
+import pytest
+import yaml
+
+from launcher.runtime.recipe import identity
+from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.source import bundled
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_every_field_is_in_the_table(name: str) -> None:
+    for path in identity.flatten(load(name).to_data()):
+        assert identity.kind_of(path) in ("identity", "operational")
+
+
+def test_every_top_level_field_has_a_row_of_its_own() -> None:
+    """A field added to Recipe must be decided upon; a pattern that matches nothing is stale."""
+    heads = [pattern.split(".")[0] for pattern, _ in identity.FIELDS]
+    assert set(heads) == set(Recipe.model_fields)
+    with pytest.raises(KeyError):
+        identity.kind_of("something_new")
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "seed=2",
+        "model.layers=3",
+        "optimizer.adamw.lr=1",
+        "objective.mlm.rate=0.2",
+        "precision=bf16",
+        "shuffle=uniform",
+    ],
+)
+def test_identity_changes_the_fingerprint(assignment: str) -> None:
+    old, new = (identity.identity(load("quickstart", sets)) for sets in ((), (assignment,)))
+    assert identity.fingerprint(old) != identity.fingerprint(new)
+    assert len(identity.diff(old, new)) == 1
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["zero=2", "reduce_dtype=fp32", "trainers=8", "name=other", "checkpoint.keep_last=9", "evaluation.samples=7",
+     "tokenizer.uri=b", "corpus.sources.text.uri=elsewhere", "data_service.memory=1GiB", "logging.tensorboard=false"],
+)  # fmt: skip
+def test_how_a_run_is_operated_does_not_change_its_identity(assignment: str) -> None:
+    assert identity.identity(load("quickstart")) == identity.identity(load("quickstart", (assignment,)))
+
+
+LATER = {
+    "shuffle": "uniform",
+    "model.initializer": "truncated_normal",
+    "objective.mlm.count_special": False,
+    "optimizer.adamw.decayed": "no_bias_norm",
+}
+
+
+def test_a_recipe_without_the_later_keys_is_the_run_that_it_was() -> None:
+    """A stored recipe that was complete once: it is read as what was done then, and changes nothing of the identity."""
+    stored = yaml.safe_load(bundled()["roberta-base"])
+    del stored["model"]["initializer"], stored["objective"]["mlm"]["count_special"]
+    del stored["optimizer"]["adamw"]["decayed"], stored["reduce_dtype"], stored["shuffle"]
+    recipe = loads(yaml.safe_dump(stored), "recipe.yaml")
+    found = identity.flatten(recipe.to_data())
+    assert {path: found[path] for path in LATER} == LATER
+    assert not LATER.keys() & identity.identity(recipe).keys()
+
+
+def test_a_later_key_with_another_value_is_a_change_that_reads_well() -> None:
+    old, new = (
+        identity.identity(load("bert-base")),
+        identity.identity(load("bert-base", ("model.initializer=normal", "optimizer.adamw.decayed=all"))),
+    )
+    assert identity.diff(old, new) == [
+        '- model.initializer: "truncated_normal" -> "normal"',
+        '- optimizer.adamw.decayed: "no_bias_norm" -> "all"',
+    ]
+
+
+def test_a_diff_reads_well() -> None:
+    lines = identity.diff({"a.b": 1, "gone": "x"}, {"a.b": 2, "new": None})
+    assert lines == ["- a.b: 1 -> 2", '- gone: "x" -> (absent)', "- new: (absent) -> null"]
+
+
+def test_the_fingerprint_does_not_depend_on_order() -> None:
+    assert identity.fingerprint({"a": 1, "b": 2}) == identity.fingerprint({"b": 2, "a": 1})

@@ -1,0 +1,277 @@
+"""The bundled recipes: complete, published, and each with a small form that is possible and can be built."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+import yaml
+from torch.nn import functional
+
+from encoder_core.families import (
+    albert,
+    bert,
+    deberta,
+    electra,
+    eurobert,
+    modernbert,
+    neobert,
+    roberta,
+    xlm,
+    xlnet,
+)
+from encoder_core.families.catalogue import ModelConfig
+from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.objective import meta_module, parameter_count
+from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
+from launcher.runtime.recipe.source import bundled
+from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, tokens_per_step
+from launcher.runtime.recipe.timeline import tokens_before
+from launcher.runtime.recipe.tiny import tiny
+
+# The released files say nothing of the dropout that they were trained with.
+TRAINED_BASE, TRAINED_LARGE = (
+    size.model_copy(update={"attention_output_dropout": 0.1}) for size in (modernbert.BASE, modernbert.LARGE)
+)
+CHINESE_BASE = bert.BASE.model_copy(update={"vocab": 21_128})
+
+PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
+    # name: the family's official size, parameters of all networks, published millions from and to (the
+    # discriminator's, where there are two networks)
+    "bert-tiny": (bert.TINY, 4_433_468, (4.4, 4.5)),
+    "bert-mini": (bert.MINI, 11_267_900, (11.2, 11.4)),
+    "bert-small": (bert.SMALL, 29_058_876, (28.8, 29.4)),
+    "bert-medium": (bert.MEDIUM, 41_668_412, (41.4, 42)),
+    "bert-base": (bert.BASE, 110_106_428, (110, 111)),
+    "bert-large": (bert.LARGE, 336_226_108, (336, 340)),
+    "roberta-base": (roberta.BASE, 124_696_665, (120, 125)),
+    "roberta-large": (roberta.LARGE, 355_411_033, (350, 356)),
+    "roberta-large-160gb": (roberta.LARGE, 355_411_033, (350, 356)),
+    "albert-base": (albert.BASE, 11_813_810, (11.7, 12)),
+    "albert-large": (albert.LARGE, 17_847_474, (17.7, 18)),
+    "albert-xlarge": (albert.XLARGE, 59_021_490, (58.7, 60)),
+    "albert-xxlarge": (albert.XXLARGE, 223_158_450, (220, 235)),
+    "distilbert-base": (bert.DISTILBERT_BASE, 66_985_530, (66, 67)),
+    "spanbert-base": (bert.SPANBERT_BASE, 110_300_480, (110, 111)),
+    "spanbert-large": (bert.SPANBERT_LARGE, 336_998_976, (336, 340)),
+    "xlnet-base": (xlnet.BASE, 116_750_336, (110, 117)),
+    "xlnet-large": (xlnet.LARGE, 360_300_800, (340, 361)),
+    "electra-small": (electra.SMALL, 14_196_219, (13.5, 14)),
+    "electra-base": (electra.BASE, 119_386_427, (109, 110)),
+    "electra-large": (electra.LARGE, 354_655_291, (334, 336)),
+    "deberta-base": (deberta.BASE, 139_637_337, (139, 140)),
+    "deberta-base-sop": (deberta.BASE, 140_229_467, (139, 141)),
+    "deberta-large": (deberta.LARGE, 406_789_209, (400, 407)),
+    "deberta-xlarge": (deberta.XLARGE, 759_430_233, (750, 760)),
+    "deberta-v2-xlarge": (deberta.V2_XLARGE, 887_871_588, (880, 900)),
+    "deberta-v2-xxlarge": (deberta.V2_XXLARGE, 1_567_828_068, (1500, 1570)),
+    "deberta-v3-xsmall": (deberta.V3_XSMALL, 131_339_749, (22 + 48, 71)),  # backbone and embeddings, apart
+    "deberta-v3-small": (deberta.V3_SMALL, 263_051_365, (44 + 97, 44 + 98)),
+    "deberta-v3-base": (deberta.V3_BASE, 326_842_213, (86 + 98, 185)),
+    "deberta-v3-large": (deberta.V3_LARGE, 719_626_341, (304 + 131, 436)),
+    "modernbert-base": (TRAINED_BASE, 149_655_232, (149, 150)),
+    "roberta-wwm-ext-zh": (CHINESE_BASE, 102_290_312, (102, 103)),
+    "macbert-base-zh": (CHINESE_BASE, 102_882_442, (102, 103)),
+    "ernie-base-zh": (CHINESE_BASE, 102_882_442, (102, 104)),
+    "modernbert-large": (TRAINED_LARGE, 395_881_664, (395, 396)),
+    "eurobert-210m": (
+        eurobert.M210,
+        310_266_624,
+        (210 + 98, 311),
+    ),  # with the decoder, which they do not count
+    "neobert-base": (neobert.BASE, 245_136_954, (240, 250)),
+    "xlm-mlm-tlm-base": (xlm.BASE, 249_071_384, (248, 250)),
+}
+
+CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which start from a published model
+
+IMPLIED = {
+    # what the tokenizer, a tag or an absent part of the objective decides
+    *("model.pad_id", "objective.mlm.kind", "objective.plm.kind", "schedule.power", "schedule.floor"),
+    *("objective.mlm.longest", "objective.mlm.span_p", "schedule.decay_steps", "schedule.restarts"),
+    *("mixing", "mixing.batches", "mixing.temperature", "similar_words"),
+}
+
+
+def written_keys(data: object, prefix: str = "") -> set[str]:
+    if not isinstance(data, dict):
+        return set()
+    return {f"{prefix}{key}" for key in data} | {
+        path for key, value in data.items() for path in written_keys(value, f"{prefix}{key}.")
+    }
+
+
+def test_every_official_size_has_a_recipe() -> None:
+    assert set(bundled()) == {"quickstart", *CONTRASTIVE, *PUBLISHED}
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_a_resolved_recipe_reads_back_as_itself(name: str) -> None:
+    recipe = load(name)
+    assert recipe.name == name
+    assert loads(recipe.to_yaml(), "again") == recipe
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_a_bundled_recipe_writes_out_every_key(name: str) -> None:
+    written = yaml.safe_load(bundled()[name])
+    assert written_keys(load(name).to_data()) - written_keys(written) <= IMPLIED
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_its_text_fits_a_screen_and_says_where_it_is_from(name: str) -> None:
+    lines = bundled()[name].splitlines()
+    assert max(map(len, lines)) <= 125
+    assert len(lines) < 100
+    assert name == "quickstart" or any("et al." in line for line in lines[:6])
+
+
+@pytest.mark.drawn(10)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_its_model_is_the_official_size(name: str) -> None:
+    recipe = load(name)
+    official, count, (low, high) = PUBLISHED[name]
+    assert recipe.model == official
+    assert parameters(recipe) == count
+    assert low <= (discriminator_parameters(recipe) or count) / 1e6 <= high
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "warmup", "steps", "tokens"),
+    [
+        ("bert-base", 1e-4, 10_000, 1_000_000, 256 * 128),  # Devlin et al. 2019, appendix A.2
+        ("roberta-base", 6e-4, 24_000, 500_000, 8192 * 512),  # Liu et al. 2019, table 9, as released
+        ("roberta-large", 4e-4, 30_000, 100_000, 8192 * 512),
+        ("roberta-large-160gb", 4e-4, 30_000, 500_000, 8192 * 512),
+        (
+            "roberta-wwm-ext-zh",
+            1e-4,
+            100_000,
+            1_000_000,
+            384 * 512,
+        ),  # ymcui/Chinese-BERT-wwm, but for lr and warmup
+        ("macbert-base-zh", 1e-4, 10_000, 1_000_000, 2560 * 512),  # Cui et al. 2020
+        ("distilbert-base", 5e-4, 305, 6100, 4096 * 512),  # Sanh et al. 2019, section 3; the steps are ours
+        ("albert-xxlarge", 1.76e-3, 3125, 125_000, 4096 * 512),  # Lan et al. 2020, section 4.1; the command
+        ("spanbert-large", 1e-4, 10_000, 2_400_000, 256 * 512),  # Joshi et al. 2020, section 4.2
+        (
+            "xlnet-large",
+            4e-4,
+            40_000,
+            500_000,
+            8192 * 512,
+        ),  # Yang et al. 2019, hyperparameters for pretraining
+        ("electra-small", 5e-4, 10_000, 1_000_000, 128 * 128),  # Clark et al. 2020, table 6
+        ("electra-base", 2e-4, 10_000, 766_000, 256 * 512),
+        ("electra-large", 2e-4, 10_000, 400_000, 2048 * 512),
+        ("deberta-large", 2e-4, 10_000, 1_000_000, 2048 * 512),  # He et al. 2021, appendix A
+        ("deberta-v2-xxlarge", 1.5e-4, 10_000, 1_000_000, 2048 * 512),
+        ("deberta-v3-base", 6e-4, 10_000, 500_000, 8192 * 512),  # He et al. 2023, appendix
+        ("deberta-v3-large", 3e-4, 10_000, 500_000, 8192 * 512),
+    ],
+)
+def test_its_training_is_the_published_one(
+    name: str, lr: float, warmup: int, steps: int, tokens: int
+) -> None:
+    recipe = load(name)
+    assert recipe.optimizer.settings.lr == lr
+    assert (recipe.schedule.warmup, recipe.schedule.decay, recipe.total_steps) == (warmup, "linear", steps)
+    assert tokens_per_step(recipe.phases[0]) == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "rise", "ends"),
+    [  # Warner et al. 2024, section 2.2 and appendix A
+        ("modernbert-base", 3e9, 50e9, [1719e9, 1969e9, 2019e9]),
+        ("modernbert-large", 2e9, 10e9, [900e9, 1719e9, 1969e9, 2019e9]),
+    ],
+)
+def test_modernberts_phases_have_the_published_tokens(
+    name: str, warmup: float, rise: float, ends: list[float]
+) -> None:
+    recipe = load(name)
+    steps = list(accumulate(phase.steps for phase in recipe.phases))
+    assert [tokens_before(recipe, step) for step in steps] == pytest.approx(ends, rel=1e-4)
+    assert [phase.length for phase in recipe.phases][-2:] == [8192, 8192]
+    assert tokens_before(recipe, recipe.schedule.warmup) == pytest.approx(warmup, rel=1e-2)
+    rising = recipe.phases[0].batch.warmup
+    assert rising is not None
+    assert tokens_before(recipe, rising.steps) == pytest.approx(rise, rel=5e-3)
+
+
+def test_albert_xxlarge_has_the_papers_parameters_but_for_the_pooler() -> None:
+    module = meta_module(load("albert-xxlarge").model, load("albert-xxlarge").objective)
+    pooler = sum(p.numel() for name, p in module.named_parameters() if "pooler" in name)
+    assert pooler == 4096 * 4096 + 4096
+    assert round(parameter_count(module) / 1e6) == 223
+    assert round((parameter_count(module) - pooler) / 1e6) == 206
+
+
+def test_the_two_forms_of_gelu_differ_by_less_than_is_said() -> None:
+    values = torch.linspace(-12, 12, 1_000_001, dtype=torch.float64)
+    difference = (functional.gelu(values) - functional.gelu(values, approximate="tanh")).abs().max()
+    assert 0.0004 < difference < 0.0005
+
+
+def test_bert_trains_nine_tenths_on_short_rows() -> None:
+    assert [(phase.steps, phase.length) for phase in load("bert-base").phases] == [
+        (900_000, 128),
+        (100_000, 512),
+    ]
+
+
+@pytest.mark.drawn(10)
+@pytest.mark.parametrize("name", bundled())
+def test_its_small_form_is_the_same_kind_of_run(name: str) -> None:
+    recipe, small = load(name), tiny(load(name))
+    assert loads(small.to_yaml(), "again") == small
+    assert structure(small) == structure(recipe)
+    assert [phase.batch.sequences is None for phase in small.phases] == [
+        phase.batch.sequences is None for phase in recipe.phases
+    ]
+    assert shares(small) == pytest.approx(shares(recipe), abs=1e-3)
+    with_vocabulary = small.model.model_copy(update={"vocab": 500})
+    module = meta_module(with_vocabulary, small.objective)
+    assert type(module) is type(meta_module(recipe.model.model_copy(update={"vocab": 500}), recipe.objective))
+    assert parameter_count(module) < 1_500_000
+    assert sum(phase.steps * tokens_per_step(phase) for phase in small.phases) < 10_000_000
+
+
+def structure(recipe: Recipe) -> tuple[object, ...]:
+    """What a small form keeps."""
+    objective = recipe.objective.model_dump(
+        exclude={"plm": {"predict", "permutation"}, "distil": {"teachers"}}
+    )
+    optimizer = recipe.optimizer.model_dump(
+        exclude={name: {"lr"} for name in type(recipe.optimizer).model_fields}
+    )
+    start = "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start
+    reading = recipe.input.model_dump(exclude={"copies", "reuse"})
+    return (
+        *(kind(recipe), objective, optimizer, reading, recipe.schedule.decay, recipe.zero, recipe.corpus),
+        *(recipe.tokenizer, recipe.seed, start, recipe.model.activation, recipe.model.layer_norm_eps),
+    )
+
+
+def shares(recipe: Recipe) -> list[float]:
+    """Each phase's part of the steps."""
+    return [phase.steps / recipe.total_steps for phase in recipe.phases]
+
+
+def test_a_small_factorised_embedding_stays_narrower_than_the_layers() -> None:
+    for name in ("albert-base", "electra-small"):
+        model = tiny(load(name)).model
+        assert isinstance(model, albert.AlbertConfig | electra.ElectraConfig)
+        assert model.embedding < model.hidden
+    assert isinstance(model := tiny(load("electra-base")).model, electra.ElectraConfig)
+    assert model.embedding == model.hidden
+    assert model.generator.hidden < model.hidden
+
+
+def test_small_lanes_fit_together() -> None:
+    """A row is half reused, memory reaches back as far as three quarters of a row, one token in six is predicted."""
+    small = tiny(load("xlnet-large"))
+    assert isinstance(small.model, xlnet.XlnetConfig)
+    (phase,) = small.phases
+    assert (small.model.reuse, small.model.memory) == (phase.length // 2, 3 * phase.length // 4)
+    assert small.objective.plm is not None
+    assert small.objective.plm.predict == phase.length // 6

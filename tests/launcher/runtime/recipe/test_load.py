@@ -1,0 +1,186 @@
+"""Recipes: mistakes are named by place, value and remedy. The bundled ones: test_recipes_bundled.py."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.source import bundled
+from launcher.runtime.recipe.tiny import tiny
+
+
+def mistake(name: str, *assignments: str) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        load(name, assignments)
+    return caught.value
+
+
+def test_overrides_adjust_a_tiny_recipe() -> None:
+    adjusted = reload(tiny(load("roberta-base")), ("phases.0.steps=2", "schedule.warmup=1"))
+    assert (adjusted.total_steps, adjusted.model.layers) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "problem", "remedy"),
+    [
+        ("model.layrs=3", "--set model.layrs is not a key", "did you mean layers?"),
+        ("optimizer.adamw.beta1=0.9", "--set optimizer.adamw.beta1 is not a key", "betas"),
+        ("phases.0.batch.rows=8", "--set phases.0.batch.rows is not a key", "sequences"),
+        ("model.layers='12'", '--set model.layers = "12": input should be a valid integer', "model.layers"),
+        ("seed=true", "--set seed = true", "correct seed"),
+        ("zero=5", "--set zero = 5: input should be 0, 1, 2 or 3", "correct zero"),
+        ("precision=fp16", '--set precision = "fp16"', "correct precision"),
+        ("optimizer.lamb={lr: 0.1}", "choose exactly one optimizer", "correct optimizer"),
+        ("optimizer.muon={lr: 0.1}", "choose exactly one optimizer", "correct optimizer"),
+        (
+            "optimizer={muon: {lr: 0.1, betas: [0.9, 1.0]}}",
+            "optimizer.muon.betas.1",
+            "optimizer.muon.betas.1",
+        ),
+        ("phases.0.batch.tokens=4096", "exactly one of the two", "correct phases.0.batch"),
+        ("objective.mlm.replace.mask=0.9", "mask + random + keep is 1.1", "correct objective.mlm.replace"),
+        ("data_service.memory=lots", '--set data_service.memory = "lots"', "correct data_service.memory"),
+        ("corpus.sources={}", "--set corpus.sources", "correct corpus.sources"),
+        ("phases.7.steps=1", "phases has no 7", "an existing key"),
+        (
+            "objective.mlm.copies=x",
+            "copies = \"x\": input should be 'dynamic', or input should be a valid",
+            "copies",
+        ),
+        ("nonsense", "'nonsense' is not an assignment", "--set a.b=value"),
+        ("model={a: [}", "not valid YAML", "quote it"),
+    ],
+)
+def test_a_mistake_names_its_place_value_and_remedy(assignment: str, problem: str, remedy: str) -> None:
+    error = mistake("roberta-base", assignment)
+    assert problem in error.problem
+    assert remedy in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("assignments", "problem", "remedy"),
+    [
+        (
+            ("phases.0.batch.sequences=100",),
+            "100 rows does not divide into microbatches of 64",
+            "multiple of 64",
+        ),
+        (
+            ("phases.0.microbatch=48",),
+            "8192 rows does not divide into microbatches of 48",
+            "microbatch, of this phase or of all",
+        ),
+        (("phases.0.length=1024",), "rows of 1024 tokens exceed the model's max_length of 512", "max_length"),
+        (("schedule.warmup=500001",), "a warmup of 500,001 steps is longer", "shorten the warmup"),
+        (("zero=0",), "bf16 at ZeRO stage 0", "zero: 1"),
+        (("precision=fp32", "reduce_dtype=bf16"), "add up fp32 gradients in bf16", "reduce_dtype: fp32"),
+        (("model.heads=7",), "heads (7)", "correct model"),
+        (("phases.0.batch={tokens: 100}",), "100 tokens cannot hold one row of 512", "at least 512"),
+        (("corpus.heldout.fraction=0",), "evaluation needs held-out documents", "above 0"),
+        (
+            ("corpus.sources.more={uri: b, weight: 2}",),
+            "some sources have a weight and others auto",
+            "every source",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused(assignments: tuple[str, ...], problem: str, remedy: str) -> None:
+    error = mistake("roberta-base", *assignments)
+    assert problem in error.problem
+    assert remedy in error.remedy
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    error = mistake("roberta-base", "zero=0", "phases.0.length=1024", "schedule.warmup=500001")
+    assert len(error.problem.splitlines()) == 3
+
+
+def test_a_mistake_in_a_file_has_its_line(tmp_path: Path) -> None:
+    text = bundled()["roberta-base"]
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("  hidden: 768", "  hiden: 768"))
+    line = text.splitlines().index("  hidden: 768") + 1
+    error = mistake(str(path))
+    assert f"{path}:{line}: model.hiden is not a key" in error.problem
+    assert "model.hidden is missing" in error.problem
+    assert "did you mean hidden?" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("seed: 1 ", "seed: 1\nseed: 2"), "seed is given twice"),
+        (("phases:  ", "phases: ]"), "not valid YAML: line"),
+        (("name: roberta-base", "name: [a, b]"), "name: input should be a valid string"),
+    ],
+)
+def test_a_broken_recipe_names_the_problem(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(bundled()["roberta-base"].replace(*change))
+    assert problem in mistake(str(path)).problem
+
+
+def test_a_recipe_that_is_not_there_lists_those_that_are() -> None:
+    error = mistake("roberta-bse")
+    assert "there is no recipe 'roberta-bse'" in error.problem
+    assert all(name in error.remedy for name in bundled())
+
+
+def test_files_that_are_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    assert "not a mapping" in mistake(str(tmp_path / "list.yaml")).problem
+    assert "not UTF-8" in mistake(str(tmp_path / "latin.yaml")).problem
+
+
+def test_numbers_may_be_written_as_people_write_them() -> None:
+    assert _lr(load("roberta-base", ("optimizer.adamw.lr=6e-4",))) == 6e-4
+    assert _lr(load("roberta-base", ("optimizer.adamw.lr=1",))) == 1.0
+
+
+def _lr(recipe: Recipe) -> float:
+    assert recipe.optimizer.adamw is not None
+    return recipe.optimizer.adamw.lr
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+HOSTILE = {
+    "an alias bomb": (BOMB, "values, aliases expanded"),
+    "an alias in itself": ("a: &a [1, *a]", "inside what it stands for"),
+    "a merge of itself": ("a: &a\n  b: {<<: *a}", "inside what it stands for"),
+    "deep lists": ("a: " + "[" * 5000, "nested deeper"),
+    "deep mappings": ("".join(" " * n + "a:\n" for n in range(200)), "nested deeper"),
+    "a number too long to read": ("seed: " + "9" * 10_000, "not valid YAML"),
+    "no such day": ("name: 2024-99-99", "not valid YAML"),
+    "a tag that does not fit": ("name: !!int x", "not valid YAML"),
+    "a tag for objects": ("name: !!python/object/apply:os.getcwd []", "not valid YAML"),
+    "a key that is a list": ("? [a]\n: 1", "not valid YAML"),
+    "a time that is none": ("name: !!timestamp x", "not valid YAML"),
+    "infinity as a count": ("seed: .inf", "seed"),
+    "a key of two escapes, which is one character": (
+        r'"\ud83d\ude00": 1',
+        "mine.yaml:1: \U0001f600 is not a key",
+    ),
+    "a key that is a number": ("7: 1", "mine.yaml:1: 7 is not a key"),
+    "a key that is a truth": ("yes: 1", "true is not a key"),
+    "half of a character": (r'name: "\ud83d"', "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_yaml_is_a_recipe_error(kind: str, tmp_path: Path) -> None:
+    text, problem = HOSTILE[kind]
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=problem):
+        load(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "&a [*a]", "9" * 10_000])
+def test_hostile_values_are_recipe_errors(value: str) -> None:
+    assert "--set" in mistake("roberta-base", f"seed={value}").problem

@@ -1,0 +1,94 @@
+"""Recipes whose phases weigh the sources."""
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.runtime.recipe import identity
+from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.mixture import PhaseMixture
+from launcher.runtime.recipe.timeline import is_staged, source_shares
+from launcher.runtime.recipe.tiny import tiny
+from tests.support.checks.command import maskfleet
+
+SOURCES = "corpus.sources={web: {uri: a, weight: %s}, books: {uri: b, weight: %s}}"
+PHASES = (
+    "phases=[{steps: 60, length: 128, batch: {sequences: 64}, mixture: {weights: {web: 3, books: 1}}}, "
+    "{steps: 20, length: 128, batch: {sequences: 64}, mixture: {weights: {books: 2}, most_readings: 4}}, "
+    "{steps: 20, length: 128, batch: {sequences: 64}}]"
+)
+MIXED = (PHASES, "schedule.warmup=10")
+
+
+def test_shares_are_those_of_the_phase_or_of_the_corpus() -> None:
+    recipe = load("roberta-base", (SOURCES % (0.2, 0.6), *MIXED))
+    assert is_staged(recipe)
+    assert [source_shares(recipe, phase) for phase in recipe.phases] == [
+        {"web": 0.75, "books": 0.25},
+        {"web": 0.0, "books": 1.0},
+        {"web": pytest.approx(0.25), "books": pytest.approx(0.75)},
+    ]
+    by_size = load("roberta-base", (SOURCES % ("auto", "auto"), *MIXED))
+    assert source_shares(by_size, by_size.phases[2]) is None
+    assert loads(recipe.to_yaml(), "again") == recipe
+
+
+def test_recipes_without_mixtures_are_as_they_were() -> None:
+    plain = load("roberta-base")
+    assert not is_staged(plain)
+    assert "mixture" not in plain.phases[0].model_dump(mode="json")
+    assert identity.kind_of("phases.1.mixture.most_readings") == "operational"
+    assert identity.kind_of("phases.1.mixture.weights.books") == "identity"
+
+
+def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
+    small = tiny(load("roberta-base", (SOURCES % ("auto", "auto"), *MIXED, "phases.1.mixture.steps=90")))
+    assert [phase.mixture for phase in small.phases] == [
+        PhaseMixture(weights={"web": 3, "books": 1}),
+        PhaseMixture(weights={"books": 2}),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem", "remedy"),
+    [
+        (
+            "roberta-base",
+            ("phases.0.mixture={weights: {wep: 1}}",),
+            "weighs wep, which is no source",
+            "add corpus",
+        ),
+        ("roberta-base", ("phases.0.mixture={weights: {english: 0}}",), "sources weigh 0", "above 0"),
+        (
+            "roberta-base",
+            ("phases.0.mixture={weights: {english: -1}}",),
+            "greater than or equal to 0",
+            "weights",
+        ),
+        ("xlnet-base", ("phases.0.mixture={}",), "rows that go on from step to step", "leave it out"),
+        ("contrastive-base", ("phases.0.mixture={}",), "batches of one source", "leave it out"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    name: str, settings: tuple[str, ...], problem: str, remedy: str
+) -> None:
+    sources = "corpus.sources={english: {uri: a, weight: auto}}"
+    with pytest.raises(RecipeError) as caught:
+        load(name, (sources, *settings))
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy + caught.value.problem
+
+
+def test_the_timeline_shows_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    settings = (SOURCES % ("auto", "auto"), *MIXED)
+    shown = maskfleet(
+        "recipe", "show", "roberta-base", "--timeline", *(word for one in settings for word in ("--set", one))
+    )
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[0].endswith("sources")
+    assert lines[2].endswith("0.75 web, 0.25 books")
+    assert lines[3].endswith("1 books, read 4 times at most")
+    assert lines[4].endswith("by size")
+    drawn = lines[lines.index("share of books, up to 1; none: by size") + 1]
+    assert (drawn[0], drawn[-1], len(drawn)) == ("\u2582", "\u2588", 58)

@@ -1,0 +1,243 @@
+"""Runs: created once, opened never by accident, and refused when they are no longer what they were."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from data_service.errors import CorpusError, TokenizerError, UserError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.store.errors import AccessDenied, StoreError
+from launcher.errors import RecipeError, RunChanged, RunError
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run.create import create_run, reconcile
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.outline import open_outline
+from launcher.runtime.run.record import RECIPE, RECORD, open_run
+from tests.support.data.made_up import write_text
+from tests.support.runs.small_runs import SETTINGS, new_run, prepare_corpus
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def recipe(inputs: Path, *settings: str) -> Recipe:
+    places = (f"corpus.sources.text.uri={inputs / 'corpus'}", f"tokenizer.uri={inputs / 'tokenizer'}")
+    return load("quickstart", (*places, *SETTINGS, *settings))
+
+
+def test_init_records_what_the_run_is(inputs: Path, tmp_path: Path) -> None:
+    run = create_run(recipe(inputs), str(tmp_path / "run"), NOW)
+    again = open_run(str(tmp_path / "run"))
+    assert (again.recipe, again.record) == (run.recipe, run.record)
+    assert run.record.created == "2026-11-20T12:00:00+00:00"
+    assert set(run.record.inputs.corpora) == {"text"}
+    assert run.record.versions["torch"].startswith("2.")
+
+
+def test_init_refuses_an_existing_run(fresh_run: str, inputs: Path) -> None:
+    before = Path(fresh_run, RECORD).read_bytes()
+    with pytest.raises(RunError, match="there is a run at"):
+        create_run(recipe(inputs, "seed=9"), fresh_run, NOW)
+    assert Path(fresh_run, RECORD).read_bytes() == before
+
+
+def test_of_many_inits_at_once_one_wins(inputs: Path, tmp_path: Path) -> None:
+    def attempt(seed: int) -> int | None:
+        try:
+            return create_run(recipe(inputs, f"seed={seed}"), str(tmp_path / "run"), NOW).recipe.seed
+        except RunError:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        winners = [seed for seed in pool.map(attempt, range(8)) if seed is not None]
+    assert len(winners) == 1
+    run = open_run(str(tmp_path / "run"))
+    assert run.recipe.seed == run.record.identity["seed"] == winners[0]
+
+
+def test_an_interrupted_init_can_be_repeated(inputs: Path, tmp_path: Path) -> None:
+    uri = str(tmp_path / "run")
+    create_run(recipe(inputs), uri, NOW)
+    Path(uri, RECORD).unlink()
+    with pytest.raises(RunError, match="there is no run"):
+        open_run(uri)
+    with pytest.raises(RunError, match="interrupted, or is under way"):
+        create_run(recipe(inputs, "seed=4"), uri, NOW)
+    assert create_run(recipe(inputs), uri, NOW).recipe.seed == 1
+
+
+def test_opening_never_creates(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no run at") as caught:
+        open_run(str(tmp_path / "rnu"))
+    assert "maskfleet init" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 0}', b"\xff"])
+def test_a_damaged_record_is_refused(fresh_run: str, content: bytes) -> None:
+    Path(fresh_run, RECORD).write_bytes(content)
+    with pytest.raises(RunError, match="is damaged"):
+        open_run(fresh_run)
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"format": 99, "inputs": []}, {"later": True}])
+def test_a_record_of_a_newer_version_is_refused_and_kept(fresh_run: str, change: dict[str, object]) -> None:
+    record = Path(fresh_run, RECORD)
+    record.write_text(newer := json.dumps(json.loads(record.read_text()) | change))
+    with pytest.raises(RunError, match="newer version"):
+        open_run(fresh_run)
+    if "format" in change:
+        with pytest.raises(RunError, match="newer version"):
+            open_outline(fresh_run)
+    assert record.read_text() == newer
+
+
+def test_a_run_without_its_recipe_is_refused(fresh_run: str) -> None:
+    Path(fresh_run, RECIPE).unlink()
+    with pytest.raises(RunError, match=r"no recipe\.yaml"):
+        open_run(fresh_run)
+
+
+def test_local_paths_become_absolute(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(inputs)
+    run = create_run(load("quickstart", SETTINGS), str(tmp_path / "run"), NOW)
+    assert run.recipe.corpus.sources["text"].uri == str(inputs / "corpus")
+    assert run.recipe.tokenizer.uri == str(inputs / "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "message"),
+    [
+        ("corpus.sources.text.uri=/nowhere", CorpusError, "no corpus at"),
+        ("tokenizer.uri=/nowhere", UserError, "/nowhere"),
+        ("corpus.heldout.fraction=0.2", CorpusError, "keeps 0.1 of its documents"),
+        ("model.vocab=100", RecipeError, "320 ids, the model's vocabulary only 100"),
+    ],
+)
+def test_inputs_that_do_not_fit_leave_no_run(
+    inputs: Path, tmp_path: Path, setting: str, kind: type[UserError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        create_run(recipe(inputs, setting), str(tmp_path / "run"), NOW)
+    assert not (tmp_path / "run").exists()
+
+
+def test_sentences_must_follow_each_other_where_that_is_asked(inputs: Path, tmp_path: Path) -> None:
+    """The shared corpus has documents of one sentence: no second one ever follows."""
+    pairs = ("input={packing: segment_pair}", "objective.nsp={weight: 1}")
+    with pytest.raises(CorpusError, match="no document of two sentences"):
+        new_run(inputs, str(tmp_path / "run"), *pairs)
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(inputs: Path, tmp_path: Path) -> None:
+    from data_service.tokenizers.load import save_tokenizer
+    from data_service.tokenizers.train import train_tokenizer
+
+    save_tokenizer(train_tokenizer("byte_bpe", iter(["other words " * 50]), 270), str(tmp_path / "other"))
+    with pytest.raises(TokenizerError, match="was built with another tokenizer"):
+        create_run(recipe(inputs, f"tokenizer.uri={tmp_path / 'other'}"), str(tmp_path / "run"), NOW)
+
+
+def test_a_place_without_permission_is_named(inputs: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises((StoreError, AccessDenied), match="file"):
+        create_run(recipe(inputs), str(blocked / "run"), NOW)
+
+
+def test_operation_may_change_and_is_recorded(fresh_run: str) -> None:
+    run = open_run(fresh_run)
+    changed = reconcile(
+        run, recipe=reload(run.recipe, ("zero=2", "trainers=4")), accept_changes=False, now=NOW
+    )
+    assert (changed.recipe.zero, open_run(fresh_run).recipe.trainers) == (2, 4)
+    assert changed.record == run.record
+    (event,) = read_history(run.store).events
+    assert (event["kind"], event["changes"]) == ("recipe_changed", ["- trainers: 2 -> 4", "- zero: 1 -> 2"])
+
+
+def test_nothing_changed_writes_nothing(fresh_run: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path(fresh_run).rglob("*")}
+    reconcile(open_run(fresh_run), recipe=None, accept_changes=False, now=NOW)
+    assert {path: path.stat().st_mtime_ns for path in Path(fresh_run).rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [("seed=5", "- seed: 1 -> 5"), ("phases.0.steps=999", r"steps: \d+ -> 999")]
+)
+def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str, told: str) -> None:
+    run = open_run(fresh_run)
+    wanted = reload(run.recipe, (change, "zero=3"))
+    with pytest.raises(RunChanged, match=told) as caught:
+        reconcile(run, recipe=wanted, accept_changes=False, now=NOW)
+    assert "maskfleet runs fork" in caught.value.remedy
+    assert "zero" not in caught.value.problem
+    assert open_run(fresh_run).recipe == run.recipe
+
+
+def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
+    run = open_run(fresh_run)
+    reconcile(run, recipe=reload(run.recipe, ("seed=5",)), accept_changes=True, now=NOW)
+    again = open_run(fresh_run)
+    assert (again.recipe.seed, again.record.identity["seed"]) == (5, 5)
+    assert again.record.fingerprint != run.record.fingerprint
+    assert [event["kind"] for event in read_history(again.store).events] == [
+        "identity_changed",
+        "recipe_changed",
+    ]
+    reconcile(again, recipe=None, accept_changes=False, now=NOW)
+
+
+def test_an_edited_recipe_file_does_not_slip_through(fresh_run: str) -> None:
+    path = Path(fresh_run, RECIPE)
+    path.write_text(path.read_text().replace("seed: 1", "seed: 2"))
+    with pytest.raises(RunChanged, match="- seed: 1 -> 2"):
+        reconcile(open_run(fresh_run), recipe=None, accept_changes=False, now=NOW)
+
+
+def test_another_corpus_in_its_place_is_refused(tmp_path: Path) -> None:
+    prepare_corpus(tmp_path)
+    uri = new_run(tmp_path, "run")
+    write_text(tmp_path / "text.jsonl", seed=99)
+    options = BuildOptions(heldout_fraction=0.1, block_tokens=512)
+    build_corpus(
+        [str(tmp_path / "text.jsonl")],
+        str(tmp_path / "other"),
+        str(tmp_path / "tokenizer"),
+        options,
+        lambda p: None,
+    )
+    run = open_run(uri)
+    moved = reload(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'other'}",))
+    with pytest.raises(RunChanged, match=r"corpus\.sources\.text \(content\)"):
+        reconcile(run, recipe=moved, accept_changes=False, now=NOW)
+
+
+def test_the_same_corpus_elsewhere_is_the_same(fresh_run: str, inputs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(inputs / "corpus", tmp_path / "copy")
+    run = open_run(fresh_run)
+    moved = reload(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'copy'}",))
+    assert reconcile(run, recipe=moved, accept_changes=False, now=NOW).recipe == moved
+
+
+def test_the_record_is_plain_json(fresh_run: str) -> None:
+    record = json.loads(Path(fresh_run, RECORD).read_text())
+    assert record["identity"]["model.layers"] == 2
+
+
+def test_a_run_of_an_older_version_has_its_keys_by_their_names_of_today(fresh_run: str) -> None:
+    store = open_run(fresh_run).store
+    text = store.get("recipe.yaml").decode()
+    assert "weight_check:\n  every: auto" in text
+    store.put("recipe.yaml", text.replace("weight_check:\n  every: auto", "replicas:\n  every: 7").encode())
+    assert open_run(fresh_run).recipe.weight_check.every == 7
+    both = text + "replicas:\n  every: 7\n"
+    store.put("recipe.yaml", both.encode())
+    with pytest.raises(RecipeError, match="replicas"):
+        open_run(fresh_run)

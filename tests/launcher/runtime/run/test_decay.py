@@ -1,0 +1,59 @@
+"""A recipe that decays from a stable stretch."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import RunError
+from launcher.runtime.rank.build import schedule
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.run.decay import decaying
+
+PHASE = "{steps: %d, length: 128, batch: {sequences: 64}%s}"
+OVERALL = load(
+    "roberta-base",
+    (
+        f"phases=[{PHASE % (20, '')}, {PHASE % (30, ', lr: 1.0e-4')}, {PHASE % (9, '')}]",
+        "schedule={warmup: 5, decay: linear, decay_steps: 4, floor: 0.1}",
+    ),
+)
+OWN = load(
+    "roberta-base",
+    (
+        f"phases=[{PHASE % (20, '')}, {PHASE % (30, ', schedule: {warmup: 6, decay: constant}')}]",
+        "schedule={warmup: 5, decay: constant}",
+    ),
+)
+
+
+@given(step=st.integers(6, 54), steps=st.integers(1, 40))
+def test_the_rate_is_as_it_was_and_then_decays_from_there(step: int, steps: int) -> None:
+    was, found = schedule(OVERALL), decaying(OVERALL, step, steps)
+    rate = schedule(found)
+    assert found.total_steps == step + steps
+    assert [rate(n) for n in range(step)] == [was(n) for n in range(step)]
+    peak = was(step - 1)
+    assert [rate(step + n) for n in range(steps)] == pytest.approx(
+        [peak * (0.1 + 0.9 * (1 - n / steps)) for n in range(steps)]
+    )
+    assert reload(found, ()) == found, "a recipe like any other"
+
+
+def test_a_phase_with_a_schedule_of_its_own_decays_by_that() -> None:
+    found = decaying(OWN, 40, 16)
+    assert [phase.steps for phase in found.phases] == [20, 36]
+    assert found.schedule == OWN.schedule
+    rate = schedule(found)
+    assert [rate(n) for n in (39, 40, 44)] == [6e-4, 6e-4, 3e-4]
+    first = decaying(OWN, 20, 4)  # the step where phase 0 has ended, and phase 1 has not begun
+    assert [phase.steps for phase in first.phases] == [24]
+    assert schedule(first)(21) == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"), [(4, "still rises at step 4"), (57, "decays already at step 57")]
+)
+def test_what_is_not_stable_is_refused(step: int, problem: str) -> None:
+    with pytest.raises(RunError, match=problem) as caught:
+        decaying(OVERALL, step, 10)
+    assert "--timeline" in caught.value.remedy

@@ -1,0 +1,247 @@
+"""Whatever a newer version has written, of every format: the command that reads it ends with 2, says so, and changes
+nothing. Checkpoints and records of rewinds: `tests/checkpoints/test_newer.py`."""
+
+import io
+import json
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from checkpoints.errors import ExportError
+from checkpoints.hf.folder import publish
+from checkpoints.layout import CheckpointName
+from checkpoints.ownership import StopRequest, stop_requested
+from data_service.errors import CorpusError, UserError
+from data_service.store.base import digest
+from data_service.store.local import LocalStore
+from data_service.words.similar import dump_similar_words, parse_similar_words
+from launcher.after.compare.place import comparison_at
+from launcher.after.evaluate.cell import CellFigures, Result
+from launcher.after.evaluate.results import GridRecord, Results
+from launcher.after.evaluate.table import rows
+from launcher.after.finetune.export import read_head
+from launcher.app.cli import main as cli
+from launcher.errors import BurninError, RunError
+from launcher.observe.inspect.kept_baselines import Baselines
+from launcher.observe.inspect.report.task_table import keep_rows
+from launcher.observe.trackers.publish import Publisher
+from launcher.plan.burnin.record import RecordFile
+from launcher.runtime.cluster.deaths import read_deaths
+from launcher.runtime.recipe.evaluation import AnisotropySettings, EvaluationTask
+from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
+from launcher.runtime.run.packing import Packer, pack_once
+from launcher.runtime.run.record import open_run
+from launcher.runtime.run.segments import METRICS, segment_key
+from tests.support.runs.small_runs import new_run
+from tests.support.runs.untrained import Attempt, Committing
+from tests.support.tasks.small_cells import cell
+
+Change = Callable[[bytes, random.Random], bytes]
+
+
+def _more(draw: random.Random) -> dict[str, object]:
+    """A number that this version does not know, and often fields that it does not know either."""
+    fields = {
+        f"new_{draw.randrange(99)}": draw.choice([None, 1, "x", [1.5], {"a": {}}])
+        for _ in range(draw.randrange(3))
+    }
+    return fields | {"format": draw.choice([2, 3, 1 << 40])}
+
+
+def _object(data: bytes, draw: random.Random) -> bytes:
+    return json.dumps(json.loads(data) | _more(draw)).encode()
+
+
+def _line(data: bytes, draw: random.Random) -> bytes:
+    """One line of several."""
+    lines = data.splitlines()
+    place = draw.randrange(len(lines))
+    lines[place] = _object(lines[place], draw)
+    return b"\n".join(lines) + b"\n"
+
+
+def _sealed(data: bytes, draw: random.Random) -> bytes:
+    content = json.dumps(json.loads(data)["content"] | _more(draw))
+    return f'{{"digest": "{digest(content.encode())}", "content": {content}}}\n'.encode()
+
+
+def _manifest(data: bytes, draw: random.Random) -> bytes:
+    return re.sub(rb'"version":1', b'"version":%d' % draw.randint(2, 99), data, count=1)
+
+
+def _archive(data: bytes, draw: random.Random) -> bytes:
+    file = io.BytesIO()
+    arrays = dict(np.load(io.BytesIO(data)))
+    np.savez_compressed(file, **arrays | {"format": np.int64(draw.randint(2, 99)), "new": np.zeros(2)})
+    return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of object: those that match `glob`, how a newer version writes one, and commands that read it."""
+
+    glob: str
+    change: Change
+    commands: tuple[tuple[str, ...], ...]
+
+
+STATUS, REPORT = ("runs", "status", "{run}"), ("report", "{run}", "--out", "{out}/page.html")
+TABLE = ("evaluate", "runs/base", "sst2", "--only-table", "--results", "{root}/results")
+FORMATS = {
+    "metrics": Format("run/metrics/a000003/*.jsonl", _line, (STATUS, REPORT)),
+    "packed metrics": Format("run/metrics/a000002/*.npz", _archive, (STATUS, REPORT)),
+    "events": Format("run/events/*/*.jsonl", _line, (STATUS, REPORT)),
+    "weights of a commit": Format("run/evaluations/commits/*.json", _sealed, (REPORT,)),
+    "a measure": Format("run/evaluations/[0-9a]*/*.json", _sealed, (REPORT,)),
+    "a row of a table": Format("run/tables/*.json", _sealed, (REPORT,)),
+    "baselines": Format("run/baselines.json", _object, (REPORT,)),
+    "run.json": Format("run/run.json", _object, (STATUS, REPORT, ("checkpoints", "list", "{run}"))),
+    "a result": Format("results/rules-1/*.json", _sealed, (TABLE,)),
+    "a grid": Format("results/grids/*.json", _sealed, (TABLE,)),
+    "a comparison": Format(
+        "compared/comparison.json", _object, (("compare", "--only-page", "--out", "{root}/compared"),)
+    ),
+    "an export": Format(
+        "exported/maskfleet_export.json", _object, (("checkpoints", "export", "{run}", "--out", "{root}/exported"),)
+    ),
+    "a corpus": Format("corpus/manifest.json", _manifest, (("corpus", "stats", "{root}/corpus"),)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with everything in it, results, a comparison, an export and a corpus."""
+    root = tmp_path_factory.mktemp("place")
+    for name in ("corpus", "tokenizer"):
+        shutil.copytree(inputs / name, root / name)
+    uri, store = new_run(root, "run"), LocalStore(root / "run")
+    Committing(uri).commit(3)
+    _record_steps(store)
+    _measure(store, open_run(uri).record.fingerprint)
+    results = Results(LocalStore(root / "results"))
+    kept = results.keep(Result(rules=1, cell=cell(task="sst2"), measured=FIGURES, versions={}))
+    results.keep_grid(GridRecord(suite="sst2", cells=(kept.cell,)))
+    comparison_at(str(root / "compared"), (), (1,), None).keep()
+    (root / "model").mkdir()
+    (root / "model/config.json").write_text("{}")
+    publish(root / "model", LocalStore(root / "exported"), [])
+    return root
+
+
+FIGURES = CellFigures(metrics={"accuracy": 0.5})
+
+
+def _record_steps(store: LocalStore) -> None:
+    """Of two attempts, the first one's packed."""
+    for stop in (9, 12):
+        attempt = Attempt(store)
+        for step in range(attempt.step + 2, stop + 1, 2):
+            attempt.train(step).journal.flush()
+        attempt.journal.close()
+        pack_once(store, 2, over=True)
+
+
+def _measure(store: LocalStore, fingerprint: str) -> None:
+    write_commit(store, CheckpointName(1, 3), weights := "ab" * 32)
+    measured = DiagnosticCell(
+        weights=weights, task=EvaluationTask(anisotropy=AnisotropySettings()), data="d", seed=0
+    )
+    write_result(store, DiagnosticResult(cell=measured, figures=(), seconds=1.0))
+    keep_rows(store, rows([cell(task="sst2")], {}))
+    counted = Baselines(targets=1, unigram=1.0, bigram=1.0, counted=1, fingerprint=fingerprint)
+    store.put("baselines.json", counted.model_dump_json().encode())
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("draw", [0, *(pytest.param(draw, marks=pytest.mark.long) for draw in range(1, 6))])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_command_says_so_and_changes_nothing(
+    place: Path,
+    tmp_path: Path,
+    name: str,
+    draw: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    form, draws = FORMATS[name], random.Random(f"{name} {draw}")
+    path = draws.choice(sorted(place.glob(form.glob)))
+    original = path.read_bytes()
+    path.write_bytes(form.change(original, draws))
+    before = contents(place)
+    command = [
+        part.format(root=place, run=place / "run", out=tmp_path)
+        for part in form.commands[draw % len(form.commands)]
+    ]
+    monkeypatch.setattr(sys, "argv", ["maskfleet", *command])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = " ".join(capsys.readouterr().err.split())
+        assert ended.value.code == 2, said
+        assert "written by a newer version" in said
+        assert path.name in said
+        assert "remedy" in said
+        assert contents(place) == before
+        assert not list(tmp_path.iterdir())
+    finally:
+        path.write_bytes(original)
+
+
+READERS: dict[str, tuple[Callable[[Path], object], type[UserError]]] = {
+    "attempts/deaths.json": (lambda root: read_deaths(LocalStore(root), print), RunError),
+    "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "trackers/x"), RunError),  # type: ignore[arg-type]
+    "head.json": (lambda root: read_head(root / "head.json"), ExportError),
+    "burnin.json": (RecordFile, BurninError),
+}
+
+
+@pytest.mark.parametrize("draw", range(3))
+@pytest.mark.parametrize("name", READERS)
+def test_who_reads_it_inside_a_long_command_refuses_it(tmp_path: Path, name: str, draw: int) -> None:
+    draws = random.Random(f"{name} {draw}")
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    content = _more(draws)
+    path.write_text(json.dumps(content | {"version": content["format"]}))
+    before = contents(tmp_path)
+    read, kind = READERS[name]
+    with pytest.raises(kind, match="newer version"):
+        read(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_newer_records_are_not_packed_and_none_is_deleted(tmp_path: Path) -> None:
+    store, lines = LocalStore(tmp_path), [json.dumps({"kind": "step", "step": step}) for step in range(4)]
+    lines[2] = json.dumps({"kind": "step", "format": 2, "step": {"of": 2}})
+    for number, line in enumerate(lines):
+        store.put(segment_key(METRICS, 1, number), line.encode())
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match="newer version"):
+        pack_once(store, 1, over=True)
+    packer = Packer(store, 2)
+    packer.close()
+    packer.join(60)
+    assert contents(tmp_path) == before
+
+
+def test_a_table_of_similar_words_and_a_request_to_stop(tmp_path: Path) -> None:
+    table = dump_similar_words([], tokenizer="t", vocab_size=5, made={})
+    with pytest.raises(CorpusError, match="newer version"):
+        parse_similar_words(
+            table.replace(b'"version": 1', b'"version": 2').replace(b'"version":1', b'"version":2'), "x"
+        )
+    request = StopRequest(attempt=1, by="x", time=0.0)
+    LocalStore(tmp_path).put(
+        "attempts/stop.json", _object(request.model_dump_json().encode(), random.Random(1))
+    )
+    assert stop_requested(LocalStore(tmp_path), 1) is None

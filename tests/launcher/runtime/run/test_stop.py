@@ -1,0 +1,186 @@
+"""Stopping a run through its store: the start that runs is stopped, no other one; and through Ray, a real training."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from checkpoints.attempt import Attempt, Owner, claim, end_all
+from checkpoints.ownership import presence, stop_requested
+from data_service.store.base import Store
+from data_service.store.open import open_store
+from launcher.contract import REPEAT, STOPPED
+from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.run import stop as run_stop
+from launcher.runtime.run.history import read_history
+from tests.support.checks.command import maskfleet
+from tests.support.runs import small_runs
+from tests.support.runs.listeners import SECRET, serving_webhook
+from tests.support.runs.train_command import committed, output, training, wait_for
+from tests.support.stores.faulty import silent_for
+
+NOW = 1_700_000_000.0
+ELSEWHERE = Owner(host="node7", processes="another machine", pid=12, started=NOW - 900, claimed=NOW)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "run")
+
+
+def started(store: Store, owner: Owner = ELSEWHERE) -> Attempt:
+    return claim(store, owner=owner, clock=lambda: NOW)
+
+
+class Told:
+    """The ranks, and the operator's screen."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.notes: list[str] = []
+        self.heard = threading.Event()
+
+    def __call__(self) -> None:
+        self.times += 1
+        self.heard.set()
+
+
+@contextmanager
+def listening(attempt: Attempt, told: Told) -> Iterator[Stopping]:
+    stopping = Stopping(told.notes.append, poll_s=0.01)
+    with stopping, stopping.telling(told), stopping.requests(attempt):
+        yield stopping
+
+
+def test_a_request_reaches_the_start_that_runs(store: Store) -> None:
+    told = Told()
+    with listening(started(store), told) as stopping:
+        asked = run_stop.stop(store, NOW + 5)
+        assert asked.asked
+        assert asked.found is not None
+        assert (asked.found.attempt, asked.found.owner.host) == (1, "node7")
+        assert told.heard.wait(10)
+    assert told.times == 1
+    assert stopping.reason == f"stop requested by {run_stop.here()}"
+    assert stopping.code == STOPPED
+    assert f"code {STOPPED}" in told.notes[0]
+    (event,) = read_history(store).events
+    assert (event["kind"], event["attempt"], event["of"]) == ("stop_requested", 0, 1)
+
+
+def test_it_reaches_the_ranks_started_again_meanwhile(store: Store) -> None:
+    """The command claims an attempt for every group of ranks; a request for any of them is for the command."""
+    first = started(store)
+    started(store)
+    assert run_stop.stop(store, NOW + 5).asked
+    started(store)
+    told = Told()
+    with listening(first, told):
+        assert told.heard.wait(10)
+
+
+def test_a_later_start_is_not_stopped_by_it(store: Store) -> None:
+    first = started(store)
+    assert run_stop.stop(store, NOW + 5).asked
+    assert stop_requested(store, first.number) is not None
+    end_all(store, ELSEWHERE, NOW + 6)
+    second = started(store)
+    assert stop_requested(store, second.number) is None
+    assert run_stop.stop(store, NOW + 7).asked
+    assert stop_requested(store, second.number) is not None
+
+
+@pytest.mark.parametrize("how", ["never started", "ended", "silent"])
+def test_where_nothing_runs_nothing_is_asked(store: Store, how: str) -> None:
+    if how != "never started":
+        started(store)
+    if how == "ended":
+        end_all(store, ELSEWHERE, NOW + 1)
+    if how == "silent":
+        silent_for(store.uri, 61)
+    before = [entry.key for entry in store.list()]
+    asked = run_stop.stop(store, NOW + 1000)
+    assert not asked.asked
+    assert (asked.found and asked.found.state) == {"ended": "ended", "silent": "dead"}.get(how)
+    assert [entry.key for entry in store.list()] == before
+
+
+def test_a_process_of_this_machine_is_known_to_be_gone_at_once(store: Store) -> None:
+    gone = Owner.here(NOW).model_copy(update={"started": 1.0})
+    started(store, gone)
+    found = presence(store, NOW)
+    assert found is not None
+    assert found.state == "dead"
+    claim(store)
+    found = presence(store, NOW)
+    assert found is not None
+    assert found.state == "running"
+
+
+def test_waiting_ends_with_the_command(store: Store) -> None:
+    """Not with its attempt: its ranks may be started once more before they stop."""
+    started(store)
+    asked = run_stop.stop(store, NOW + 1).found
+    assert asked is not None
+    times = iter([NOW + 2, NOW + 3, NOW + 4])
+
+    def clock() -> float:
+        now = next(times)
+        if now == NOW + 3:
+            started(store)
+        if now == NOW + 4:
+            end_all(store, ELSEWHERE, now)
+        return now
+
+    found = run_stop.wait(store, asked, clock, poll_s=0.0)
+    assert (found.attempt, found.state, found.ended) == (2, "ended", NOW + 4)
+
+
+def test_signals_ask_too_and_a_second_ctrl_c_ends_at_once(store: Store) -> None:
+    told = Told()
+    with listening(started(store), told) as stopping:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert told.heard.wait(10)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (told.times, stopping.reason, stopping.code) == (1, "SIGTERM", REPEAT)
+    assert told.notes == [f"SIGTERM: finishing this step, saving, then ending with code {REPEAT}"]
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_a_training_on_ray_is_stopped_from_outside(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits and ends with a code that is not tried again. What it does is shown meanwhile and afterwards, and
+    posted as it happens."""
+    endless = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
+    settings = (endless, "checkpoint={every: {steps: 20}}", "events.webhook_env=MASKFLEET_HOOK")
+    uri = small_runs.new_run(inputs, str(tmp_path / "run"), *settings)
+    assert "was never started" in maskfleet("runs", "stop", uri)
+    with serving_webhook() as server:
+        monkeypatch.setenv("MASKFLEET_HOOK", server.url)
+        with training(uri) as process:
+            wait_for(process, lambda: committed(uri) >= 20)
+            status = json.loads(maskfleet("runs", "status", uri, "--json"))
+            assert (status["state"], status["pid"]) == ("running", process.pid)
+            assert "stopped at step" in maskfleet("runs", "stop", uri, "--wait")
+            assert process.wait(30) == STOPPED, output(process)
+            assert SECRET not in output(process)
+    history = small_runs.history(uri)
+    (stopped,) = (event for event in history.events if event["kind"] == "stop")
+    (asked,) = (event for event in history.events if event["kind"] == "stop_requested")
+    assert stopped["step"] == committed(uri) == len(history.steps)
+    assert stopped["reason"].startswith("stop requested by")
+    assert stopped["time"] - asked["time"] < 20
+    posted = [body["kind"] for body in server.bodies]
+    assert (posted[0], posted[-1]) == ("start", "stop")
+    assert sorted(posted) == ["start", "stop", "stop_requested"]
+    assert "is not running" in maskfleet("runs", "stop", uri)
+    assert "stopped" in maskfleet("runs", "status", uri)
