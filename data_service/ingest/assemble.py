@@ -3,8 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.layout import TOKENIZER, BuildLayout, shard_key
-from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule, WrittenShard, block_table
+from data_service.corpus.manifest import (
+    TOKENIZER,
+    BlockTable,
+    BuildLayout,
+    CorpusManifest,
+    HeldoutRule,
+    WrittenShard,
+    block_table,
+    shard_key,
+)
 from data_service.errors import CorpusError
 from data_service.ingest.configuration import CONTENT, Configuration, content
 from data_service.ingest.heldout import bound

@@ -15,9 +15,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from data_service.corpus.layout import BUILD, CONFIGURATION, TOKENIZER, BuildLayout
-from data_service.corpus.manifest import CorpusManifest, HeldoutRule, PairTexts
+from data_service.corpus.manifest import (
+    BUILD,
+    CONFIGURATION,
+    TOKENIZER,
+    BuildLayout,
+    CorpusManifest,
+    HeldoutRule,
+    PairTexts,
+)
 from data_service.corpus.manifest_file import save_manifest
+from data_service.corpus.words import Segmentation, resolve
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.assemble import assemble
 from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
@@ -46,8 +54,6 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.words.segmentation import Segmentation
-from data_service.words.units import resolve
 
 _DELETED = 1000  # objects that one request deletes
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.layout import BuildLayout
+from data_service.corpus.manifest import BuildLayout
 from data_service.ingest.hashing import BUCKETS, RECORD, hash_of
 from data_service.ingest.heldout import CANDIDATES, Documents, bound
 from data_service.ingest.scan import Scanned

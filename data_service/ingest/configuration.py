@@ -6,16 +6,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
-from data_service.corpus.layout import CONFIGURATION
-from data_service.corpus.manifest import MANIFEST, CorpusManifest
+from data_service.corpus.manifest import CONFIGURATION, MANIFEST, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import Scanned
 from data_service.ingest.splits import Split
 from data_service.store.base import Store
-from data_service.words.segmentation import Segmentation
 
 RULES = 2  # goes up whenever the same inputs and options would give other bytes than before
 

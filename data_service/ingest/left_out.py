@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from data_service.corpus.layout import BUILD, CONFIGURATION, TOKENIZER
-from data_service.corpus.manifest import MANIFEST
+from data_service.corpus.manifest import BUILD, CONFIGURATION, MANIFEST, TOKENIZER
 from data_service.errors import InputError
 from data_service.store.base import Store
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from data_service.corpus.layout import BuildLayout
+from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.files import open_text
 from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.corpus.layout import BuildLayout
+from data_service.corpus.manifest import BuildLayout
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.splits import FilePiece, Split
 from data_service.store.base import Store, together

@@ -14,8 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpus.layout import TOKENIZER, BuildLayout, shard_key, shard_name
-from data_service.corpus.manifest import HeldoutRule, WrittenShard
+from data_service.corpus.manifest import (
+    TOKENIZER,
+    BuildLayout,
+    HeldoutRule,
+    WrittenShard,
+    shard_key,
+    shard_name,
+)
+from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, Encoded, encode_documents, encode_examples
@@ -30,8 +37,6 @@ from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
-from data_service.words.segmentation import Segmentation
-from data_service.words.units import UnitFinder
 
 LENGTHS = 40  # powers of two that a document's length in tokens can reach
 
