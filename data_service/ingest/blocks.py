@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.words import UnitFinder, units_of_tokens
-from data_service.ingest.languages import Language
-from data_service.ingest.sentences import LONGEST, split_sentences
+from data_service.ingest.sentences import LONGEST, Language, split_sentences
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block, Level, Tokens
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validat
 
 from data_service.corpus.words import WordOptions
 from data_service.ingest.encodings import UTF_8, encoding_name
-from data_service.ingest.languages import Language
+from data_service.ingest.sentences import Language
 
 MIB = 1 << 20
 # 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.stream.statistics`.

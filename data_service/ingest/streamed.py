@@ -17,8 +17,7 @@ from data_service.ingest.files import open_text
 from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.splits import FilePiece
-from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_receipt
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,9 @@ from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, Encoded, encode_documents, encode_examples
-from data_service.ingest.compare import ORDINAL
-from data_service.ingest.hashing import hash_of, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.kept import Kept, read_kept
+from data_service.ingest.kept import ORDINAL, Kept, read_kept
+from data_service.ingest.scan import hash_of, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
