@@ -13,7 +13,6 @@ from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.config import AnyEncoder as AnyEncoder
-from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig

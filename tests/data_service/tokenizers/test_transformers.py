@@ -9,10 +9,9 @@ import sentencepiece
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
 from data_service.tokenizers.load import from_files, save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 
 def _theirs(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import read_folder_config
-from checkpoints.hf.publish import WEIGHTS
 from data_service.errors import TokenizerError
 from data_service.errors import UserError as DataError
 from data_service.store.open import open_store
