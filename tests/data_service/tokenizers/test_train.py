@@ -13,8 +13,7 @@ from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 _TRAIN = """
 import sys, pydoc_data.topics
-
-from data_service.tokenizers.train import TokenizerOptions
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 texts = [topic for _, topic in sorted(pydoc_data.topics.topics.items())][:20]
 print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).hash)
 """
@@ -38,13 +37,13 @@ def test_the_same_text_gives_the_same_files(tokenizer: Tokenizer, documents: lis
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 @pytest.mark.parametrize("texts", [[], ["", " \n\t"]])
 def test_no_text_is_an_error(kind: Kind, texts: list[str]) -> None:
-    with pytest.raises(TokenizerError, match="no text"):
+    with pytest.raises(TokenizerError, match=r"\btext\b"):
         train_tokenizer(kind, texts, 1000)
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_a_vocabulary_too_small_names_the_least(kind: Kind, documents: list[str]) -> None:
-    with pytest.raises(TokenizerError, match=r"too small.*\n.*ask for") as raised:
+    with pytest.raises(TokenizerError, match=r"\b20\b.*small") as raised:
         train_tokenizer(kind, documents, 20)
     least = int("".join(c for c in raised.value.remedy.split(",")[0] if c.isdigit()))
     assert train_tokenizer(kind, documents, least + 1).vocab_size == least + 1
@@ -52,7 +51,7 @@ def test_a_vocabulary_too_small_names_the_least(kind: Kind, documents: list[str]
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_a_vocabulary_too_large_names_the_most(kind: Kind, documents: list[str]) -> None:
-    with pytest.raises(TokenizerError, match=r"too large.*\n.*ask for") as raised:
+    with pytest.raises(TokenizerError, match=r"\b50000\b.*large") as raised:
         train_tokenizer(kind, documents[:3], 50_000)
     most = int(raised.value.remedy.split()[2])
     assert train_tokenizer(kind, documents[:3], most).vocab_size == most

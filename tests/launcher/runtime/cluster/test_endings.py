@@ -59,7 +59,7 @@ def test_so_is_everything_else() -> None:
 def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str, list[dict[str, Any]]]:
     """What a start makes of an end of `supervise`: its code, what is shown, what is on record."""
 
-    def instead(*_: object) -> RunOutcome:
+    def instead(*_: object, **__: object) -> RunOutcome:
         if isinstance(end, BaseException):
             raise end
         return end
