@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.samples.inputs import Packing
-from data_service.samples.packing import RowCuts, contiguous_rows, pack
+from data_service.samples.packing import Packing, RowCuts, contiguous_rows, pack
 from data_service.types import Block
 from tests.support.data.corpora import block_of, random_block
 
