@@ -32,7 +32,7 @@ def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder)
         assert isinstance(file, Judged), "refused with the task"
         _read_texts(folder.find(file.corpus), documents)
         _read_texts(folder.find(file.queries), queries)
-        for row in _rows(folder.find(file.qrels), (_QUERY, _DOCUMENT), (_SCORE,)):
+        for row in _read(folder.find(file.qrels), (_QUERY, _DOCUMENT), (_SCORE,)):
             _judge(row, queries, documents, relevant)
     judged = {query: found for query, found in relevant.items() if found}
     return Retrieval({query: queries[query] for query in judged}, documents, judged)
@@ -40,7 +40,7 @@ def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder)
 
 def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
     """Adds a file's texts by id: the title, where there is one, goes before the text."""
-    for row in _rows(file, ("_id", "text"), ("title",)):
+    for row in _read(file, ("_id", "text"), ("title",)):
         name = row.label("_id")
         if name in texts:
             raise TaskError(
@@ -78,7 +78,7 @@ def _number(value: object, place: FilePosition) -> float:
     raise TaskError(f"{place}: the score {value!r} is not a whole number", remedy="correct the line")
 
 
-def _rows(file: InputFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[FileRow]:
+def _read(file: InputFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[FileRow]:
     name = file.key.lower().removesuffix(".gz").removesuffix(".zst")
     for ending, form in _FORMATS.items():
         if name.endswith(ending):

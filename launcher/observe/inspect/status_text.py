@@ -18,7 +18,7 @@ _SHOWN = 5  # interruptions, the newest
 def describe(run: RunStatus, now: float) -> Iterator[str]:
     """Everything about one run, a line a subject. `now` in seconds since 1970."""
     yield f"{run.name}  {run.uri}"
-    yield f"{'state':<12}{_state(run, now)}"
+    yield f"{'state':<12}{_state_line(run, now)}"
     share = f" ({run.step / run.total_steps:.1%})"
     tokens = f", {human_count(run.tokens)} tokens" if run.tokens else ""
     age = f", recorded every {run.flush_seconds:g} s" if run.state == "running" else ""
@@ -76,7 +76,7 @@ def absent(found: Presence | None) -> str:
     return f"is not running: its last start, on {found.owner.host}, was last heard of at {_date(found.heard)}"
 
 
-def _state(run: RunStatus, now: float) -> str:
+def _state_line(run: RunStatus, now: float) -> str:
     if run.attempt is None or run.heard is None or run.since is None:
         return run.state
     where = f"{run.host}, process {run.pid}, attempt {run.attempt}"

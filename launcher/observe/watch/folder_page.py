@@ -33,7 +33,7 @@ def chosen(folder: SeenFolder, asked: Sequence[str]) -> dict[str, int]:
     return tones
 
 
-def sections(
+def folder_sections(
     uri: str,
     folder: SeenFolder,
     tones: Mapping[str, int],

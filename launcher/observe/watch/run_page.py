@@ -8,15 +8,15 @@ from launcher.observe.inspect.report.summary import Axis
 from launcher.observe.inspect.report.tables import moment
 from launcher.observe.watch.html import Sections, ago, axes, facts, guarded, progress, state_badge, text
 from launcher.observe.watch.reader import SeenRun
-from launcher.observe.watch.words import is_trouble, spell
+from launcher.observe.watch.words import is_trouble, spell_event
 from launcher.runtime.run.step_table import Record
-from launcher.runtime.run.terms import spell as spell_losses
+from launcher.runtime.run.terms import spell
 
 _EVENTS_SHOWN = 60
 _ROUTINE = ("commit",)  # has a table of its own
 
 
-def sections(seen: SeenRun, axis: Axis) -> Sections:
+def run_sections(seen: SeenRun, axis: Axis) -> Sections:
     """The page's sections by name, in order, as HTML."""
     below = guarded("tables", lambda: page.sections(seen.subject, seen.account, folded=True))
     return {
@@ -112,10 +112,10 @@ def _data(seen: SeenRun) -> Iterator[tuple[str, str]]:
         if event["kind"] == "straggler" and event.get("doing") == "data"
     ]
     if late:
-        yield "data came late", text(f"{len(late):,}x, the last time: {spell(late[-1])}")
+        yield "data came late", text(f"{len(late):,}x, the last time: {spell_event(late[-1])}")
     yield "corpora", text("; ".join(value for name, value in seen.subject.facts.items() if "corpus" in name))
     if seen.status.heldout_terms:
-        held_out = spell_losses(seen.status.heldout_terms, seen.status.perplexity)
+        held_out = spell(seen.status.heldout_terms, seen.status.perplexity)
         yield "held out", text(f"after step {seen.status.evaluated:,}: {held_out}")
 
 
@@ -136,4 +136,4 @@ def _event(event: Record) -> str:
     trouble = ' class="bad"' if is_trouble(event) else ""
     when = moment(float(event["time"]))
     who = str(event["attempt"] or "")
-    return f'<tr{trouble}><td class="when">{when}</td><td>{text(who)}</td><td>{text(spell(event))}</td></tr>'
+    return f'<tr{trouble}><td class="when">{when}</td><td>{text(who)}</td><td>{text(spell_event(event))}</td></tr>'

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from data_service.store.base import Store
 from launcher.observe.inspect.report.style import CSS
 from launcher.observe.inspect.report.summary import AXES, Axis
-from launcher.observe.watch import folder_page, run_page
+from launcher.observe.watch import pages
 from launcher.observe.watch.html import Sections, document, standing, version, waiting
 from launcher.observe.watch.reader import FolderReader, RunReader, SeenFolder, SeenRun
 from launcher.observe.watch.watched import View, Watched
@@ -96,11 +96,11 @@ class Site:
             return _Page(uri, waiting(uri, view), standing(view), up)
         key = ("run", name, axis, view.version)
         with self._drawing:
-            sections = self._drawn.get(key) or self._keep(key, run_page.sections(seen, axis))
+            sections = self._drawn.get(key) or self._keep(key, pages.run_sections(seen, axis))
         return _Page(seen.status.name, sections, standing(view), up)
 
     def _folder(self, top: View[Any], folder: SeenFolder, axis: Axis, asked: Sequence[str]) -> _Page:
-        tones = folder_page.chosen(folder, asked)
+        tones = pages.chosen(folder, asked)
         for name in tones:  # all are woken up before one is waited for
             self._watched(name).look(patience_s=0.0)
         views = {name: self._watched(name).look() for name in tones}
@@ -108,7 +108,7 @@ class Site:
         key = ("folder", axis, top.version, versions)
         with self._drawing:
             sections = self._drawn.get(key) or self._keep(
-                key, folder_page.sections(self._uri, folder, tones, views, axis)
+                key, pages.folder_sections(self._uri, folder, tones, views, axis)
             )
         return _Page(self._uri.rstrip("/").rpartition("/")[2], sections, standing(top))
 

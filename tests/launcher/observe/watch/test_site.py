@@ -323,11 +323,11 @@ def test_a_folder_compares_its_runs(tmp_path: Path) -> None:
 def test_many_browsers_cost_one_reading_and_one_drawing(
     run: ToldRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launcher.observe.watch import run_page
+    from launcher.observe.watch import pages
 
     drawn: list[object] = []
-    draw = run_page.sections
-    monkeypatch.setattr(run_page, "sections", lambda *given: drawn.append(given) or draw(*given))
+    draw = pages.run_sections
+    monkeypatch.setattr(pages, "run_sections", lambda *given: drawn.append(given) or draw(*given))
     monkeypatch.setattr(watched, "_EVERY_S", 600.0)
     with serving(run.folder) as ask:
         threads = [threading.Thread(target=ask.page) for _ in range(30)]
