@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import ROOT, CheckpointManifest, CheckpointName, LineageSegment
-from checkpoints.listing import CheckpointFolder, folders, on, read_manifest
-from checkpoints.rewind import left_behind, rewinds
+from checkpoints.listing import CheckpointFolder, folders, left_behind, on, read_manifest, rewinds
 from checkpoints.verify import verify
 from data_service.store.base import Store
 

@@ -7,26 +7,121 @@
 
 Until the manifest exists, nothing is saved, and what is stored lies in the attempt's own folder. An error on some rank
 reaches all ranks in the exchange, so all return the same outcome.
+
+A rank's copy is a safetensors file laid out in memory: 8 bytes of header length, a JSON header, then the tensors
+(https://github.com/huggingface/safetensors#format). Fragments are copied straight to their places in the body, and
+hashing and uploading read from it, so there is no second copy. The body is kept from one save to the next, because
+fresh pages cost more than the copy.
 """
 
 import json
 import logging
+import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+import torch
+from jaxtyping import UInt8
 from pydantic import JsonValue, TypeAdapter
+from torch import Tensor
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Commit, Committed, Outcome, RankReceipt, outcome_of
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers
-from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.snapshot import Snapshot, take
-from data_service.store.base import Store
+from checkpoints.layout import CHUNK, ITEM, CheckpointManifest, CheckpointName, File, StoredRange
+from data_service.store.base import Store, chunk_digests
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.train.zero_state import Fragment
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file's bytes, and which tensor ranges lie where in them.
+
+    Attributes:
+        header: the bytes before the body.
+        body: [bytes] uint8 on the CPU.
+        pieces: with offsets from the start of the file, and `file` 0.
+    """
+
+    header: bytes
+    body: UInt8[Tensor, " bytes"]
+    pieces: tuple[StoredRange, ...]
+
+    @property
+    def buffers(self) -> list[memoryview]:
+        return [memoryview(self.header), self.body.numpy().data]
+
+    def describe(self, key: str) -> File:
+        """The file this snapshot becomes, hashed (seconds for gigabytes)."""
+        size = len(self.header) + self.body.numel()
+        return File(key=key, size=size, chunk=CHUNK, hashes=chunk_digests(self.buffers, CHUNK))
+
+
+def take(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
+    """Copies the fragments into one file's layout. The body `reuse` of an earlier snapshot is used again if it fits.
+
+    Raises:
+        CheckpointError: a fragment's tensors are not one-dimensional float32 of one length.
+    """
+    held = [fragment for fragment in fragments if _length(fragment)]
+    tensors = [(fragment, kind, tensor) for fragment in held for kind, tensor in fragment.tensors.items()]
+    header, starts = _header(tensors)
+    size = sum(tensor.numel() for _, _, tensor in tensors) * ITEM
+    pinned = any(tensor.is_cuda for _, _, tensor in tensors)
+    fits = reuse is not None and reuse.numel() == size
+    body = reuse if reuse is not None and fits else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    for (_, _, tensor), start in zip(tensors, starts, strict=True):
+        body[start : start + tensor.numel() * ITEM].view(torch.float32).copy_(
+            tensor.detach(), non_blocking=pinned
+        )
+    if pinned:
+        torch.cuda.synchronize()
+    return Snapshot(header, body, _pieces(tensors, starts, len(header)))
+
+
+def _length(fragment: Fragment) -> int:
+    lengths = {tensor.numel() for tensor in fragment.tensors.values()}
+    plain = all(tensor.dtype == torch.float32 and tensor.dim() == 1 for tensor in fragment.tensors.values())
+    if len(lengths) != 1 or not plain:
+        shapes = {kind: f"{tensor.dtype}{list(tensor.shape)}" for kind, tensor in fragment.tensors.items()}
+        raise CheckpointError(
+            f"fragment of {fragment.name!r} at element {fragment.start} holds {shapes}",
+            remedy="give one-dimensional float32 tensors of one length",
+        )
+    return lengths.pop()
+
+
+def _header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[int]]:
+    """The file's bytes before its body, and where each tensor starts in the body."""
+    entries, starts, end = {}, [], 0
+    for fragment, kind, tensor in tensors:
+        start, end = end, end + tensor.numel() * ITEM
+        starts.append(start)
+        name = f"{fragment.name}:{kind}:{fragment.start}"
+        entries[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the body is aligned
+    return struct.pack("<Q", len(text)) + text, starts
+
+
+def _pieces(
+    tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], shift: int
+) -> tuple[StoredRange, ...]:
+    offsets: dict[tuple[str, int], dict[str, int]] = {}
+    stops: dict[tuple[str, int], int] = {}
+    for (fragment, kind, tensor), start in zip(tensors, starts, strict=True):
+        where = (fragment.name, fragment.start)
+        offsets.setdefault(where, {})[kind] = shift + start
+        stops[where] = fragment.start + tensor.numel()
+    return tuple(
+        StoredRange(name=name, start=start, stop=stops[name, start], file=0, offsets=found)
+        for (name, start), found in offsets.items()
+    )
+
 
 _log = logging.getLogger(__name__)
 

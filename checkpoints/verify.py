@@ -1,16 +1,20 @@
-"""Whether a stored checkpoint is what its manifest says, and reads that check it: no caller gets bytes that do not
-match the manifest's hash.
+"""Whether a stored checkpoint is what its manifest says, and the copy of one into another run.
+
+Every read is checked: no caller gets bytes that do not match the manifest's hash. A copy is checked again after it was
+written.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
-from checkpoints.errors import DamagedCheckpoint, NewerFormat
-from checkpoints.layout import CheckpointManifest, CheckpointName, File, problems
+from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
+from checkpoints.layout import CheckpointManifest, CheckpointName, File, LineageSegment, encode, problems
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store, read_verified
-from data_service.store.errors import KeyMissing, Truncated
+from data_service.store.errors import KeyMissing, OutOfSpace, Truncated
 
 _THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
 
@@ -108,3 +112,60 @@ def _damaged(store: Store, file: File, report: ReportBytes) -> list[str]:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return [problem for problem in pool.map(check, range(len(file.hashes))) if problem is not None]
+
+
+BEFORE = 0  # the attempt to which a copy belongs: older than any start of the run that it is copied into
+_FILES_AT_ONCE = 4  # files at once, each of which needs room for itself in the temporary folder
+
+
+def copy_checkpoint(
+    source: Store, manifest: CheckpointManifest, target: Store, now: float
+) -> CheckpointManifest:
+    """The checkpoint `manifest` of `source` as the first one of the run in `target`, of attempt `BEFORE`.
+
+    As in any save, the manifest comes last; an interrupted copy may be repeated. `now` in seconds since 1970.
+
+    Raises:
+        DamagedCheckpoint: what is read, or what was written, does not match its hashes.
+        CheckpointError: there is another checkpoint in its place. OutOfSpace, StoreError: a store or the disk fails.
+    """
+    mark = CheckpointName(BEFORE, manifest.step)
+    files = tuple(
+        file.model_copy(update={"key": mark.file(rank)}) for rank, file in enumerate(manifest.files)
+    )
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        list(
+            pool.map(
+                lambda pair: _copy(source, pair[0], target, pair[1]), zip(manifest.files, files, strict=True)
+            )
+        )
+    lineage = (LineageSegment(attempt=BEFORE, start=0, stop=manifest.step),)
+    copied = manifest.model_copy(
+        update={"attempt": BEFORE, "files": files, "lineage": lineage, "created": now}
+    )
+    wrong = verify(target, copied)
+    if wrong:
+        raise DamagedCheckpoint(
+            f"the copy in {target.uri} does not match what was written: {'; '.join(wrong)}",
+            remedy="copy it again",
+        )
+    if target.put_if_absent(mark.manifest, encode(copied)):
+        return copied
+    if read_manifest(target, mark).model_copy(update={"created": now}) != copied:
+        raise CheckpointError(
+            f"{target.uri}/{mark.manifest} is another checkpoint", remedy="copy to another place"
+        )
+    return copied
+
+
+def _copy(source: Store, file: File, target: Store, to: File) -> None:
+    """Through a local file: a rank's part may be larger than this machine's memory."""
+    with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-") as local:
+        for index in range(len(file.hashes)):
+            chunk = read_chunk(source, file, index)
+            try:
+                local.write(chunk)
+                local.flush()
+            except OSError as error:
+                raise OutOfSpace.at(local.name, error.strerror or str(error)) from error
+        target.put_file(to.key, Path(local.name))

@@ -1,7 +1,11 @@
-"""Writes a model in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
+"""Writes models in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
 
 The folder is built in a temporary place and read back through our own importer, compared bit for bit. Then it is
-published as a whole (`checkpoints.hf.publish`).
+published as a whole (`checkpoints.hf.folder`).
+
+A generator and a discriminator (ELECTRA, DeBERTa v3) have a folder each. Embeddings that both share are written into
+both. If they are gradient-disentangled, the discriminator's folder holds what it reads, E_G + E_delta. When they are
+read back, E_delta is the difference from E_G, up to rounding.
 """
 
 import json
@@ -14,19 +18,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from checkpoints.hf.load import load_pretrained
-from checkpoints.hf.publish import CONFIG, WEIGHTS, publish, removable
+from checkpoints.hf.folder import CONFIG, WEIGHTS, publish, removable
+from checkpoints.hf.load import load_pretrained, weights_for
+from data_service.processes import temporary_folder
 from data_service.store.base import Store
-from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.replaced import Part, Sharing, is_difference, stored_name
 
+ReadParameter = Callable[[str], Tensor]
+"""A parameter by our name, whole."""
 _CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"
 _ROLES = {"bos_token_id": ("bos_token", "cls_token"), "eos_token_id": ("eos_token", "sep_token")}
 CARD = "README.md"
@@ -80,7 +87,7 @@ def _first(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
 
 
 def export_model(
-    read_parameter: Callable[[str], Tensor],
+    read_parameter: ReadParameter,
     config: ModelConfig,
     tokenizer_files: Mapping[str, bytes],
     out: Store,
@@ -110,7 +117,7 @@ def published(out: Store) -> Iterator[Path]:
 
 def write_model(
     folder: Path,
-    read_parameter: Callable[[str], Tensor],
+    read_parameter: ReadParameter,
     config: ModelConfig,
     tokenizer_files: Mapping[str, bytes],
     heads: Heads,
@@ -130,7 +137,7 @@ def write_model(
     _compare(folder, read_parameter, heads)
 
 
-def _write_weights(folder: Path, read_parameter: Callable[[str], Tensor], their: Interchange) -> None:
+def _write_weights(folder: Path, read_parameter: ReadParameter, their: Interchange) -> None:
     tensors = {
         theirs: read_parameter(ours).to(torch.float32).contiguous()
         for ours, theirs in their.table.names(their.layers).items()
@@ -140,7 +147,7 @@ def _write_weights(folder: Path, read_parameter: Callable[[str], Tensor], their:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _compare(folder: Path, read_parameter: Callable[[str], Tensor], heads: Heads) -> None:
+def _compare(folder: Path, read_parameter: ReadParameter, heads: Heads) -> None:
     for name, read_back in load_pretrained(folder, heads).tensors.items():
         written = read_parameter(name).to(torch.float32)
         if not torch.equal(read_back.view(torch.int32), written.contiguous().view(torch.int32)):
@@ -148,3 +155,77 @@ def _compare(folder: Path, read_parameter: Callable[[str], Tensor], heads: Heads
                 f"{name} does not read back from the export as it was written",
                 remedy="check the disk that holds the temporary folder, and export again",
             )
+
+
+def export_pair(
+    read_parameter: ReadParameter,
+    config: DetectorConfig,
+    tokenizer_files: Mapping[str, bytes],
+    out: Store,
+    sharing: Sharing = "shared",
+    *,
+    cards: Mapping[Part, str] | None = None,
+) -> None:
+    """Export to `generator/` and `discriminator/` below the root of `out`, both or none; see `export_model`.
+
+    `read_parameter` gives a parameter by its name in the module that trains both, whole.
+    """
+    cards = cards or {}
+    networks: dict[Part, tuple[ModelConfig, Heads]] = {
+        "generator": (config.generator, "mlm"),
+        "discriminator": (config, "rtd"),
+    }
+    with published(out) as folder:
+        for part, (network, heads) in networks.items():
+            read = _reader(read_parameter, part, sharing)
+            write_model(folder / part, read, network, tokenizer_files, heads, card=cards.get(part))
+
+
+def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:
+    """Parameters of one network by its own names, ready to be used alone."""
+
+    def read(name: str) -> Tensor:
+        if sharing == "shared":
+            return read_parameter(stored_name(part, name))
+        if part == "discriminator" and is_difference(name):
+            return read_parameter(f"generator.{name}") + read_parameter(f"discriminator.{name}")
+        return read_parameter(f"{part}.{name}")
+
+    return read
+
+
+def pair_weights_for(config: DetectorConfig, folder: Path, sharing: Sharing = "shared") -> dict[str, Tensor]:
+    """The parameters to start the module that trains both networks from, out of `generator/` and `discriminator/`.
+
+    Raises ModelError as `weights_for`, and where networks that are to share their embeddings have different ones.
+    """
+    generator = weights_for(config.generator, folder / "generator", "mlm")
+    discriminator = weights_for(config, folder / "discriminator", "rtd")
+    if sharing == "shared":
+        _check_shared(generator, discriminator, folder)
+        return _named("generator", generator) | _named("discriminator", discriminator)
+    own = {
+        name: tensor - generator[name] if is_difference(name) else tensor
+        for name, tensor in discriminator.items()
+    }
+    return {f"generator.{name}": tensor for name, tensor in generator.items()} | {
+        f"discriminator.{name}": tensor for name, tensor in own.items()
+    }
+
+
+def _check_shared(generator: dict[str, Tensor], discriminator: dict[str, Tensor], folder: Path) -> None:
+    differing = [
+        name
+        for name, tensor in sorted(generator.items())
+        if name.startswith("encoder.embeddings.") and not torch.equal(tensor, discriminator[name])
+    ]
+    if differing:
+        raise ModelError(
+            f"the networks in {folder} do not share their embeddings: {', '.join(differing)} differ",
+            remedy="give a generator and a discriminator that were trained together with shared embeddings, or set "
+            "objective.rtd.embeddings: gradient_disentangled",
+        )
+
+
+def _named(part: Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {stored_name(part, name): tensor for name, tensor in tensors.items()}

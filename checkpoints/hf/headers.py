@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
+from checkpoints.hf.folder import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from data_service.store.base import Store
 from encoder_core.errors import ModelError

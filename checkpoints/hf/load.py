@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from checkpoints.hf.publish import CONFIG, INDEX, WEIGHTS
+from checkpoints.hf.folder import CONFIG, INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, interchange, read_config

@@ -24,9 +24,9 @@ from data_service.ingest.hashing import hash_of, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.kept import Kept, read_kept
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
+from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
-from data_service.temporary import temporary_folder
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level

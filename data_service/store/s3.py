@@ -34,8 +34,18 @@ from data_service.store.errors import (
 )
 from data_service.store.patience import Patience, count_retry, outage_of
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
-from data_service.store.s3_listing import DELETED, Deletion, Listing
-from data_service.store.s3_transfer import PART, WRITER, Buffers, Download, LocalFile, Upload, head
+from data_service.store.s3_transfer import (
+    DELETED,
+    PART,
+    WRITER,
+    Buffers,
+    Deletion,
+    Download,
+    Listing,
+    LocalFile,
+    Upload,
+    head,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

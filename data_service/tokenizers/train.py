@@ -1,17 +1,70 @@
-"""Train a tokenizer: the same text and options give the same files, byte for byte."""
+"""Trains a tokenizer: the same text and options give the same files, byte for byte.
 
+byte_bpe: byte-level BPE as GPT-2 and RoBERTa have it. A piece keeps the space before it, and no text is unknown.
+wordpiece: BERT's. Words are split at spaces, punctuation and CJK characters; "##" continues a word.
+unigram, bpe: learnt by SentencePiece (Kudo 2018; Sennrich et al. 2016).
+"""
+
+import io
+import re
+import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Literal
 
+import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from pydantic import BaseModel, ConfigDict, Field
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.sentencepiece import train_sentencepiece
-from data_service.tokenizers.specials import added_tokens, post_processor, role_config
+from data_service.tokenizers.specials import (
+    STYLES,
+    SpecialStyle,
+    Style,
+    added_tokens,
+    post_processor,
+    role_config,
+)
+from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.wordpiece import train_wordpiece
+
+_DEFAULT_STYLE: dict[Kind, Style] = {
+    "byte_bpe": "roberta",
+    "wordpiece": "bert",
+    "unigram": "albert",
+    "bpe": "albert",
+}
+
+
+class TokenizerOptions(BaseModel):
+    """Settings of `train_tokenizer`. The kinds that use a setting are named in brackets.
+
+    Attributes:
+        specials: special tokens as a family has them; None for the kind's usual: roberta for byte_bpe,
+            bert for wordpiece, albert for unigram and bpe.
+        lowercase: fold case (wordpiece: and strip accents, as BERT's uncased models do). Refused by
+            byte_bpe, which keeps every byte.
+        min_frequency: pairs seen less often are not merged (byte_bpe, wordpiece).
+        alphabet: the most frequent characters kept; rarer ones become the unknown token (wordpiece).
+        coverage: share of characters, by frequency, that get a piece of their own (unigram, bpe).
+        byte_fallback: spell what is not covered in 256 byte pieces, not as the unknown token (unigram, bpe).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    specials: Style | None = None
+    lowercase: bool = False
+    min_frequency: int = Field(default=2, ge=1)
+    alphabet: int = Field(default=1000, ge=1)
+    coverage: float = Field(default=0.9995, gt=0.9, le=1.0)
+    byte_fallback: bool = True
+
+    def style(self, kind: Kind) -> SpecialStyle:
+        """The special tokens to use for `kind`."""
+        return STYLES[self.specials or _DEFAULT_STYLE[kind]]
 
 
 def train_tokenizer(
@@ -108,3 +161,184 @@ def _check(vocab_size: int, smallest: int, options: TokenizerOptions) -> None:
             f"vocab_size {vocab_size} is too small: byte_bpe needs 256 bytes, the special tokens and a merge",
             remedy=f"ask for {smallest} or more",
         )
+
+
+_CHUNK = 1 << 20  # characters handed to the trainer at a time
+
+
+def train_wordpiece(texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
+    """Learn pieces, in two passes over a temporary copy of the normalised text.
+
+    The library's trainer numbers its alphabet, and cuts it to size, in the order of a randomly seeded hash
+    map. Here the alphabet is chosen first and handed over in a fixed order: same text, same file.
+
+    Raises:
+        TokenizerError: a vocabulary without room for the alphabet.
+    """
+    style = options.style("wordpiece")
+    normalizer = normalizers.BertNormalizer(lowercase=options.lowercase)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
+        alphabet = _alphabet(_spool(texts, normalizer, spool), options.alphabet, normalizer)
+        smallest = len(style.pieces) + len(alphabet) + 1
+        if vocab_size < smallest:
+            raise TokenizerError(
+                f"vocab_size {vocab_size} is too small: the special tokens and the alphabet of this text are "
+                f"{smallest - 1} pieces",
+                remedy=f"ask for {smallest} or more, or a smaller alphabet",
+            )
+        vocabulary = _learn(spool, alphabet, style, vocab_size, options.min_frequency)
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=style.names.unk))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    tokenizer.add_special_tokens(added_tokens(style))
+    tokenizer.post_processor = post_processor(style)
+    return Tokenizer(tokenizer.to_str(), role_config(style))
+
+
+def _spool(texts: Iterator[str], normalizer: normalizers.Normalizer, spool: IO[str]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        normalised = normalizer.normalize_str(text)
+        counts.update(normalised)
+        spool.write(normalised)
+        spool.write("\n")
+    return counts
+
+
+def _alphabet(counts: Counter[str], limit: int, normalizer: normalizers.Normalizer) -> list[str]:
+    """The kept characters, and "##" before those that can stand inside a word, in code point order."""
+    by_frequency = sorted(
+        (character for character in counts if not character.isspace()), key=lambda c: (-counts[c], c)
+    )
+    kept = sorted(by_frequency[:limit])
+    return kept + [f"##{character}" for character in kept if _joins(character, normalizer)]
+
+
+def _joins(character: str, normalizer: normalizers.Normalizer) -> bool:
+    between = normalizer.normalize_str(f"a{character}a")
+    return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(between)) == 1
+
+
+def _learn(
+    spool: IO[str], alphabet: list[str], style: SpecialStyle, vocab_size: int, min_frequency: int
+) -> dict[str, int]:
+    """Piece to id: special tokens, the alphabet, then pieces in the order learnt."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=style.names.unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        limit_alphabet=0,  # nothing beyond what is handed over
+        special_tokens=[*style.pieces, *alphabet],
+        show_progress=False,
+    )
+    spool.seek(0)
+    tokenizer.train_from_iterator(iter(lambda: spool.readlines(_CHUNK), []), trainer)
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
+    return vocabulary
+
+
+MODEL_FILE = "spiece.model"  # as ALBERT and XLNet call it
+
+# SentencePiece skips a sentence above its byte limit without a word: cut lines at a space well below it.
+_PART = re.compile(r".{1,8192}(?!\S)|.{1,8192}")
+_MAX_BYTES = 1 << 16
+
+# Part of the result, since the trainer sums its statistics per thread: not the machine's core count.
+_THREADS = 4
+
+
+def train_sentencepiece(
+    kind: Literal["unigram", "bpe"],
+    texts: Iterator[str],
+    vocab_size: int,
+    options: TokenizerOptions,
+    *,
+    at_most: bool = False,
+) -> Tokenizer:
+    """Learn pieces; with `at_most` fewer, where the text supports no more.
+
+    The text passes through a temporary file as large as itself.
+
+    Raises:
+        TokenizerError: a vocabulary too small for alphabet and byte pieces, or too large for the text.
+    """
+    style = options.style(kind)
+    with tempfile.TemporaryFile(
+        "w", encoding="utf-8", newline="\n"
+    ) as spool:  # has no name: no death leaves it
+        _write_lines(texts, spool)
+        lines = Path(f"/proc/self/fd/{spool.fileno()}")
+        model = _learn_model(kind, lines, vocab_size, options, style, exact=not at_most)
+    proto = parse_model(model, MODEL_FILE)
+    proto.trainer_spec.ClearField("input")  # the temporary path
+    tokenizer = convert_model(proto, mask=style.names.mask)
+    tokenizer.post_processor = post_processor(style)
+    files = {MODEL_FILE: proto.SerializeToString(deterministic=True)}
+    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=files)
+
+
+def _write_lines(texts: Iterator[str], spool: IO[str]) -> None:
+    for text in texts:
+        for line in text.splitlines():
+            spool.writelines(f"{part}\n" for part in _PART.findall(line))
+    spool.flush()
+
+
+def _learn_model(
+    kind: Literal["unigram", "bpe"],
+    lines: Path,
+    vocab_size: int,
+    options: TokenizerOptions,
+    style: SpecialStyle,
+    *,
+    exact: bool,
+) -> bytes:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(lines),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            hard_vocab_limit=exact,
+            character_coverage=options.coverage,
+            byte_fallback=options.byte_fallback,
+            normalization_rule_name="nmt_nfkc_cf" if options.lowercase else "nmt_nfkc",
+            max_sentence_length=_MAX_BYTES,
+            num_threads=_THREADS,
+            minloglevel=2,
+            **_meta_pieces(style),
+        )
+    except RuntimeError as error:
+        raise _refusal(str(error), vocab_size) from error
+    return model.getvalue()
+
+
+def _meta_pieces(style: SpecialStyle) -> dict[str, Any]:
+    """Settings that give each special piece its place in `style.pieces` as its id, from 0."""
+    return {
+        "unk_id": style.pieces.index(style.names.unk),
+        "unk_piece": style.names.unk,
+        "bos_id": -1,
+        "eos_id": -1,
+        "pad_id": -1,
+        "control_symbols": [piece for piece in style.pieces if piece != style.names.unk],
+    }
+
+
+def _refusal(message: str, vocab_size: int) -> TokenizerError:
+    if found := re.search(r"set it to a value <= (\d+)", message):
+        return TokenizerError(
+            f"vocab_size {vocab_size} is too large: the text supports {found[1]} pieces",
+            remedy=f"ask for {found[1]} or fewer, or give more text",
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return TokenizerError(
+            f"vocab_size {vocab_size} is too small: special tokens, bytes and alphabet are {found[1]} pieces",
+            remedy=f"ask for more than {found[1]}, or a smaller coverage",
+        )
+    return TokenizerError(
+        f"SentencePiece cannot train on this text: {message}", remedy="check the text and the vocabulary size"
+    )

@@ -1,6 +1,4 @@
-"""What embeddings and layers of each family leave in memory for the backward pass; XLNet's: `activations.py`.
-
-What a forward pass leaves in memory for the backward pass, for every family and objective.
+"""What a forward pass leaves in memory for the backward pass, for every family and objective.
 
 Rows are taken as full. The figures are within 3 % of what torch.autograd.graph.saved_tensors_hooks sees of small
 networks (tests hold every family to it, and random shapes to 10 %). The head never holds all logits. It keeps its

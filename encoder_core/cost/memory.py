@@ -2,7 +2,7 @@
 adds.
 
 The former follows what DeepSpeed 0.19 allocates (bf16_optimizer.py for bf16 at stage 1, zero/stage_1_and_2.py,
-zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two fp32 moments (one, of
+zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two fp32 moments (one for
 Muon's matrices), gradients summed in fp32. P parameters, W ranks.
 """
 

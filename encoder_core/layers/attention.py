@@ -5,7 +5,7 @@ Only a kernel knows about rows. All are of one signature, `Attend`:
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
 | `varlen_flash` | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
-| the same       | Hopper, where a trial prefers it     | FlashAttention-3 (`flash3.py`), if it is there   |
+| the same       | Hopper, where a trial prefers it     | FlashAttention-3, if its package is there        |
 | `fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
@@ -278,7 +278,7 @@ class SelfAttention(nn.Module):
     Attributes:
         key_value_heads: heads of keys and values, which `heads` is a multiple of (see the module); None: as many.
         window: see the module; None: all of the row.
-        rotary_base: queries and keys are turned by their positions (`rotary.py`); None: they are not.
+        rotary_base: queries and keys are turned by their positions (`rows.py`); None: they are not.
         output_scale: of the output projection's fresh weights (`parameters.ScaledLinear`).
     """
 

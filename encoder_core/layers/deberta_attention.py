@@ -1,16 +1,12 @@
-"""Relative positions of disentangled attention: a table of learned vectors, one per distance or bucket of distances.
-
-Shapes: T tokens, H hidden, P places; R rows, K longest row, Q most queries of a row.
-
-Disentangled attention (He et al. 2021, DeBERTa, section 3.1): scores from contents, and from contents and
-relative positions either way round.
+"""Disentangled attention (He et al. 2021, DeBERTa, section 3.1): scores from contents, and from contents and relative
+positions either way round.
 
     score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the place of the distance q - k
 
-A fourth term, PQ_d . PK_d, is the section's position to position, which it leaves out; with it, sqrt(4 D).
-Relative positions are a table of learned vectors (`deberta_positions.py`).
+PK and PQ are projections of one table of learned vectors, one for each distance or bucket of distances. The section
+leaves out a fourth term, PQ_d . PK_d, position to position; with it, the divisor is sqrt(4 D).
 
-Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries.
+Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries of a row.
 """
 
 import math

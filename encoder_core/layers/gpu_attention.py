@@ -1,15 +1,15 @@
-"""The fused attention of `encoder_core/kernels`, given rows: where it runs, and what its kernels want to know of rows.
+"""Attention kernels of GPUs that torch does not bring: the fused attention of `encoder_core/kernels`, and
+FlashAttention-3.
 
-The kernels need Triton, which comes with torch's CUDA builds. They are imported when one is first used, so that an
-installation without a GPU does not need it.
+The fused attention needs Triton, which comes with torch's CUDA builds. Its kernels are imported when one is first used,
+so that an installation without a GPU does not need Triton.
+
+FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, where its package is installed. torch
+registers it in place of its own flash attention, for the whole process. So one operator calls both, and `activate` says
+before a forward pass which of the two it is; the backward pass must follow before the other is activated. A trial may
+prefer it; it is never the usual kernel. It has not met a GPU.
 
 Shapes: T tokens, M queries, N heads, D head width, E distances.
-
-FlashAttention-3 (Shah et al., 2024): on Hopper GPUs, without dropout, where its package is installed.
-
-torch puts it in the place of its own flash attention, for a whole process and until that is taken back. So both are
-called by one operator, and `activate` says before a forward pass which of them it is; the backward pass must follow
-before the other is activated. It is one more kernel that a trial may prefer, never the usual one. It has not met a GPU.
 """
 
 from functools import cache

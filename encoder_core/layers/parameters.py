@@ -1,17 +1,15 @@
-"""Parameters in the layouts of published models that torch has no module for.
+"""Parameters in the layouts of published models that torch has no module for, and several Linears computed by one
+product.
 
-Each is used in the `forward` of the module that owns it, tensors in and tensors out: that is where ZeRO 3 gathers it,
-in the forward pass and again in the backward pass.
+Each parameter is used in the `forward` of the module that owns it, tensors in and tensors out: ZeRO 3 gathers it
+there, in the forward pass and again in the backward pass.
 
-Shapes: H hidden, N heads, D head width.
+Linears of the same inputs keep their own parameters, and share one product. This suits GPUs, which are quick at large
+products and few kernels: the inputs are read once, and their derivative is summed inside the product, where three
+Linears would add three tensors. The outputs are contiguous, as attention kernels want them. No joined weight is kept
+for the backward pass. It has not met a GPU. On a CPU it is no quicker.
 
-Several Linears of the same inputs, computed by one product, though each keeps its own parameters.
-
-Meant for GPUs, which large products and few kernels suit: the inputs are read once, and their derivative is summed
-inside its products, where three Linears would add three tensors. What comes out are tensors without gaps, as attention
-kernels want them. No joined weight is kept for the backward pass. It has not met a GPU. On a CPU it is no quicker.
-
-Shapes: T tokens, I inputs, O outputs, L Linears.
+Shapes: T tokens, H hidden, N heads, D head width; I inputs, O outputs, L Linears.
 """
 
 from collections.abc import Sequence

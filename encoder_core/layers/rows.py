@@ -1,15 +1,12 @@
-"""Rotary positions (Su et al., 2021, RoFormer): queries and keys are turned by angles that grow with their position.
+"""Where rows lie in flat tokens: rows as a padded rectangle and back, and rotary positions.
 
-Number i of the first half of a head and number i of its second half are one pair, turned by position * base^(-2 i / D):
-the product of a turned query and key depends on their distance only. Angles are computed in fp32 whatever the model's
+Rotary positions (Su et al., 2021, RoFormer) turn queries and keys by angles that grow with their position. Number i of
+the first half of a head and number i of its second half are one pair, turned by position * base^(-2 i / D). So the
+product of a turned query and key depends on their distance only. Angles are computed in fp32 whatever the model's
 precision, as in the published models: at position 8,191 an angle in fp32 is off by up to 2.4e-4, and weights were
 trained with that.
 
-Shapes: T tokens, N heads, D head width.
-
-Where rows lie in flat tokens, and how to lay them out as a padded rectangle for kernels that want one.
-
-Shapes: T tokens of all rows, R rows, L the longest row.
+Shapes: T tokens of all rows, R rows, L the longest row, N heads, D head width.
 """
 
 import itertools
@@ -124,7 +121,7 @@ class Rows:
         return self.mask & (near_LL | ~self.mask.transpose(-1, -2))
 
     def rotation(self, base: float, width: int) -> Rotation:
-        """Cosines and sines for `rotary.rotate`."""
+        """Cosines and sines for `rotate`."""
         key = (base, width)
         if key not in self._rotations:
             self._rotations[key] = rotation(self.positions, base, width)

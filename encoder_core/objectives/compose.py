@@ -1,6 +1,6 @@
-"""From the terms of an objective to the one module that trains them; and what cannot be trained together.
+"""From the terms of an objective to the one module that trains them, and why some cannot be trained together.
 
-One network by its configuration and heads: what a folder in transformers' format holds.
+`network` makes one network of a configuration and its heads: what a folder in transformers' format holds.
 """
 
 from collections.abc import Mapping, Sequence

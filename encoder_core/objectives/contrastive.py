@@ -1,22 +1,16 @@
 """Contrastive training of text vectors: each query finds its positive among the texts of the whole global batch.
 
 The loss of one example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
-arXiv 2101.06983). The first pass has no graph and gives the vectors of all texts; from these the loss and its
-derivatives by the vectors are computed. The second pass has a graph and gives the derivatives by the weights. So memory
-grows with the microbatch; of the rest of the batch only the vectors are held. SimCSE (Gao et al. 2021) is the case of
-an example that holds the same text twice: dropout differs. Beside other terms the texts are their rows
-(`contrastive_beside.py`).
+arXiv 2101.06983). The first pass has no graph and gives the vectors of all texts; the loss and its derivatives by the
+vectors are computed from these. The second pass has a graph and gives the derivatives by the weights. So memory grows
+with the microbatch; of the rest of the batch only the vectors are held. The gradient depends on neither ranks nor
+microbatches.
+
+SimCSE (Gao et al. 2021, section 3) is the case of an example that holds the same text twice, read with different
+dropout. Beside other terms the examples are their rows, as the text was before it was masked, each read twice. The
+vectors are those of the encoder that is used after pretraining: the only one, or the discriminator's.
 
 Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
-
-Contrastive training beside other terms: SimCSE (Gao et al. 2021, section 3) on the rows that the others learn from.
-
-A row's text as it was before anything in it was masked is read twice, and dropout differs: the two vectors belong
-together, and those of all other rows of the global batch do not. The vectors are of the encoder that is used after
-pretraining: the only one, or the discriminator's. They are compared as those of whole texts are (`contrastive.py`), so
-the step passes twice over its microbatches, and its gradient depends on neither ranks nor microbatches.
-
-Shapes: T tokens, R rows, D width of a vector.
 """
 
 from abc import abstractmethod

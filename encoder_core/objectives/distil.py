@@ -1,12 +1,11 @@
-"""Distillation: a student learns what its teachers hold likely, and to think in their directions (DistilBERT: Sanh et
-al. 2019, section 3).
+"""Distillation: a student learns its teachers' distributions, the direction of their last states, and chosen layers.
 
-The teachers are frozen networks that read the same rows, masks included. Their weights are given after the module is
-built (`hold_teachers`): they are no part of it (`teacher.py`).
+`distil` and `cosine` are DistilBERT's losses (Sanh et al. 2019, section 3), `hidden` is TinyBERT's loss on states (Jiao
+et al. 2020, section 3.1). TinyBERT's loss on attention scores is left out: our kernels keep no scores, and keeping them
+would take a square of every row, of student and teacher alike.
 
-Distillation layer by layer: a student's states learn those of chosen layers of its teacher (TinyBERT: Jiao et al.
-2020, section 3.1). The paper's loss on attention scores is left out: no kernel here keeps scores, and without them it
-would have to hold a square of every row, of student and teacher alike.
+The teachers are frozen networks that read the same rows, masks included. They are no part of the module (`teacher.py`);
+`hold_teachers` gives them to it after it is built.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

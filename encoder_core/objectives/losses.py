@@ -1,6 +1,7 @@
-"""What an objective is, and what it returns: sums, not means. Only the trainer knows the targets of the whole step.
+"""What an objective is, what it returns, and what a term weighs.
 
-The weight of a term in the loss: a number, or a function of the step.
+An objective returns sums, not means: only the trainer knows the targets of the whole step. The weight of a term is a
+number, or a function of the step.
 """
 
 from abc import ABC, abstractmethod

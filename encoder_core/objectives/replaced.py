@@ -1,14 +1,13 @@
-"""Replaced-token detection (ELECTRA: Clark et al. 2020): a generator fills the masks, a discriminator says which
-tokens it replaced. One update trains both in ELECTRA; DeBERTa v3 has two updates a step.
+"""Replaced-token detection: a generator fills the masks, a discriminator says which tokens it replaced.
 
-Replaced-token detection with gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2).
+ELECTRA (Clark et al. 2020) updates both networks at once, and they share their embeddings.
 
-The discriminator reads stop_gradient(E_G) + E_delta: it uses the generator's embeddings, but its loss does not change
-them. A step first updates the generator, then the discriminator, which reads the updated embeddings.
-
-Every table of the input embeddings is shared in this way. In DeBERTa v3 that is the word embedding alone: absolute
-positions enter only in the generator's mask decoder, not in the encoder. Each network has its own table of relative
-positions (the paper and microsoft/DeBERTa, rtd_task.py, share embeddings only) and its own LayerNorms.
+DeBERTa v3 (DeBERTaV3: He et al. 2021, section 3.2) shares them gradient-disentangled. The discriminator reads
+stop_gradient(E_G) + E_delta: it uses the generator's embeddings, but its loss does not change them. A step first
+updates the generator, then the discriminator, which reads the updated embeddings. Every table of the input embeddings
+is shared in this way; in DeBERTa v3 that is the word embedding alone, since absolute positions enter only in the
+generator's mask decoder. Each network has its own table of relative positions and its own LayerNorms (the paper and
+microsoft/DeBERTa, rtd_task.py, share embeddings only).
 """
 
 from collections.abc import Iterator, Sequence

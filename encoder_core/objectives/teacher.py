@@ -1,8 +1,7 @@
-"""Networks that an objective computes with and never trains: a student's teachers.
+"""A student's teachers: frozen networks that an objective computes with and never trains.
 
-A network that a student learns from: what it holds likely at each place, and its last states.
-
-Any family that predicts masked tokens can teach; the student may be of another.
+A teacher gives its scores at each place and its states. Any family that predicts masked tokens can teach; the student
+may be of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

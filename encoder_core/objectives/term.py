@@ -1,10 +1,8 @@
-"""The states of one network that several terms read: what each needs is computed once.
+"""The contract of a term of the loss, and the states of one network that several terms read.
 
-The contract of a term of the loss. README.md, "Terms", says how to write one.
-
-A term has two sides in one file of this folder: its description (`TermConfig`: what a recipe says, and what the term
-cannot go together with), and its device half, which the description makes: heads on the states of a network that
-terms share (`HeadTerm`), or a whole module around it (`ModuleConfig`).
+A term has two sides in one file of this folder. Its description (`TermConfig`) is what a recipe says, and what the term
+cannot go together with. It makes the device half: heads on the states of a network that terms share (`HeadTerm`), or a
+whole module around it (`ModuleConfig`). The package's README, "Terms", says how to write one.
 """
 
 from abc import ABC, abstractmethod

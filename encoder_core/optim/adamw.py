@@ -1,9 +1,9 @@
-"""AdamW (Loshchilov & Hutter 2019), and BERT's form of it without bias correction.
+"""AdamW (Loshchilov & Hutter 2019), BERT's form of it without bias correction, and StableAdamW.
 
-Its two moments per tensor, under the names that checkpoints store, are LAMB's and StableAdamW's too.
-
-StableAdamW (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2): AdamW whose learning rate is lowered, parameter by
+StableAdamW (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2) is AdamW whose learning rate is lowered, parameter by
 parameter, where the gradient is larger than its second moment led to expect (AdaFactor's update clipping).
+
+Both keep two moments for each parameter. Checkpoints store them under the names that LAMB uses, too.
 """
 
 import math

@@ -1,21 +1,18 @@
-"""A matrix made orthogonal by products alone: the Newton-Schulz iteration of Muon.
+"""Muon (Jordan et al. 2024) as in Moonlight (Liu et al. 2025, arXiv 2502.16982): the momentum of each hidden matrix is
+made orthogonal before it is applied.
 
-Of M = U S V^T it gives about U V^T: singular values above 0.002 of M's Frobenius norm end between 0.68 and 1.21, which
-serves as well as 1 would (Jordan et al. 2024, kellerjordan.github.io/posts/muon). Smaller ones end smaller.
+AdamW updates everything else (embeddings, norms, biases, heads) in the same optimizer. Where several matrices lie in
+one parameter (query, key and value; the halves of a gated block), each is made orthogonal by itself.
 
-Matrices that ZeRO cut between ranks, each made whole on one rank and given back.
+The Newton-Schulz iteration makes a matrix orthogonal by products alone. Of M = U S V^T it gives about U V^T: singular
+values above 0.002 of M's Frobenius norm end between 0.68 and 1.21, which serves as well as 1 would
+(kellerjordan.github.io/posts/muon). Smaller ones end smaller.
 
-Of each matrix every rank holds one range, in the order of ranks (`table`). Which rank makes which whole is a function
-of that table, so no rank need ask. One that holds much of a matrix is preferred, since it receives least; where all
-hold alike, as at stage 3, the work is dealt out evenly.
-
-Muon (Jordan et al. 2024) as in Moonlight (Liu et al. 2025, arXiv 2502.16982): the momentum of each hidden matrix is
-made orthogonal before it is applied. Everything else (embeddings, norms, biases, heads) is AdamW's, in the same
-optimizer. Where several matrices lie in one parameter (query, key and value; the halves of a gated block), each is made
-orthogonal by itself.
-
-A matrix must be whole to be orthogonalised. Under ZeRO each is made whole on one rank, and every rank gets its own
-range of the result (`encoder_core.optim.muon`). At stage 0 every rank does all of them alike.
+A matrix must be whole for that. At stage 0 every rank computes all of them alike. At the other stages every rank holds
+one range of each matrix, in the order of ranks (`table`). One rank makes the matrix whole and orthogonal, and every
+rank gets its own range of the result. Which rank that is follows from the table, so ranks need not ask. A rank that
+holds much of a matrix is preferred, since it receives least; where all hold alike, as at stage 3, the work is dealt out
+evenly.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Every name of DeepSpeed's that is private or undocumented and that we use, and what it is used for.
 
 DeepSpeed may rename them in any release. `ensure_names` looks for all that a stage uses when an engine is built, and
-each access afterwards raises `LibraryChanged`, too. That the names still do what they did is measured (`probe.py`) and
-counted (`overlap.py`). A method is replaced through `replace_method` only, which never makes a new one.
+each access afterwards raises `LibraryChanged`, too. That the names still do what they did is measured (`rehearsal.py`)
+and counted (`overlap.py`). A method is replaced through `replace_method` only, which never makes a new one.
 """
 
 from collections.abc import Callable, Sequence

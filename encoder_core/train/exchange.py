@@ -1,12 +1,10 @@
-"""What ranks tell each other besides gradients: one small gather before a step, and one after it.
+"""What ranks tell each other besides gradients: one small gather before a step, one after it, and the examples of
+objectives whose loss couples them (`CoupledObjective`).
 
-A gather (not a reduction) of float64 rows keeps the result independent of the collective's algorithm: every rank
-sums the same rows in rank order, so figures are bit-identical on all of them. It runs on a gloo group of its own:
-the numbers live on the host anyway, and nothing else can interleave with it.
-
-Before a step (`exchange`): target counts, and the flags on which all ranks must act alike.
-
-All ranks' examples of a step brought together, for objectives whose loss couples them (`CoupledObjective`).
+A gather (not a reduction) of float64 rows keeps the result independent of the collective's algorithm: every rank sums
+the same rows in rank order, so figures are bit-identical on all of them. It runs on a gloo group of its own: the
+numbers live on the host anyway, and no other collective can interleave with it. Before a step (`exchange`) ranks gather
+target counts, and the flags on which all must act alike.
 """
 
 from collections.abc import Mapping, Sequence

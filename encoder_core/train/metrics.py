@@ -1,6 +1,6 @@
-"""Figures of a step: means from global sums, under the names used in metrics files and reports.
+"""Figures of a step and of held-out rows: means from global sums, under the names used in metrics files and reports.
 
-Held-out figures: the same rows, masks and draws every time, whatever the world size.
+Held-out rows have the same masks and draws every time, whatever the world size.
 """
 
 import math

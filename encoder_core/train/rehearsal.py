@@ -1,14 +1,13 @@
-"""Whether a rank's largest microbatch fits into its device's memory, found out before a step and apart from it.
+"""What a rank tries before it trains: whether a microbatch fits its device, and whether gradients are added up rightly.
 
 A step cannot be taken back once it has begun: an error in the middle of a backward pass leaves gradients half summed,
-and other ranks in a collective that this one never enters. So a microbatch larger than any before is rehearsed: its
-passes run by themselves, and what they give is thrown away. Nothing of the engine notices, and no rank waits for
-another.
+and the other ranks wait in a collective that this one never enters. So a microbatch larger than any before is
+rehearsed: its passes run by themselves, and their gradients are thrown away. The engine does not notice, and no rank
+waits for another.
 
-Measures, before the first step, that the ranks' gradients are added up as `Engine` means them to be.
-
-Names that we replace in DeepSpeed may be there and not be called any more: then a gradient would be another number, and
-nothing would say so. So a network of six numbers takes a step of two microbatches through an engine of its own.
+Names that we replace in DeepSpeed may still exist in a later release and no longer be called. Then gradients would be
+other numbers, and no error would say so. So before the first step a network of six numbers takes a step of two
+microbatches through an engine of its own, and the sum of its gradients is measured.
 """
 
 import gc

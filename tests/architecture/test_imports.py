@@ -85,7 +85,6 @@ GROUND = (
     "data_service.visible",
     "data_service.formats",
     "data_service.processes",
-    "data_service.temporary",
 )
 """The store, and files that import nothing of the data service."""
 

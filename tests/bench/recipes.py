@@ -25,9 +25,8 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.stream.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Kind
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from launcher.after.diagnose.frozen import open_checkpoint, untrained
 from launcher.after.diagnose.linear_probe import linear_probe
 from launcher.after.diagnose.own_data import probe_splits

@@ -14,10 +14,9 @@ from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, sealed, unsealed
-from checkpoints.listing import read_manifest, rows
+from checkpoints.listing import Rewind, read_manifest, record, rewinds, rows
 from checkpoints.load import newest_good
 from checkpoints.ownership import StopRequest, presence, request_stop, stop_requested
-from checkpoints.rewind import Rewind, record, rewinds
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
 from encoder_core.train.memory_schedule import MEMORY

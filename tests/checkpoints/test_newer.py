@@ -12,10 +12,9 @@ from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import NewerFormat
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, sealed, unsealed
-from checkpoints.listing import committed, rows
+from checkpoints.listing import Rewind, committed, record, rewinds, rows
 from checkpoints.load import newest_good
 from checkpoints.retention import tidy
-from checkpoints.rewind import Rewind, record, rewinds
 from checkpoints.verify import verify_all
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import commit_steps

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import Attempt
-from checkpoints.rewind import Rewind, record, rewinds
+from checkpoints.listing import Rewind, record, rewinds
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import Attempt, newest_attempt
-from checkpoints.listing import committed
-from checkpoints.rewind import Rewind, record
+from checkpoints.listing import Rewind, committed, record
 from data_service.store.open import open_store
 from launcher.runtime.run.terms import figures
 from tests.support.runs import small_runs

@@ -12,8 +12,7 @@ import yaml
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from launcher.app.cli.demo_text import write_jsonl
 from launcher.errors import RecipeError
 from tests.support.data.translated import LANGUAGES as LANGUAGES_OF_OURS

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from checkpoints.hf.export import CARD, published
-from checkpoints.hf.publish import removable
+from checkpoints.hf.folder import removable
 from data_service.store.open import open_store
 from data_service.visible import one_line
 from encoder_core.errors import ModelError

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.hf.publish import INDEX, WEIGHTS
+from checkpoints.hf.folder import INDEX, WEIGHTS
 from data_service.formats import foreign_json
-from data_service.tokenizers.bounds import check_folder, library_errors
+from data_service.tokenizers.files import check_folder, library_errors
 from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling

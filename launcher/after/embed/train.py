@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from data_service.temporary import temporary_folder
+from data_service.processes import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.after.embed.losses import check_rows, make_loss
 from launcher.after.embed.model import library, load_model, say_what_is_cut

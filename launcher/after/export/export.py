@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.export import published, write_model
-from checkpoints.hf.pair import export_pair
-from checkpoints.hf.publish import removable
+from checkpoints.hf.export import export_pair, published, write_model
+from checkpoints.hf.folder import removable
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store

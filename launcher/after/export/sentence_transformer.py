@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from checkpoints.hf.publish import CONFIG
+from checkpoints.hf.folder import CONFIG
 from encoder_core.errors import ModelError
 
 Pooling = Literal["cls", "mean", "weighted_mean", "last_token", "max"]

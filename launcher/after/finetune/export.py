@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.publish import WEIGHTS
+from checkpoints.hf.folder import WEIGHTS
 from data_service.formats import REMEDY, is_newer, newer
 from data_service.visible import one_line
 from launcher.after.finetune.heads import HeadConfig, MixedHead

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_service.tokenizers.bounds import check_folder, library_errors
+from data_service.tokenizers.files import check_folder, library_errors
 from launcher.after.finetune.outcome import TaskMismatch
 from launcher.extras import EVALUATE, optional, reason
 

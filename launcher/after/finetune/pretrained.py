@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.fetch import PARTS
-from checkpoints.hf.publish import CONFIG
-from checkpoints.hf.publish import RECORD as RECORD_OF_EXPORT
+from checkpoints.hf.folder import CONFIG, PARTS
+from checkpoints.hf.folder import RECORD as RECORD_OF_EXPORT
 from data_service.formats import foreign_json
+from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
-from data_service.temporary import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.after.export.export import export_run
 from launcher.errors import RunError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from checkpoints.hf.publish import publish, removable
+from checkpoints.hf.folder import publish, removable
+from data_service.processes import temporary_folder
 from data_service.store.open import open_store
-from data_service.temporary import temporary_folder
 from launcher.after.finetune.export import Provenance, write_export
 from launcher.after.finetune.inputs import open_pieces
 from launcher.after.finetune.loop import compute_logits, reproducible, train_updates, updates_each

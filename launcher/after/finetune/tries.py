@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.publish import RECORD, publish, removable
+from checkpoints.hf.folder import RECORD, publish, removable
+from data_service.processes import temporary_folder
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
-from data_service.temporary import temporary_folder
 from launcher.after.finetune.export import RESULTS
 from launcher.after.finetune.outcome import Diverged, FinetuneOutcome
 from launcher.after.finetune.pretrained import LocalModel

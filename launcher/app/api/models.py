@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from checkpoints.hf.fetch import PARTS
+from checkpoints.hf.folder import PARTS
 from checkpoints.load import Reader
-from data_service.temporary import temporary_folder
+from data_service.processes import temporary_folder
 from launcher.after.export.export import export_run
 from launcher.errors import RunError
 from launcher.extras import optional

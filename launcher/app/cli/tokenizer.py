@@ -85,8 +85,7 @@ def train(
     """
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.load import save_tokenizer
-    from data_service.tokenizers.options import TokenizerOptions
-    from data_service.tokenizers.train import train_tokenizer
+    from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
     from launcher.app.cli.texts import sample_texts
     from launcher.progress import work
 
@@ -174,8 +173,8 @@ def extend(
 
     Example: `maskfleet tokenizer extend bpe-50k/ bpe-medical/ --terms drugs.txt`
     """
-    from data_service.tokenizers.extend import extend_tokenizer
     from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+    from data_service.tokenizers.vocabulary import extend_tokenizer
     from launcher.app.cli.texts import read_terms
 
     _check_free(new, replace)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from checkpoints.snapshot import take
+from checkpoints.save import take
 from encoder_core.cost.trial_process import Deadline, Line, follow
 from encoder_core.cost.trial_process import Report as Message
 from encoder_core.layers.torch_internals import dispatch_mode

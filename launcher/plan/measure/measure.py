@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from data_service.corpus.manifest import PairTexts
+from data_service.processes import temporary_folder
 from data_service.samples.inputs import RepeatedSentences, TextPairs, Translations
 from data_service.samples.packing import EDGE_TOKENS
 from data_service.store.open import open_store
-from data_service.temporary import temporary_folder
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.measure.processes import RankCommand, run_ranks
 from launcher.plan.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from checkpoints.layout import CheckpointName
-from checkpoints.rewind import Rewind
+from checkpoints.listing import Rewind
 from launcher.runtime.policies.failures import Stop
 
 LOSS = "loss"

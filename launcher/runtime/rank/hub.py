@@ -9,7 +9,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from checkpoints.hf.fetch import PARTS
+from checkpoints.hf.folder import PARTS
 from launcher.errors import RecipeError
 from launcher.extras import optional
 from launcher.runtime.rank.initial_weights import check_start

@@ -9,11 +9,10 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
-from checkpoints.hf.fetch import PARTS, folder_digest, local_configs, local_folder
+from checkpoints.hf.export import pair_weights_for
+from checkpoints.hf.folder import CONFIG, PARTS, folder_digest, local_configs, local_folder
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import check_same_model, read_folder_config, unused_in, weights_for
-from checkpoints.hf.pair import pair_weights_for
-from checkpoints.hf.publish import CONFIG
 from checkpoints.listing import committed
 from checkpoints.load import Reader, newest_good
 from data_service.store.base import Store

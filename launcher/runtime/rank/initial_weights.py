@@ -20,14 +20,13 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from checkpoints.gather import Peers
-from checkpoints.hf.fetch import PARTS
-from checkpoints.hf.publish import CONFIG
+from checkpoints.hf.folder import CONFIG, PARTS
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.tokenizers.transfer import origins
+from data_service.tokenizers.vocabulary import origins
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import ENCODER
 from encoder_core.train.zero_state import MASTER, Read

@@ -11,8 +11,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest, LineageSegment
-from checkpoints.listing import committed, on
-from checkpoints.rewind import SKIPS, Rewind, Span, record
+from checkpoints.listing import SKIPS, Rewind, Span, committed, on, record
 from data_service.stream.positions import Positions, Range
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import StepReport, means

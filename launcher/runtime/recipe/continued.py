@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
-from checkpoints.hf.fetch import PARTS, local_configs
+from checkpoints.hf.folder import CONFIG, PARTS, local_configs
 from checkpoints.hf.load import read_folder_config
-from checkpoints.hf.publish import CONFIG
 from data_service.samples.inputs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store

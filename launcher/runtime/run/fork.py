@@ -13,11 +13,10 @@ from fnmatch import fnmatchcase
 
 from pydantic import JsonValue
 
-from checkpoints.copying import BEFORE, copy_checkpoint
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import committed
+from checkpoints.listing import SKIPS, committed, rewinds, skips
 from checkpoints.load import ensure_kinds
-from checkpoints.rewind import SKIPS, rewinds, skips
+from checkpoints.verify import BEFORE, copy_checkpoint
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.visible import shell_word
 from encoder_core.train.zero_state import own_kinds

@@ -6,8 +6,8 @@ from pydantic import JsonValue
 
 from checkpoints.gather import Alone, Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest
+from checkpoints.listing import Rewind, Span, rewinds, skips
 from checkpoints.load import newest_good
-from checkpoints.rewind import Rewind, Span, rewinds, skips
 from data_service.stream.positions import Range
 from launcher.runtime.run.record import Run
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from checkpoints.hf.fetch import local_folder
+from checkpoints.hf.folder import CONFIG, local_folder
 from checkpoints.hf.load import check_same_model, load_pretrained
-from checkpoints.hf.publish import CONFIG
 from checkpoints.load import Reader
 from data_service.store.base import Store
 from data_service.store.open import open_store

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from checkpoints.hf.export import export_model
-from checkpoints.hf.pair import export_pair
+from checkpoints.hf.export import export_model, export_pair
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.open import open_store

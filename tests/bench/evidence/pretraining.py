@@ -11,8 +11,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from launcher.app.cli.texts import sample_texts
 from launcher.errors import RunError
 from launcher.runtime.cluster.ending import train

@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from checkpoints.hf.export import export_model
+from checkpoints.hf.export import export_model, export_pair, pair_weights_for
 from checkpoints.hf.load import load_pretrained, weights_for
-from checkpoints.hf.pair import export_pair, pair_weights_for
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig

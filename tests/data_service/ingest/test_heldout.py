@@ -19,8 +19,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.sentences import split_sentences
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import Kind, train_tokenizer
+from data_service.tokenizers.train import Kind, TokenizerOptions, train_tokenizer
 from tests.support.data.raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
 
 HALF = BuildOptions(heldout_fraction=0.5, split_bytes=4096, block_tokens=500)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from data_service.ingest.blocks import encode_sentences
 from data_service.ingest.sentences import LONGEST, split_sentences
 from data_service.tokenizers.load import load_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from tests.support.data.made_up import SCRIPTS, scripts_text
 from tests.support.data.published_tokenizers import published_folder
 

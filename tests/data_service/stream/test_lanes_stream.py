@@ -17,9 +17,8 @@ from data_service.stream.plan import StreamPlan
 from data_service.stream.positions import PhaseBatches, Positions
 from data_service.stream.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from tests.support.data.corpora import spec_of
 from tests.support.data.raw_text import DOCUMENTS, SMALL, ignore_progress, write_jsonl
 

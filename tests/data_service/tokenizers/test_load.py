@@ -1,12 +1,22 @@
-"""Folders that are not a usable tokenizer: each says what is wrong, where, and what to do."""
+"""Published folders without `tokenizer.json` give the ids of transformers' own classes; unusable ones say what is
+wrong.
+"""
 
 import json
 import pickle
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.load import from_files, load_tokenizer
+from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
+from tests.support.data.made_up import scripts_text
+from tests.support.data.published_tokenizers import FAMILIES, published_folder
 
 
 @pytest.fixture
@@ -89,3 +99,146 @@ def test_a_vocabulary_without_the_unknown_token() -> None:
 def test_a_damaged_sentencepiece_model(content) -> None:
     with pytest.raises(TokenizerError, match=r"spiece\.model: not a"):
         from_files({"spiece.model": content})
+
+
+# ruff: noqa: RUF001
+
+
+Folder = Callable[[str], Path]
+
+SETTINGS = {
+    "bert-uncased": ({"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}),
+    "roberta": ({"add_prefix_space": True},),
+    "deberta": ({"add_prefix_space": True},),
+    "albert": ({"do_lower_case": False}, {"keep_accents": True}, {"additional_special_tokens": ["<new>"]}),
+    "xlnet": (
+        {"do_lower_case": True},
+        {"keep_accents": True},
+        {"additional_special_tokens": ["<eop>", "<eod>"]},
+    ),
+    "deberta-v3": ({"do_lower_case": True}, {"split_by_punct": True}, {"add_prefix_space": False}),
+}
+
+
+@pytest.fixture(scope="module")
+def published(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    texts = [*documents[:8], *(scripts_text(seed) for seed in range(200))]
+    return cache(
+        lambda family: published_folder(family, texts, tmp_path_factory.mktemp("published") / family)
+    )
+
+
+@pytest.fixture(scope="module")
+def english(lines: list[str]) -> list[str]:
+    return [line for line in lines if not any(name in line for name in ("[", "<"))][:1000]
+
+
+def _same(folder: Path, texts: list[str]) -> None:
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(str(folder))
+    found = [ids.tolist() for ids in ours.encode_batch(texts)]
+    assert found == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert len(theirs) == ours.vocab_size
+    for role in ("cls", "sep", "pad", "mask", "unk"):
+        assert getattr(theirs, f"{role}_token_id") == getattr(ours.special, role)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_published_folder_gives_the_ids_of_its_class(
+    published: Folder, family: str, english: list[str]
+) -> None:
+    chinese = [scripts_text(seed) for seed in range(1000, 1500)]
+    mixed = [f"{a} {b}{a}" for a, b in zip(english, chinese, strict=False)]
+    _same(published(family), [*english, *chinese, *mixed])
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    text=st.text(
+        st.sampled_from("ab Zé\u0301ﬁ½①Ａ．`'\"().-–£€!日本。「ไทย\u3000\u00a0\u200b\t\n😀")
+        | st.characters(codec="utf-8", exclude_characters="[<")
+    )
+)
+def test_random_text_gives_the_ids_of_each_class(published: Folder, text: str) -> None:
+    for family in ("bert-uncased", "bert-chinese", "roberta", "albert", "xlnet", "deberta-v3"):
+        theirs, ours = _pair(str(published(family)))
+        assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"], family
+
+
+@cache
+def _pair(folder: str):
+    return AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(("family", "changed"), [(f, c) for f, changes in SETTINGS.items() for c in changes])
+def test_settings_mean_what_they_mean_to_the_class(
+    published: Folder, family: str, changed: dict[str, object], english: list[str], tmp_path: Path
+) -> None:
+    for path in published(family).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(changed))
+    _same(
+        tmp_path,
+        [*english[:100], *(scripts_text(seed) for seed in range(100)), 'Ünïcode (ABC) "x" – £5.', "Ａ．Ｂ"],
+    )
+
+
+def test_the_class_of_the_tokenizer_decides_where_no_model_is_there(
+    published: Folder, english: list[str]
+) -> None:
+    model = {"spiece.model": (published("albert") / "spiece.model").read_bytes()}
+    named = from_files(model | {"tokenizer_config.json": b'{"tokenizer_class": "AlbertTokenizerFast"}'})
+    whole = load_tokenizer(str(published("albert")))
+    assert named.hash == whole.hash
+    assert from_files(model).hash != whole.hash  # as SentencePiece itself reads it
+    alone = from_files({"spm.model": (published("deberta-v3") / "spm.model").read_bytes()})
+    assert alone.hash == load_tokenizer(str(published("deberta-v3"))).hash
+
+
+@pytest.mark.parametrize("family", ["bert-cased", "deberta", "albert", "xlnet", "deberta-v3"])
+def test_what_was_read_is_saved_whole(
+    published: Folder, family: str, english: list[str], tmp_path: Path
+) -> None:
+    ours = load_tokenizer(str(published(family)))
+    save_tokenizer(ours, str(tmp_path))
+    theirs, saved = AutoTokenizer.from_pretrained(published(family)), AutoTokenizer.from_pretrained(tmp_path)
+    assert saved(english[:100])["input_ids"] == theirs(english[:100])["input_ids"]
+    assert load_tokenizer(str(tmp_path)).hash == ours.hash
+
+
+@pytest.mark.parametrize("family", ["bert-cased", "deberta-v3"])
+@pytest.mark.parametrize("form", ["file", "decoder"])
+def test_added_tokens_keep_their_ids(published: Folder, family: str, form: str, tmp_path: Path) -> None:
+    size = load_tokenizer(str(published(family))).vocab_size
+    for path in published(family).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    known = {"[MASK]": size - 1} if family == "deberta-v3" else {}
+    added = known | {"zünder": size, "flieger": size + 1}
+    if form == "file":
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    else:
+        flags = {"lstrip": False, "rstrip": False, "single_word": False}
+        described = {
+            str(i): flags | {"content": t, "normalized": t != "[MASK]", "special": t == "[MASK]"}
+            for t, i in added.items()
+        }
+        settings = {"do_lower_case": False, "added_tokens_decoder": described}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    _same(tmp_path, ["a zünder flieger text", "zünderflieger", "plain"])
+    ours = load_tokenizer(str(tmp_path))
+    assert size in ours.encode("a zünder text")
+    assert ours.special.mask == (size - 1 if known else ours.piece_id("[MASK]"))
+
+
+def test_added_tokens_with_other_ids_are_refused(published: Folder) -> None:
+    files = {path.name: path.read_bytes() for path in published("bert-cased").iterdir()}
+    with pytest.raises(TokenizerError, match=r"'x' is said to be id 5000, and becomes"):
+        from_files(files | {"added_tokens.json": b'{"x": 5000}'})
+
+
+def test_line_ends_of_windows_are_no_part_of_a_piece(published: Folder, english: list[str]) -> None:
+    files = {path.name: path.read_bytes() for path in published("bert-cased").iterdir()}
+    windows = files | {"vocab.txt": files["vocab.txt"].replace(b"\n", b"\r\n")}
+    assert from_files(windows).hash == from_files(files).hash
+    bpe = {path.name: path.read_bytes() for path in published("roberta").iterdir()}
+    windows = bpe | {"merges.txt": bpe["merges.txt"].replace(b"\n", b"\r\n")}
+    assert from_files(windows).hash == from_files(bpe).hash

@@ -6,13 +6,12 @@ import sys
 import pytest
 
 from data_service.errors import InputError, TokenizerError
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 _TRAIN = """
 import sys, pydoc_data.topics
 from data_service.tokenizers.train import train_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
+from data_service.tokenizers.train import TokenizerOptions
 texts = [topic for _, topic in sorted(pydoc_data.topics.topics.items())][:20]
 print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).hash)
 """

@@ -7,8 +7,7 @@ import sentencepiece
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
 from data_service.tokenizers.load import from_files, save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 
 def _theirs(tokenizer, texts: list[str]) -> list[list[int]]:

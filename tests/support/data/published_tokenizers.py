@@ -12,8 +12,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 FAMILIES = (
     "bert-uncased",

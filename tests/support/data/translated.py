@@ -9,9 +9,8 @@ from pathlib import Path
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.tokenizer import Kind
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NEXT = str.maketrans(LETTERS, LETTERS[1:] + LETTERS[0])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from data_service.samples.inputs import Input
+from encoder_core.families import catalogue
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.compose import refusals
 from encoder_core.objectives.term import Refusal, Setting
@@ -24,19 +25,22 @@ SHAPE = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
 }
-FAMILIES: Mapping[str, dict[str, object]] = {
-    "BERT": {"family": "bert"},
-    "RoBERTa": {"family": "roberta"},
-    "ALBERT": {"family": "albert", "embedding": 8},
-    "ELECTRA": {"family": "electra", "embedding": 8, "generator_divisor": 2},
-    "DeBERTa": {"family": "deberta"},
-    "DeBERTa v2, v3": {"family": "deberta_v2", "buckets": 8},
-    "ModernBERT": {"family": "modernbert", "local_attention": 8},
-    "EuroBERT": {"family": "eurobert", "key_value_heads": 1},
-    "XLM": {"family": "xlm", "feed_forward": 64, "languages": ["en", "re", "up"]},
-    "XLNet": {"family": "xlnet", "reuse": 8, "memory": 8},
+_SETTINGS: Mapping[str, dict[str, object]] = {
+    "albert": {"embedding": 8},
+    "electra": {"embedding": 8, "generator_divisor": 2},
+    "deberta_v2": {"buckets": 8},
+    "modernbert": {"local_attention": 8},
+    "eurobert": {"key_value_heads": 1},
+    "xlm": {"feed_forward": 64, "languages": ["en", "re", "up"]},
+    "xlnet": {"reuse": 8, "memory": 8},
 }
-"""Each in small, as a recipe's `model`; `SHAPE` is common to all."""
+"""What a family's small model needs beside `SHAPE`, which is common to all."""
+FAMILIES: Mapping[str, dict[str, object]] = {
+    family.name: {"family": key, **_SETTINGS.get(key, {})}
+    for family in catalogue.FAMILIES
+    for key in [family.model_fields["family"].default]
+}
+"""Every family in small, as a recipe's `model`, by its column in the table."""
 
 _SPANS = {"unit": "span", "rate": 0.3}
 _TOKENS = {"rate": 0.3}

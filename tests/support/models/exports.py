@@ -8,13 +8,11 @@ from pathlib import Path
 
 import torch
 
-from checkpoints.hf.export import export_model
-from checkpoints.hf.pair import export_pair
+from checkpoints.hf.export import export_model, export_pair
 from data_service.store.open import open_store
-from data_service.tokenizers.options import TokenizerOptions
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
-from checkpoints.hf.export import export_model
-from checkpoints.hf.pair import export_pair
+from checkpoints.hf.export import export_model, export_pair
 from checkpoints.save import Saver
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer

@@ -14,9 +14,8 @@ import torch
 from checkpoints.attempt import Owner, claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import committed, read_manifest
+from checkpoints.listing import Rewind, committed, read_manifest, record
 from checkpoints.retention import tidy
-from checkpoints.rewind import Rewind, record
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import KINDS, Fragment

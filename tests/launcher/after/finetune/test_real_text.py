@@ -24,8 +24,7 @@ from transformers import AutoModel, AutoTokenizer
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.options import TokenizerOptions
-from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.embed.export import export_embeddings
 from launcher.after.embed.rows import TextColumns, read_source, rows_of_pairs

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import read_manifest
-from checkpoints.rewind import Rewind, record
+from checkpoints.listing import Rewind, read_manifest, record
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.local import LocalStore

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoints.layout import CheckpointName
-from checkpoints.rewind import Rewind
+from checkpoints.listing import Rewind
 from launcher.runtime.policies.failures import Stop
 from launcher.runtime.policies.spikes import (
     LOSS,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import committed, on, rows
+from checkpoints.listing import Rewind, committed, on, record, rewinds, rows
 from checkpoints.load import Reader, newest_good
-from checkpoints.rewind import Rewind, record, rewinds
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.memory import Carried

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from checkpoints.gather import Alone
-from checkpoints.hf.publish import WEIGHTS
+from checkpoints.hf.folder import WEIGHTS
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError

@@ -10,8 +10,7 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import committed, read_manifest
-from checkpoints.rewind import rewinds
+from checkpoints.listing import committed, read_manifest, rewinds
 from data_service.stream.positions import PhaseBatches, Positions
 from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Control, Signals

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.extend import extend_tokenizer
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from data_service.tokenizers.vocabulary import extend_tokenizer
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from encoder_core.objectives.span_boundary import SboConfig

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import Attempt
-from checkpoints.copying import BEFORE
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import committed, read_manifest
-from checkpoints.rewind import Rewind, record, skips
-from checkpoints.verify import verify_all
+from checkpoints.listing import Rewind, committed, read_manifest, record, skips
+from checkpoints.verify import BEFORE, verify_all
 from data_service.stream.stream import Stream
 from launcher.errors import RunChanged, RunError
 from launcher.observe.inspect.show import find_sample

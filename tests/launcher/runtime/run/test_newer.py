@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.publish import publish
+from checkpoints.hf.folder import publish
 from checkpoints.layout import CheckpointName
 from checkpoints.ownership import StopRequest, stop_requested
 from data_service.errors import CorpusError, UserError

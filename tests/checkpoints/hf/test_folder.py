@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.publish import RECORD, publish, removable
+from checkpoints.hf.folder import RECORD, publish, removable
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore

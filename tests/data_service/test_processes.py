@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from data_service.temporary import temporary_folder
+from data_service.processes import temporary_folder
 
 PROGRAM = """
 import time
-from data_service.temporary import temporary_folder
+from data_service.processes import temporary_folder
 with temporary_folder("one") as folder:
     (folder / "file").write_text("text")
     print(folder, flush=True)
