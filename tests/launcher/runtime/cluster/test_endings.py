@@ -58,7 +58,7 @@ def test_so_is_everything_else() -> None:
 def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str, list[dict[str, Any]]]:
     """What a start makes of an end of `supervise`: its code, what is shown, what is on record."""
 
-    def instead(*_: object) -> RunOutcome:
+    def instead(*_: object, **__: object) -> RunOutcome:
         if isinstance(end, BaseException):
             raise end
         return end
@@ -66,7 +66,7 @@ def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str
     monkeypatch.setattr(training, "supervise", instead)
     shown: list[str] = []
     monkeypatch.setattr(training.Watch, "note", lambda self, text: shown.append(text))
-    outcome = training.train(open_run(run), Console())
+    outcome = training.train(open_run(run), Console(), COMPANIONS)
     return outcome.code, "\n".join(shown), list(read_history(open_run(run).store).events)
 
 
