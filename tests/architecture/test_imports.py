@@ -174,15 +174,15 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
 
 LIGHT = {
     "recipe list": (),
-    "runs status": ("launcher.observe.inspect.status", "launcher.observe.inspect.status_text"),
-    "runs watch": ("launcher.observe.watch.server",),
+    "runs status": ("launcher.observe.inspect.status", "launcher.observe.inspect.status"),
+    "runs watch": ("launcher.observe.watch.site",),
     "tasks list": ("launcher.after.tasks.summary",),
 }
 """Commands that only look, and what they import of ours."""
 SHOWING = (
     "launcher.runtime.run.record",
     "launcher.observe.inspect.show",
-    "launcher.observe.inspect.report.write",
+    "launcher.observe.inspect.report.page",
     "launcher.runtime.recipe.summary",
 )
 """What commands import that read a recipe, whose types are those of modules."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st, assume
+from hypothesis import strategies as st
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
@@ -90,7 +90,9 @@ def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over
     manifest = content(store)
     place = data.draw(st.sampled_from([place for place in places(manifest) if place != ("format",)]))
     value = data.draw(_VALUES)
-    assume((place, value) != (("shapes", "none"), "gone"))  # it has no elements, so no other trace: a load names it
+    assume(
+        (place, value) != (("shapes", "none"), "gone")
+    )  # it has no elements, so no other trace: a load names it
     publish(store, changed(manifest, place, value))
     try:
         reports = {report.mark: report.problems for report in verify_all(store)}

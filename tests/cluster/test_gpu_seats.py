@@ -86,9 +86,9 @@ import ray
 from data_service.store.open import open_store
 from launcher.after.evaluate import measures
 from launcher.after.evaluate.cell import CellFigures
-from launcher.after.evaluate.endings import CellResources
+from launcher.after.evaluate.computing import CellResources
 from launcher.after.evaluate.evaluation import GridEvaluation, plan
-from launcher.after.evaluate.results import Results
+from launcher.after.evaluate.cell import Results
 from tests.support.clusters import fake_gpus
 from tests.support.tasks.small_cells import Fitting, checkpoints
 

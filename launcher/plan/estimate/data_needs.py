@@ -12,7 +12,7 @@ from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
 from data_service.stream.radius import Radius, expected_radius
 from launcher.format import human_count
-from launcher.runtime.capacity.assumptions import TOKEN_BYTES
+from launcher.runtime.capacity.devices import TOKEN_BYTES
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import tokens_per_step
 

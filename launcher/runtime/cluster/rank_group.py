@@ -18,7 +18,7 @@ from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from data_service.service.feed import FeedHandle
-from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.resources import lost
 from launcher.runtime.cluster.seat import RankProcess, ordered, seats
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.rank.journal import Startup

@@ -34,6 +34,7 @@ from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdo
 from launcher.runtime.preflight.collective import (
     NodeReport,
     Unfit,
+    first_sums,
     preflight,
     problem,
     unfit,
@@ -42,7 +43,6 @@ from launcher.runtime.preflight.collective import (
 )
 from launcher.runtime.preflight.measure import PreflightSubject
 from launcher.runtime.preflight.network import variables as network_variables
-from launcher.runtime.preflight.sums import first_sums
 from launcher.runtime.rank.journal import Startup
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch import SmallerMicrobatch
