@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from data_service.stream.radius import Radius
+from data_service.stream.statistics import Radius
 from encoder_core.cost import memory
 from encoder_core.cost.memory import STAGES, MemoryPart, Stage
 from encoder_core.cost.products import Shape
