@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_service.samples.inputs import Lanes
+from data_service.samples.lanes import Lanes
 from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
 from encoder_core.objectives.losses import CoupledObjective

@@ -5,7 +5,8 @@ Rows are taken as full.
 
 import math
 
-from data_service.samples.inputs import Lanes, Packed
+from data_service.samples.lanes import Lanes
+from data_service.samples.packing import Packed
 from encoder_core.cost.activations import Activations, of_update_groups
 from encoder_core.cost.flops import Distilled, ObjectiveTerms, first_pass, products
 from encoder_core.cost.products import Count, Product, Shape, count

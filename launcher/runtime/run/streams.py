@@ -11,9 +11,10 @@ from checkpoints.gather import Alone, Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import Rewind, Span, rewinds, skips
 from checkpoints.load import newest_good
-from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
+from data_service.samples.lanes import Lanes
 from data_service.samples.similar_words import SimilarSource
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec, WindowSize
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
