@@ -27,9 +27,9 @@ from data_service.stream.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from launcher.after.diagnose.frozen import open_checkpoint, untrained
-from launcher.after.diagnose.linear_probe import linear_probe
+from launcher.after.diagnose.measures import linear_probe
 from launcher.after.diagnose.own_data import probe_splits
+from launcher.after.diagnose.states import open_checkpoint, untrained
 from launcher.app.cli.options import InputsArgument
 from launcher.app.cli.texts import sample_texts
 from launcher.observe.inspect.baselines import baselines

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launcher.after.diagnose.evaluators import pending
-from launcher.observe.inspect.report.write import write_report
+from launcher.observe.inspect.report.page import write_report
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.record import open_run
 from tests.support.runs import small_runs

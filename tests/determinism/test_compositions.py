@@ -13,7 +13,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from launcher.app.cli.demo_text import write_jsonl
+from launcher.app.cli.demo_path import write_jsonl
 from launcher.errors import RecipeError
 from tests.support.data.translated import LANGUAGES as LANGUAGES_OF_OURS
 from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, SHAPE, TEACHER, Row, refused

@@ -10,8 +10,9 @@ import pytest
 
 from data_service.errors import CorpusError, CorruptBlock, PlanError
 from data_service.samples.masking import MlmMasking
-from data_service.samples.packing import Packing, SourceSpec, StreamSpec
+from data_service.samples.packing import Packing
 from data_service.samples.samples import Samples, join_rows
+from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.open import open_store
 from data_service.stream.counts import Counted, Found, Pass, count_rows, measure_rows, run_here
 from data_service.stream.sources import Corpora

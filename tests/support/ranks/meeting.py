@@ -20,8 +20,8 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
     from checkpoints.gather import GlooPeers
     from launcher.runtime.cluster import worker
     from launcher.runtime.cluster.seat import Seat
+    from launcher.runtime.preflight.collective import first_sums
     from launcher.runtime.preflight.findings import sums
-    from launcher.runtime.preflight.sums import first_sums
 
     ray.util.get_node_ip_address = lambda: addresses[rank]
     if blind:

@@ -18,9 +18,8 @@ from data_service.tokenizers.train import train_tokenizer
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run, reconcile
 from launcher.runtime.run.history import History, StepHistory, read_history
-from launcher.runtime.run.packs import Pack
 from launcher.runtime.run.record import open_run
-from launcher.runtime.run.segments import METRICS, read, stored
+from launcher.runtime.run.segments import METRICS, Pack, read, stored
 from launcher.runtime.run.step_table import NotARecord, Record, parse
 from tests.support.data.made_up import write_text
 

@@ -17,7 +17,7 @@ from launcher.after.compare.found import Found, read_found
 from launcher.after.compare.page import dumped, render
 from launcher.after.compare.place import Comparison, comparison_at, open_comparison
 from launcher.after.compare.plan import arms_of
-from launcher.after.compare.work import Work
+from launcher.after.compare.training import Work
 from launcher.errors import CompareError
 from launcher.runtime.cluster.ending import Ending
 from launcher.runtime.recipe.load import load

@@ -12,8 +12,8 @@ from checkpoints.layout import CheckpointName
 from data_service.stream.stream import Stream
 from encoder_core.train.collate import to_batch
 from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_commit
-from launcher.after.diagnose.frozen import open_checkpoint
-from launcher.after.diagnose.heldout import held_out
+from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.states import open_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import (
     DiagnosticCell,

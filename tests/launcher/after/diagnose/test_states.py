@@ -9,8 +9,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.after.diagnose.frozen import Frozen, open_checkpoint, open_frozen
-from launcher.after.diagnose.states import pooled_states, rows_of_texts
+from launcher.after.diagnose.states import Frozen, open_checkpoint, open_frozen, pooled_states, rows_of_texts
 from launcher.after.export.export import export_run
 from launcher.runtime.recipe.evaluation import Pooling
 from launcher.runtime.run.record import open_run

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.after.evaluate.cell import Cell, CellFigures, Result
-from launcher.after.evaluate.table import rows
+from launcher.after.evaluate.evaluation import rows
 from launcher.observe.inspect.report.task_table import averages, lines
 from tests.support.tasks.small_cells import cell
 

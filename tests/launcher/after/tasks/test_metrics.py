@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from launcher.after.tasks.answers import words_of
 from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, Tagged
-from launcher.after.tasks.metrics import score
+from launcher.after.tasks.metrics import score, words_of
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import MissingPackage, TaskError
 

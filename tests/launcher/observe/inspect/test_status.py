@@ -16,8 +16,7 @@ from encoder_core.train.zero_state import Fragment
 from launcher.app.cli.main import app
 from launcher.errors import RunError
 from launcher.observe.inspect.report.figures import Interruption
-from launcher.observe.inspect.status import RunStatus, Unreadable, status, statuses
-from launcher.observe.inspect.status_text import describe
+from launcher.observe.inspect.status import RunStatus, Unreadable, describe, status, statuses
 from launcher.runtime.run.log import RunLog, evaluation_record, operator_event
 from launcher.runtime.run.outline import runs_at
 from launcher.runtime.run.record import open_run

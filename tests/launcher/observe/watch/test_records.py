@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from data_service.store.open import open_store
 from launcher.observe.inspect.report.figures import Account
 from launcher.observe.watch.records import RECENT, LiveRecords
-from launcher.runtime.run.packs import pack
-from launcher.runtime.run.segments import METRICS, pack_key, segment_key
+from launcher.runtime.run.segments import METRICS, pack, pack_key, segment_key
 from tests.support.runs.untrained import ToldRun
 
 FIELDS = ("loss", "mlm_loss", "lr", "tokens_per_second", "odd_loss")

@@ -9,7 +9,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.plan.estimate.estimate import estimate
-from launcher.runtime.capacity.cluster import Cluster, find_gpu
+from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.recipe.load import load
 
 MLM = ObjectiveTerms()

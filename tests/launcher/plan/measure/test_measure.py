@@ -13,7 +13,7 @@ from launcher.plan.measure.measure import MeasuredPhase, MeasuredRecipe, correct
 from launcher.plan.measure.render import figures, render
 from launcher.plan.measure.taken import Step
 from launcher.plan.measure.trial import Machine, Trial, choose
-from launcher.runtime.capacity.cluster import Cluster, find_gpu
+from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import parameters

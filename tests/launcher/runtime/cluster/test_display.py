@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from data_service.ingest.pool import Progress
-from launcher.app.cli.build_progress import BuildWatch
+from launcher.app.cli.corpus_shown import BuildWatch
 from launcher.format import human_bytes, human_count, human_duration
 from launcher.runtime.cluster.display import Watch
 

@@ -8,7 +8,7 @@ from encoder_core.layers.parameters import AttentionBias, ScaledLinear
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.optim.groups import parameter_groups
 from launcher.plan.estimate.estimate import estimate
-from launcher.runtime.capacity.cluster import Cluster, find_gpu
+from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.capacity.workload import targets_per_row
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.objective import objective_module

@@ -16,12 +16,11 @@ from data_service.stream.stream import Stream
 from launcher.errors import RunChanged, RunError
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.rank.data import checksum
-from launcher.runtime.recipe.mixture import PhaseMixture
+from launcher.runtime.recipe.parts import PhaseMixture
 from launcher.runtime.run.fork import Forked, fork
-from launcher.runtime.run.left_out import RECENT
 from launcher.runtime.run.record import RECORD, Run, open_run
 from launcher.runtime.run.step_table import Record
-from launcher.runtime.run.streams import sample_positions, stream_spec
+from launcher.runtime.run.streams import RECENT, sample_positions, stream_spec
 from tests.support.checks.command import maskfleet
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs

@@ -23,13 +23,12 @@ from data_service.samples.similar_words import dump_similar_words, parse_similar
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
 from launcher.after.compare.place import comparison_at
-from launcher.after.evaluate.cell import CellFigures, Result
-from launcher.after.evaluate.results import GridRecord, Results
-from launcher.after.evaluate.table import rows
+from launcher.after.evaluate.cell import CellFigures, GridRecord, Result, Results
+from launcher.after.evaluate.evaluation import rows
 from launcher.after.finetune.export import read_head
 from launcher.app.cli import main as cli
 from launcher.errors import BurninError, RunError
-from launcher.observe.inspect.kept_baselines import Baselines
+from launcher.observe.inspect.baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
 from launcher.observe.trackers.publish import Publisher
 from launcher.plan.burnin.record import RecordFile
