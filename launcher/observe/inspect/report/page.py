@@ -23,7 +23,6 @@ from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import History, read_history
 from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.outline import Outline, open_outline
-from launcher.runtime.run.record import Run
 from launcher.runtime.run.step_table import Record
 
 if TYPE_CHECKING:
