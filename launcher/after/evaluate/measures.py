@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
+from data_service.processes import locked
 from launcher.after.diagnose.own_data import OwnData, own_data
 from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
@@ -246,7 +245,7 @@ def shared_first(
     text = json.dumps([pretrained.digest, dict(before), of_machine], sort_keys=True)
     folder = place / f"first-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
     place.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # the system frees it when its process dies
+    with locked(Path(f"{folder}.lock")):
         if not folder.is_dir():
             _make(pretrained, task, chosen, folder)
     return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
