@@ -47,8 +47,8 @@ def test_in_one_piece_or_in_many(gaps: list[int], cuts: list[int]) -> None:
             assert (curve.low.min(), curve.high.max()) == (known.min(), known.max())
             assert np.all((curve.low <= curve.y + 1e-9) & (curve.y <= curve.high + 1e-9))
     np.testing.assert_array_equal(whole.first, pieces.first)
-    rates = [summary.curve(THROUGHPUT.name).y for summary in (whole, pieces)]
-    np.testing.assert_allclose(*rates)
+    ours, theirs = (summary.curve(THROUGHPUT.name).y for summary in (whole, pieces))
+    np.testing.assert_allclose(ours, theirs)
 
 
 def test_places_along_tokens_and_hours_are_those_of_the_steps() -> None:
