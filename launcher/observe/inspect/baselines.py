@@ -1,5 +1,4 @@
-"""What simple counting achieves on the held-out targets: the losses that a model has to beat. Computed once, and kept
-with the run.
+"""What simple counting achieves on the held-out targets: the losses that a model has to beat.
 
 Both are computed on exactly the tokens that evaluation masks. The unigram baseline guesses every target by
 its frequency in the training text. The left-bigram baseline sees the true token to the left (which the
