@@ -14,25 +14,34 @@ Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, twice
+from encoder_core.cost.activations import (
+    Activations,
+    kept_by_embeddings,
+    kept_by_layers,
+    kept_by_two_streams,
+)
+from encoder_core.cost.flops import encoder, forgetful
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import FP32, Kernel, Saved
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import AnyEncoder, ModelConfig, build_encoder
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.objectives.info_nce import Contrast, info_nce
+from encoder_core.objectives.info_nce import Contrast, cached_loss, info_nce
 from encoder_core.objectives.losses import (
     AllExamples,
     CoupledObjective,
@@ -45,7 +54,6 @@ from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenDetection
 from encoder_core.objectives.term import AroundConfig, HeadConfig, LateWeight, Refusal, Setting
 
-NAME = "contrastive"
 _METRICS = ("correct", "positive", "negative")
 
 
@@ -62,6 +70,8 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         matryoshka: the sum of the loss over the first so many numbers of each vector, a term for each (Kusupati et al.
             2022): so vectors can be cut. None for whole vectors only.
     """
+
+    name = "contrastive"
 
     temperature: float = Field(default=0.05, gt=0)
     pooling: Literal["mean", "cls"] = "mean"
@@ -89,13 +99,41 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         return contrastive_model(model, self, checkpoint_activations=checkpoint_activations, attend=attend)
 
     def around(self, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
-
         check_widths(self, model)
         return with_vectors(module, self, model.hidden)
 
+    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
+        """Texts' vectors. Their similarities are left out: a thousandth of it, even in batches of tens of thousands."""
+        yield from encoder(model, shape)
+        if self.projection:
+            yield Product("projection", shape.rows, model.hidden, model.hidden)
+
+    def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
+        return self.products(model, [], shape.twice)
+
+    def keeps(
+        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
+    ) -> list[Activations]:
+        return [self._vectors(model, shape, kernel)]
+
+    def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        return self._vectors(model, shape.twice, kernel)
+
+    def _vectors(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        """Texts' vectors, and their cached gradients."""
+        outside = [Saved("vectors and their gradients", shape.rows * model.hidden, FP32, 2)]
+        if self.projection:
+            outside.append(Saved("projection", shape.rows * model.hidden, count=2))
+        vectors = Activations(tuple(outside), ())
+        if isinstance(model, XlnetConfig):
+            forward = replace(shape, backwards=False)
+            return kept_by_two_streams(forgetful(model), forward, kernel) + vectors
+        embeddings = Activations(tuple(kept_by_embeddings(model, shape, kernel)), ())
+        return embeddings + vectors + Activations((), tuple(kept_by_layers(model, shape, kernel)))
+
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Alone it needs whole texts; beside others, rows that one update learns from."""
-        others = setting.terms.keys() - {NAME}
+        others = setting.terms.keys() - {self.name}
         if "plm" in others:
             yield Refusal(
                 ("objective",),
@@ -132,7 +170,9 @@ class ContrastiveModel(CoupledObjective):
         self.projection = nn.Linear(width, width) if config.projection else None
         self.config = config
         self.terms = (
-            {NAME: width} if config.matryoshka is None else {f"{NAME}_{d}": d for d in config.matryoshka}
+            {config.name: width}
+            if config.matryoshka is None
+            else {f"{config.name}_{d}": d for d in config.matryoshka}
         )
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
@@ -201,7 +241,13 @@ class ContrastiveModel(CoupledObjective):
         figures, *gradients = coupled
         sums, weight = figures.sum(0), last_weight(self.config.weight)
         terms = tuple(
-            Term(name, _cached(own[..., :width], gradient, of_term[0]), len(own), weight, part=NAME)
+            Term(
+                name,
+                cached_loss(own[..., :width], gradient, of_term[0]),
+                len(own),
+                weight,
+                part=self.config.name,
+            )
             for (name, width), gradient, of_term in zip(self.terms.items(), gradients, sums, strict=True)
         )
         metrics = {
@@ -210,29 +256,6 @@ class ContrastiveModel(CoupledObjective):
             for figure, value in zip(_METRICS, of_term[1:], strict=True)
         }
         return LossSums(terms, metrics)
-
-
-class _CachedLoss(torch.autograd.Function):
-    """A loss that was computed in the first pass, and its derivative by the vectors that it was computed from."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        ctx.shape = vectors.shape
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return (
-            (gradient * grad).reshape(ctx.shape),
-            None,
-            None,
-        )  # an idle microbatch is empty in another shape
-
-
-_cached: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
 
 
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
@@ -353,37 +376,3 @@ def with_vectors(module: ObjectiveModule, config: ContrastiveConfig, width: int)
         return DetectionWithVectors(module, config, width)
     assert isinstance(module, MultitaskModel)  # else it is refused
     return MultitaskWithVectors(module, config, width)
-
-
-def twice(batch: Batch) -> Batch:
-    """Each row's text without masks, and once more after it as a row of its own: examples of two texts.
-
-    The two have draws of their own: of row number n they are rows 2 n and 2 n + 1.
-    """
-    lengths_R = batch.cu_seqlens.diff().repeat_interleave(2)
-    cu_seqlens = torch.nn.functional.pad(lengths_R.cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype)
-    begins_R = batch.cu_seqlens[:-1].repeat_interleave(2)
-    total = 2 * batch.tokens.numel()
-    moved_T = (begins_R - cu_seqlens[:-1]).repeat_interleave(lengths_R, output_size=total)
-    at_T = torch.arange(total, device=batch.tokens.device) + moved_T
-    numbers_R = torch.arange(batch.rows, device=at_T.device) if batch.numbers is None else batch.numbers
-    text_T = batch.tokens.index_copy(0, batch.target_positions, batch.target_ids)
-    none = batch.target_ids[:0]
-    return Batch(
-        tokens=text_T[at_T],
-        cu_seqlens=cu_seqlens,
-        max_length=batch.max_length,
-        positions=batch.positions[at_T],
-        target_positions=none,
-        target_ids=none,
-        segments=_moved(batch.segments, at_T),
-        languages=_moved(batch.languages, at_T),
-        restarted=_moved(batch.restarted, at_T),
-        numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
-        group=2,
-        host=None if batch.host is None else twice(batch.host),
-    )
-
-
-def _moved(of_T: Tensor | None, at_T: Tensor) -> Tensor | None:
-    return None if of_T is None else of_T[at_T]

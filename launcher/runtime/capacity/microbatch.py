@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from encoder_core.cost import memory
+from encoder_core.train import zero_memory as memory
 from encoder_core.train.engine_config import BUCKET
 from launcher.runtime.capacity import memory_bill
 from launcher.runtime.capacity.workload import microbatch_shape

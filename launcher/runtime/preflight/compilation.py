@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from encoder_core.cost.trial_network import Subject
+from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.preflight.kernels import gpu_here
 

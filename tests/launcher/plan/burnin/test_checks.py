@@ -112,7 +112,7 @@ def test_checks_are_listed() -> None:
 # Kernels in place of the right ones, by check: "raise", "off" (by 1 %), "die"; the others are as they are.
 BAD_KERNELS = """
 import json, os, signal, sys
-if "encoder_core.cost.trial_process" in " ".join(sys.orig_argv):
+if "encoder_core.trials.trial_process" in " ".join(sys.orig_argv):
     from launcher.plan.burnin import problems, tokenwise
     ways = json.loads(os.environ["BAD_KERNELS"])
     attention, norm, gradient = problems.fused_attention, tokenwise.residual_norm, tokenwise.to_gradient
