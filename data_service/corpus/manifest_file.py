@@ -20,11 +20,11 @@ from pydantic import (
 )
 
 from data_service.corpus.manifest import MANIFEST, BlockTable, CorpusManifest, HeldoutRule, PairTexts
+from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError
 from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
-from data_service.words.segmentation import Segmentation
 
 VERSION = 1
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')

@@ -24,11 +24,10 @@ from unicodedata import category
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.languages import Language
-from data_service.ingest.sentences import LONGEST, split_sentences
+from data_service.corpus.words import UnitFinder, units_of_tokens
+from data_service.ingest.sentences import LONGEST, Language, split_sentences
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block, Level, Tokens
-from data_service.words.units import UnitFinder, units_of_tokens
 
 BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block
 _CONTEXT = 32  # characters of the run before: a few words

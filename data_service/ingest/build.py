@@ -2,9 +2,10 @@
 
 1. Big files that are compressed or in another encoding than UTF-8 are measured, so that they can be cut into splits
    like others (`streamed.py`).
-2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time (`compare.py`), and
+2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time (`kept.py`), and
    then it is decided what is held out (`heldout.py`).
-3. The second pass encodes the documents that are no later copies (`write.py`). The manifest comes last (`assemble.py`).
+3. The second pass encodes the documents that are no later copies (`write.py`). The manifest comes last
+   (`configuration.py`).
 
 Every task is a pure function of the inputs and the options and leaves a receipt. So any number of workers writes the
 same bytes, and a build that was interrupted does again only what has no receipt.
@@ -15,15 +16,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from data_service.corpus.layout import BUILD, CONFIGURATION, TOKENIZER, BuildLayout
-from data_service.corpus.manifest import CorpusManifest, HeldoutRule, PairTexts
+from data_service.corpus.manifest import (
+    BUILD,
+    CONFIGURATION,
+    TOKENIZER,
+    BuildLayout,
+    CorpusManifest,
+    HeldoutRule,
+    PairTexts,
+)
 from data_service.corpus.manifest_file import save_manifest
+from data_service.corpus.words import Segmentation, resolve
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.assemble import assemble
-from data_service.ingest.compare import Compared, compare, count_documents, drop_slices, plan_partitions
 from data_service.ingest.configuration import (
     VERSIONS,
     Configuration,
+    assemble,
     claim,
     configuration,
     identity,
@@ -31,23 +39,30 @@ from data_service.ingest.configuration import (
     refuse_own_output,
     refuse_skipped,
 )
-from data_service.ingest.hashing import hash_of
 from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs
-from data_service.ingest.kept import Divided, DivideTask, Kept, divide
+from data_service.ingest.kept import (
+    Compared,
+    Divided,
+    DivideTask,
+    Kept,
+    compare,
+    count_documents,
+    divide,
+    drop_slices,
+    plan_partitions,
+)
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
-from data_service.ingest.scan import Scanned, ScanTask, scan
-from data_service.ingest.splits import plan_splits, streamed_files
+from data_service.ingest.scan import Scanned, ScanTask, hash_of, scan
 from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure
+from data_service.ingest.tasks import plan_splits, streamed_files
 from data_service.ingest.write import WriteTask, Written, write
 from data_service.store.base import Entry, Store, together
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.words.segmentation import Segmentation
-from data_service.words.units import resolve
 
 _DELETED = 1000  # objects that one request deletes
 

@@ -20,7 +20,7 @@ from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
-from data_service.ingest.splits import FilePiece, Split
+from data_service.ingest.tasks import FilePiece, Split
 
 _ROWS = 256
 _READ_AHEAD = 64 * 1024

@@ -32,7 +32,7 @@ from data_service.ingest.records import (
     guessed_remedy,
     too_long,
 )
-from data_service.ingest.splits import FilePiece
+from data_service.ingest.tasks import FilePiece
 
 _SKIP = 1 << 20
 # A line may be this many times its document: escapes take six bytes, other fields the rest.

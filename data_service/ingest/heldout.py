@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import HeldoutRule
 from data_service.errors import InputError
-from data_service.ingest.hashing import encoded_text, folded_text, is_blank
+from data_service.ingest.scan import encoded_text, folded_text, is_blank
 from data_service.ingest.sentences import LONGEST as LONGEST_SENTENCE
 from data_service.ingest.sentences import split_sentences
 

@@ -4,12 +4,12 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
+from data_service.corpus.words import WordOptions
 from data_service.ingest.encodings import UTF_8, encoding_name
-from data_service.ingest.languages import Language
-from data_service.words.segmentation import WordOptions
+from data_service.ingest.sentences import Language
 
 MIB = 1 << 20
-# 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.stream.radius`.
+# 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.stream.statistics`.
 BLOCK_TOKENS = 1 << 18
 
 
@@ -89,7 +89,7 @@ class BuildOptions(BaseModel):
         return self
 
     def identity(self) -> dict[str, object]:
-        """The options that decide the output, ready for JSON, but for words (`data_service.words.units.resolve`)."""
+        """The options that decide the output, ready for JSON, but for words (`data_service.corpus.words.resolve`)."""
         without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
         without |= {"encoding"} if self.encoding == UTF_8 else set()
         without |= {"delimiter"} if self.delimiter is None else set()

@@ -28,9 +28,8 @@ from ray.exceptions import (
 
 from data_service.errors import CorpusError
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.splits import FilePiece
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import SplitTask
+from data_service.ingest.tasks import FilePiece, SplitTask
 from data_service.service.ray_internals import installed_only
 from data_service.service.tasks import lean
 

@@ -10,12 +10,12 @@ from typing import Literal, ParamSpec, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
 from data_service.ingest.files import open_bytes, open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
-from data_service.words.units import spelt_words
 
 _REPLACE = "put U+FFFD in place of each bad byte with --on-bad-bytes replace"
 _REMEDY = f"say its encoding with --encoding, or {_REPLACE}"

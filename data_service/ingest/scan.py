@@ -1,20 +1,137 @@
-"""First pass over a split: hashes every document, so that copies can be found without holding the corpus in memory."""
+"""First pass over a split: hashes every document, so that copies can be found without holding the corpus in memory.
+
+One half of a hash tells which documents are copies, the other which are held out. Two texts are the same to a model if
+the tokenizer gives the same tokens: it may fold case, accents and Unicode forms, and drop spaces. Copies are found by
+the text that the tokenizer is given. Whether a document is held out is decided by its letters and digits alone, so that
+texts that differ only in what a tokenizer folds are on the same side. Letters that the tokenizer does not know are an
+exception (`hash_tokens`).
+"""
 
 import hashlib
+import json
+import re
+import unicodedata
 from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_odd
-from data_service.ingest.hashing import (
-    BUCKETS,
-    bucket_starts,
-    hash_of,
-    hash_texts,
-    read_bytes,
-    sorted_records,
-)
 from data_service.ingest.records import LISTED, BadRecord, SkippedRecord, skipped_record
+from data_service.ingest.sentences import split_sentences
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
+from data_service.types import Tokens
+
+BUCKETS = 256
+
+_FEW = 16  # characters beyond ASCII that are replaced one after another
+_REST = re.compile(r"[\W_]+")  # neither letters nor digits
+_ASCII = bytes(range(128))
+_ASCII_LOWER = bytes(range(256)).lower()
+_ASCII_REST = bytes(code for code in _ASCII if not chr(code).isalnum())
+
+# A document's hash as two big-endian words, its number in its split, and the bytes of its text. 24 bytes, sorted by
+# hash in a file.
+RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
+
+
+def hash_text(text: str) -> bytes:
+    """16 bytes: blake2b, 8 bytes each, of `encoded_text` and of its `folded_text`.
+
+    Equal hashes are taken for equal documents. Documents that are encoded alike have equal second halves, unless their
+    tokens hold the unknown one.
+    """
+    encoded = encoded_text(text)
+    halves = (encoded, folded_text(encoded))
+    return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
+
+
+def hash_texts(texts: Sequence[str]) -> bytes:
+    """The hash of an example: the first half covers all of its texts, the second its query alone, so that all examples
+    of a query are on the same side.
+    """
+    if len(texts) == 1:
+        return hash_text(texts[0])
+    encoded = [encoded_text(text) for text in texts]
+    halves = (json.dumps(encoded), folded_text(encoded[0]))
+    return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
+
+
+def read_bytes(digest: bytes, words: bytes) -> bytes:
+    """What goes into a split's digest of a document: its hash, and its words, if the input holds them."""
+    return digest + hashlib.blake2b(words, digest_size=16).digest() if words else digest
+
+
+def hash_tokens(tokens: Tokens) -> bytes:
+    """blake2b, 16 bytes, of a document's tokens [T], whatever their width in memory."""
+    return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
+
+
+def encoded_text(text: str) -> str:
+    """What the tokenizer is given of a document: its sentences laid end to end.
+
+    Line ends, blank lines and white space at the ends of lines are removed, as in `split_sentences`. That function is
+    ten times slower than the rest of the first pass, so it is called only for lines whose white space it might change.
+    """
+    if _is_plain(text):
+        return text.strip()
+    lines = [line.strip() for line in text.split("\n")]
+    joined = " ".join(filter(None, lines))
+    if _is_plain(joined):
+        return joined
+    return " ".join(line if _is_plain(line) else "".join(split_sentences(line)) for line in lines if line)
+
+
+def folded_text(text: str) -> str:
+    """Letters and digits of a text, without case, accents and differences of form; all of the text if it has none."""
+    plain = text
+    if not text.isascii():
+        others = set(text.encode().translate(None, _ASCII).decode())
+        if len(others) > _FEW:
+            return _fold(text) or text
+        for character in others:  # many times faster than to look at every character
+            plain = plain.replace(character, _fold(character))
+    return plain.encode().translate(_ASCII_LOWER, _ASCII_REST).decode() or text
+
+
+def _fold(text: str) -> str:
+    lowered = unicodedata.normalize("NFKD", text).lower().casefold()
+    return _REST.sub("", unicodedata.normalize("NFKD", lowered))
+
+
+def _is_plain(line: str) -> bool:
+    """Whether the white space within a line is single spaces; no other white space is printable to Python."""
+    return "  " not in line and line.isprintable()
+
+
+def hash_of(parts: Iterable[str]) -> str:
+    """sha256 (hex) of a list of strings."""
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
+
+def is_blank(text: str) -> bool:
+    """Whether a document has nothing in it: such documents are counted, not numbered."""
+    return not text or text.isspace()
+
+
+def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
+    """Records of the concatenated hashes of a split's documents, in order of hash, then of document."""
+    words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
+    order = np.lexsort((words[:, 1], words[:, 0]))
+    records = np.empty(len(words), dtype=RECORD)
+    records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
+    records["size"] = np.asarray(sizes, dtype=np.uint32)[order]
+    return records
+
+
+def bucket_starts(records: NDArray[np.void]) -> list[int]:
+    """[BUCKETS + 1]: where the records of each first byte of the hash begin, and the number of records."""
+    firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
+    inner = np.searchsorted(records["high"].astype(np.uint64), firsts)
+    return [0, *inner.tolist(), len(records)]
+
 
 _SKIPPED = "+skipped"
 

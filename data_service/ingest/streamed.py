@@ -11,14 +11,13 @@ import sys
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from data_service.corpus.layout import BuildLayout
+from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.files import open_text
 from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.splits import FilePiece
-from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_receipt
 
 
 @dataclass(frozen=True)

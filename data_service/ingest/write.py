@@ -14,15 +14,21 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpus.layout import TOKENIZER, BuildLayout, shard_key, shard_name
-from data_service.corpus.manifest import HeldoutRule, WrittenShard
+from data_service.corpus.manifest import (
+    TOKENIZER,
+    BuildLayout,
+    HeldoutRule,
+    WrittenShard,
+    shard_key,
+    shard_name,
+)
+from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, Encoded, encode_documents, encode_examples
-from data_service.ingest.compare import ORDINAL
-from data_service.ingest.hashing import hash_of, hash_tokens
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.kept import Kept, read_kept
+from data_service.ingest.kept import ORDINAL, Kept, read_kept
+from data_service.ingest.scan import hash_of, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
@@ -30,8 +36,6 @@ from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
-from data_service.words.segmentation import Segmentation
-from data_service.words.units import UnitFinder
 
 LENGTHS = 40  # powers of two that a document's length in tokens can reach
 

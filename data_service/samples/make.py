@@ -27,11 +27,11 @@ from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pa
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
+from data_service.samples.similar_words import SimilarWords
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
 from data_service.samples.translations import in_languages, translation_rows
 from data_service.types import Block
-from data_service.words.similar import SimilarWords
 
 AnyRows = RowCuts | LaneRows | TextRows
 """Where a block is cut, whatever the input."""
@@ -141,12 +141,10 @@ def _masked(
         stored = None if masking.level is None else block.begins(masking.level)
         begins = starts_word[text] if stored is None else rows.take(stored, start, stop)
         units = word_units(begins, laid_out.edges, fixed, breaks=rows.sentence_starts(block, start, stop))
-    vocabulary = replace(spec.vocabulary, similar=similar)
+    vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    return rows.label(
-        mask_rows(laid_out, units, slots=slots, masking=masking, vocabulary=vocabulary, key=key), start, stop
-    )
+    return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key, similar), start, stop)
 
 
 def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:

@@ -3,8 +3,7 @@
 `NoMasking` masks none, for contrastive training, which compares the vectors of whole texts.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, Self, assert_never
+from typing import Literal, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,106 +18,16 @@ from pydantic import (
     model_validator,
 )
 
-from data_service.rng import Key, draws32, draws64, scale, stream_key
+from data_service.rng import Key, draws32, draws64, stream_key
 from data_service.samples.packing import LaidOut
+from data_service.samples.replacement import Replacement, Vocabulary, replaced
 from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots, Units, select, select_drawn
-from data_service.samples.similar_words import replaced_words
+from data_service.samples.similar_words import SimilarWords, replaced_words
 from data_service.samples.spans import Lengths, Stretches, ngram_lengths, select_stretches, span_lengths
-from data_service.types import Level, Tokens
-from data_service.words.similar import SimilarWords
+from data_service.types import Level
 
 _DRAWS = 1 << 32
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Replacement(BaseModel):
-    """What stands where a target was: shares of the mask token, a random token, the token itself; sum 1.
-
-    A random token is any ordinary one alike, or drawn by its frequency in the corpora (SpanBERT). `similar`: the share
-    of words in whose place a similar one stands (MacBERT); all shares are then of words, and a random word is one of
-    the table of similar words.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    mask: Share = 0.8
-    random: Share = 0.1
-    keep: Share = 0.1
-    similar: Share = 0.0
-    random_from: Literal["vocabulary", "unigram"] = "vocabulary"
-
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        if abs(self.mask + self.random + self.keep + self.similar - 1) > 1e-9:
-            names = "mask + random + keep" + (" + similar" if self.similar else "")
-            total = self.mask + self.random + self.keep + self.similar
-            raise ValueError(f"{names} is {total:g}, it must be 1")
-        if self.similar and self.random_from == "unigram":
-            raise ValueError("random words are of the table of similar words; leave random_from out")
-        if self.random_from == "unigram" and not self.random:
-            raise ValueError("random_from is given but random is 0; leave random_from out")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Without `similar` where it is 0, as before there was such a share."""
-        return {name: value for name, value in serialize(self).items() if name != "similar" or value}
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The ids that masking writes.
-
-    Attributes:
-        mask: the id of the mask token.
-        ordinary: [V] ids of ordinary tokens, ascending, in the corpus's dtype: the random replacements.
-        counts: [V] int64, how often each occurs in the corpora; None where all are drawn alike.
-        similar: the table of similar words, where these stand in place of words.
-    """
-
-    mask: int
-    ordinary: Tokens
-    counts: NDArray[np.int64] | None = None
-    similar: SimilarWords | None = None
-
-    def random(self, draws: NDArray[np.uint32]) -> Tokens:
-        """[N] ordinary ids from [N] uniform 32-bit draws: by frequency if counts are given, else all alike.
-
-        Frequencies are rounded to multiples of 2**-32.
-        """
-        if self.counts is None:
-            return self.ordinary[scale(draws, len(self.ordinary))]
-        upper = np.cumsum(self.counts)
-        edges = np.floor(upper[:-1] / upper[-1] * _DRAWS).astype(np.int64)
-        return self.ordinary[np.searchsorted(edges, draws.astype(np.int64), side="right")]
-
-
-def replaced(
-    target_ids: Tokens,
-    draws: NDArray[np.uint64],
-    leaders: NDArray[np.int64] | None,
-    replace: Replacement,
-    vocabulary: Vocabulary,
-) -> Tokens:
-    """[M] what stands in place of the targets.
-
-    Args:
-        target_ids: [M] the targets.
-        draws: [M] uniform 64-bit draws: the upper half says what happens to a target, the lower is its random id.
-        leaders: [M] for each target the one whose draw decides what happens to it; None if each has its own.
-        replace, vocabulary: see there.
-    """
-    action = draws >> np.uint64(32)
-    if leaders is not None:
-        action = action[leaders]
-    masked = action < round(replace.mask * _DRAWS)
-    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _DRAWS)))
-    ids = target_ids.copy()
-    ids[masked] = vocabulary.mask
-    ids[randomised] = vocabulary.random(draws[randomised].astype(np.uint32))
-    return ids
 
 
 class NoMasking(BaseModel):
@@ -241,9 +150,16 @@ def budgets(
 
 
 def mask_rows(
-    rows: LaidOut, units: Units, slots: Slots, masking: MlmMasking, vocabulary: Vocabulary, key: Key
+    rows: LaidOut,
+    units: Units,
+    slots: Slots,
+    masking: MlmMasking,
+    vocabulary: Vocabulary,
+    key: Key,
+    similar: SimilarWords | None = None,
 ) -> Samples:
-    """Choose targets among `units` and replace them; `key` names the block and the masking epoch."""
+    """Choose targets among `units` and replace them; `key` names the block and the masking epoch. `similar`: the table,
+    where similar words stand in place of words."""
     sizes = units.sizes
     maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
     counted = np.diff(rows.offsets) if masking.count_special else maskable
@@ -259,10 +175,10 @@ def mask_rows(
     target_ids = rows.tokens[positions]
     draws = _row_draws(per_row, slots, _purpose(key, "replacements"))
     if masking.replace.similar:
-        assert vocabulary.similar is not None  # `Corpora` gives what the masking needs
+        assert similar is not None  # `Corpora` gives what the masking needs
         assert sizes is not None
         rows.tokens[positions] = replaced_words(
-            target_ids, sizes[chosen], draws, masking.replace, vocabulary, vocabulary.similar
+            target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar
         )
     else:
         leaders = _leaders(positions) if masking.unit == "span" else None

@@ -3,19 +3,217 @@
 Of the chosen words a share is replaced by a similar word, a share by a random one, and the rest is kept. Words that the
 table gives no similar word are replaced by random ones. Words of an n-gram are replaced each by itself. A random word
 is any word of the table with as many tokens; if there is none, random tokens.
+
+The table is a file of text: a header of one JSON object, then a line a word: its token ids, those of the similar word
+(or none), and both words as text, for people. Ids are of one tokenizer, and both words of a line have equally many.
 """
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from data_service.errors import CorpusError
+from data_service.formats import REMEDY, newer
 from data_service.rng import scale
+from data_service.samples.replacement import Replacement, Vocabulary
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
 from data_service.types import Tokens
-from data_service.words.similar import SimilarWords
 
-if TYPE_CHECKING:
-    from data_service.samples.masking import Replacement, Vocabulary
+LONGEST = 8  # tokens of a word in the table
+
+_FORMAT = "maskfleet-similar-words"
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+
+
+class SimilarSource(BaseModel):
+    """The table of similar words: where it is, which is not part of the identity, and sha256 (hex) of its file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str
+    hash: str
+
+
+class SimilarPair(NamedTuple):
+    """A word, and the word that may stand in its place, or none; ids, and text for people."""
+
+    ids: tuple[int, ...]
+    similar: tuple[int, ...]
+    text: str = ""
+    similar_text: str = ""
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: str
+    version: int
+    tokenizer: str
+    vocab_size: PositiveInt
+    made: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WordsOfSize:
+    """W words of s tokens each.
+
+    Attributes:
+        hashes: [W] uint64, ascending.
+        ids: [W, s] uint32, in that order.
+        similar: [W, s] uint32, the similar word's; anything where there is none.
+        has_similar: [W] bool.
+    """
+
+    hashes: NDArray[np.uint64]
+    ids: NDArray[np.uint32]
+    similar: NDArray[np.uint32]
+    has_similar: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, pairs: Iterable[SimilarPair]) -> Self:
+        """Of words of one size. Of two with the same hash the first is kept."""
+        listed = list(pairs)
+        ids = np.array([pair.ids for pair in listed], dtype=np.uint32)
+        similar = np.array([pair.similar or pair.ids for pair in listed], dtype=np.uint32)
+        hashes, first = np.unique(_hashes(ids), return_index=True)
+        has_similar = np.array([bool(pair.similar) for pair in listed], dtype=np.bool_)
+        return cls(hashes, ids[first], similar[first], has_similar[first])
+
+    def find(self, words: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """[N] numbers of `words` [N, s] in the table; -1 for those that are not in it."""
+        places = np.searchsorted(self.hashes, _hashes(words))
+        places = np.minimum(places, len(self.hashes) - 1)
+        return np.where((self.ids[places] == words).all(axis=1), places, -1)
+
+
+@dataclass(frozen=True)
+class SimilarWords:
+    """The table, by the number of tokens of a word.
+
+    Attributes:
+        tokenizer: hash of the tokenizer whose ids these are.
+        by_size: the words of each size that has some.
+    """
+
+    tokenizer: str
+    by_size: Mapping[int, WordsOfSize]
+
+
+def dump_similar_words(
+    pairs: Iterable[SimilarPair], *, tokenizer: str, vocab_size: int, made: Mapping[str, object]
+) -> bytes:
+    """The bytes of the file: the same words always give the same. `made`: how the table was made, for the record."""
+    header = {"format": _FORMAT, "version": 1, "tokenizer": tokenizer, "vocab_size": vocab_size, "made": made}
+    lines = [json.dumps(header, ensure_ascii=False, sort_keys=True)]
+    for pair in sorted(pairs):
+        ids, similar = (" ".join(map(str, word)) for word in (pair.ids, pair.similar))
+        texts = (" ".join(text.split()) for text in (pair.text, pair.similar_text))
+        lines.append("\t".join((ids, similar, *texts)))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def table_hash(content: bytes) -> str:
+    """What names a table in a stream's identity: sha256 (hex) of its file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_similar_words(uri: str) -> bytes:
+    """The file at a path or URI.
+
+    Raises:
+        CorpusError: no such file.
+        StoreError: it cannot be read.
+    """
+    base, slash, name = uri.rpartition("/")
+    try:
+        return open_store(base or ("/" if slash else ".")).get(name)
+    except KeyMissing as error:
+        raise CorpusError(
+            f"{uri}: no such table of similar words", remedy="make one with `maskfleet corpus similar-words`"
+        ) from error
+
+
+def parse_similar_words(content: bytes, where: str) -> SimilarWords:
+    """The table in a file's bytes; `where` names the file. Raises CorpusError: it is damaged, or no such table,
+    or a newer version wrote it."""
+    try:
+        first, *lines = content.decode().removesuffix("\n").split("\n")
+        header = _Header.model_validate_json(first)
+        if header.format == _FORMAT and header.version > 1:
+            raise CorpusError(newer(where), remedy=REMEDY)
+        if (header.format, header.version) != (_FORMAT, 1):
+            raise ValueError(f"it is of format {header.format}, version {header.version}")
+        pairs = [_parse_line(line, header.vocab_size) for line in lines]
+    except (UnicodeDecodeError, ValueError, ValidationError) as error:
+        reason = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+        raise CorpusError(
+            f"{where} is no table of similar words: {reason}",
+            remedy="make it with `maskfleet corpus similar-words`, or restore it from a copy",
+        ) from error
+    by_size = groupby(sorted(pairs, key=lambda pair: len(pair.ids)), key=lambda pair: len(pair.ids))
+    return SimilarWords(header.tokenizer, {size: WordsOfSize.of(of_size) for size, of_size in by_size})
+
+
+def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> SimilarWords:
+    """The table that a spec names, for corpora of a tokenizer.
+
+    Raises CorpusError: there is none, another than the spec means, or one of another tokenizer.
+    """
+    if source is None:
+        raise CorpusError(
+            "words are to be replaced by similar ones, and no table of these is given",
+            remedy="set similar_words.uri to what `maskfleet corpus similar-words` wrote",
+        )
+    content = read_similar_words(source.uri)
+    found = table_hash(content)
+    if found != source.hash:
+        raise CorpusError(
+            f"the table of similar words at {source.uri} has hash {found[:12]}, expected {source.hash[:12]}",
+            remedy="give the address of the table that the run was made with, or start a new run on it",
+        )
+    table = parse_similar_words(content, source.uri)
+    check_similar(table, source.uri, tokenizer_hash)
+    return table
+
+
+def check_similar(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
+    """Raises CorpusError where a table of similar words was made with another tokenizer than the corpora."""
+    if table.tokenizer != tokenizer_hash:
+        raise CorpusError(
+            f"the similar words at {uri} are of tokenizer {table.tokenizer[:12]}, "
+            f"and the corpora of {tokenizer_hash[:12]}",
+            remedy="make the table from these corpora with `maskfleet corpus similar-words`",
+        )
+
+
+def _parse_line(line: str, vocab_size: int) -> SimilarPair:
+    fields = line.split("\t")
+    if len(fields) != 4:
+        raise ValueError(f"a line has {len(fields)} fields, not 4: {line[:60]!r}")
+    ids, similar = (tuple(int(number) for number in field.split()) for field in fields[:2])
+    if not ids or (similar and len(similar) != len(ids)):
+        raise ValueError(f"a line has words of {len(ids)} and {len(similar)} tokens: {line[:60]!r}")
+    if not all(0 <= number < vocab_size for number in (*ids, *similar)):
+        raise ValueError(f"a line has ids beyond the vocabulary of {vocab_size:,}: {line[:60]!r}")
+    return SimilarPair(ids, similar, *fields[2:])
+
+
+def _hashes(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """[N] uint64 of `words` [N, s]."""
+    found = np.zeros(len(words), dtype=np.uint64)
+    for column in words.T:
+        found = (found + column + np.uint64(1)) * _FACTOR
+        found ^= found >> np.uint64(29)
+    return found
+
 
 _DRAWS = 1 << 32
 
@@ -24,8 +222,8 @@ def replaced_words(
     target_ids: Tokens,
     sizes: NDArray[np.int64],
     draws: NDArray[np.uint64],
-    replace: "Replacement",
-    vocabulary: "Vocabulary",
+    replace: Replacement,
+    vocabulary: Vocabulary,
     table: SimilarWords,
 ) -> Tokens:
     """[M] what stands in place of the targets.
@@ -55,7 +253,7 @@ def _other_words(
     words: NDArray[np.unsignedinteger],
     similar: NDArray[np.bool_],
     draws: NDArray[np.uint64],
-    vocabulary: "Vocabulary",
+    vocabulary: Vocabulary,
     table: SimilarWords,
 ) -> NDArray[np.unsignedinteger]:
     """[N, s]: for `words` [N, s] of one size their similar words, where `similar` [N] and the table has one; else

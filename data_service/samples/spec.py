@@ -26,8 +26,10 @@ from data_service.samples.inputs import (
     Translations,
 )
 from data_service.samples.lanes import check_lanes
-from data_service.samples.masking import MlmMasking, NoMasking, Vocabulary
+from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.replacement import Vocabulary
+from data_service.samples.similar_words import SimilarSource
 from data_service.samples.texts import TextLayout
 from data_service.tokenizers.specials import SpecialIds
 
@@ -77,13 +79,6 @@ class SourceSpec(_Config):
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if name != "languages" or value}
-
-
-class SimilarSource(_Config):
-    """The table of similar words: where it is, which is not part of the identity, and sha256 (hex) of its file."""
-
-    uri: str
-    hash: str
 
 
 class Stage(_Config):

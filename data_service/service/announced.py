@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from data_service.stream.window import SlabLayout
+from data_service.stream.stream import SlabLayout
 
 EpochWindow = tuple[int, int]
 """(epoch, window)."""

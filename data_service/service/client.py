@@ -16,8 +16,8 @@ from data_service.service import tasks
 from data_service.service.announced import Announced, EpochWindow
 from data_service.service.feed import Build, FeedHandle, OpenStream, Wanted
 from data_service.store.errors import StoreUnavailable
+from data_service.stream.stream import SlabLayout, StepLayout
 from data_service.stream.token_axis import TokenAxis
-from data_service.stream.window import SlabLayout, StepLayout
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0

@@ -25,8 +25,8 @@ from data_service.stream.counts import RowCounts, Runner, count_rows, measure_ro
 from data_service.stream.plan import EpochLayout, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.stages import make_plan
+from data_service.stream.stream import SlabLayout, slab_rows
 from data_service.stream.token_axis import TokenAxis
-from data_service.stream.window import SlabLayout, slab_rows
 
 FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
 

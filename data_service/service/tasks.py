@@ -19,7 +19,7 @@ from data_service.service.ray_internals import logs_folder, without_unused
 from data_service.stream.counts import Counted, Found, Pass
 from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
-from data_service.stream.window import SlabLayout, build_window
+from data_service.stream.stream import SlabLayout, build_window
 
 SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 

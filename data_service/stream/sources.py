@@ -7,18 +7,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import BlockTable, CorpusManifest
+from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError
 from data_service.samples.inputs import Input, TextPairs, Translations
-from data_service.samples.spec import SimilarSource, SourceSpec, StreamSpec
+from data_service.samples.similar_words import SimilarWords, load_similar_words
+from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.types import Block, Level
-from data_service.words.similar import SimilarWords, parse_similar_words, read_similar_words, table_hash
 
 Opener = Callable[[str], Store]
 
@@ -91,15 +90,10 @@ class Corpora:
 
         Raises CorpusError: there is none, another than the spec means, or one of another tokenizer.
         """
-        masking, source = self.spec.masking, self.spec.similar
+        masking = self.spec.masking
         if masking.kind != "mlm" or not masking.replace.similar:
             return None
-        if source is None:
-            raise CorpusError(
-                "words are to be replaced by similar ones, and no table of these is given",
-                remedy="set similar_words.uri to what `maskfleet corpus similar-words` wrote",
-            )
-        return _load_similar(source, self._tokenizer_hash)
+        return load_similar_words(self.spec.similar, self._tokenizer_hash)
 
     @cached_property
     def unigram(self) -> NDArray[np.int64] | None:
@@ -117,29 +111,6 @@ class Corpora:
                 remedy="build the corpus again, or set objective.mlm.replace.random_from to vocabulary",
             )
         return counts
-
-
-def _load_similar(source: SimilarSource, tokenizer_hash: str) -> SimilarWords:
-    content = read_similar_words(source.uri)
-    found = table_hash(content)
-    if found != source.hash:
-        raise CorpusError(
-            f"the table of similar words at {source.uri} has hash {found[:12]}, expected {source.hash[:12]}",
-            remedy="give the address of the table that the run was made with, or start a new run on it",
-        )
-    table = parse_similar_words(content, source.uri)
-    check_similar(table, source.uri, tokenizer_hash)
-    return table
-
-
-def check_similar(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
-    """Raises CorpusError where a table of similar words was made with another tokenizer than the corpora."""
-    if table.tokenizer != tokenizer_hash:
-        raise CorpusError(
-            f"the similar words at {uri} are of tokenizer {table.tokenizer[:12]}, "
-            f"and the corpora of {tokenizer_hash[:12]}",
-            remedy="make the table from these corpora with `maskfleet corpus similar-words`",
-        )
 
 
 def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level, ...]]) -> None:

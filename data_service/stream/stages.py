@@ -26,9 +26,8 @@ from data_service.samples.make import cut, structure_key
 from data_service.samples.spec import Stage, StreamSpec
 from data_service.store.base import Store
 from data_service.stream.counts import Counted, RowCounts, Runner, count_rows, ignore, measure_rows, run_here
-from data_service.stream.lines import RowLine
 from data_service.stream.mixture import shares, weights_of
-from data_service.stream.plan import StageShare, StreamPlan
+from data_service.stream.plan import RowLine, StageShare, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.token_axis import LineTokens, line_tokens
 

@@ -1,19 +1,163 @@
-"""`Stream`: computes sample `n` of epoch `e` in this process. It defines what the service delivers."""
+"""`Stream` computes sample `n` of epoch `e` in this process, and so defines what the service delivers; and a window of
+samples is built from its blocks, which are read, cut into rows, masked and ordered, and the result is cut into slabs.
 
+A slab is a part of a window that is sent by itself. Which sample lies in which slab follows from four numbers. A rank
+reads the same rows of every step. So a slab holds a stripe: the same rows of every step of the window. A node then
+pulls only the few slabs in which its ranks' rows lie. The layout does not change the samples, and does not depend on
+the ranks, so it stays when ranks come and go.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import CorpusError
 from data_service.recent import RecentResults
-from data_service.samples.make import cut, structure_key
-from data_service.samples.samples import Samples, join_rows, slice_rows
+from data_service.samples.make import block_key, cut, make_rows, structure_key
+from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows
+from data_service.stream.plan import BlockRows, EpochLayout, Window
 from data_service.stream.sources import Corpora, Opener
 from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
-from data_service.stream.window import SlabLayout, build_window, slab_rows
-from data_service.types import Tokens
+from data_service.types import Block, Tokens
+
+_READERS = 16  # blocks read at once
+
+
+class StepLayout(NamedTuple):
+    """How a stream is going to be read: `rows` samples at a time, one of which begins with `sample` of `epoch`."""
+
+    rows: int
+    epoch: int
+    sample: int
+
+
+class SlabLayout(NamedTuple):
+    """A window's samples in slabs.
+
+    Attributes:
+        size: samples in the window.
+        step: samples that are read together; `size` if that is not known, and slabs are consecutive samples.
+        begin: the place of the window's first sample in its step.
+        stripe: samples of a step in a slab; the last slab may have fewer.
+    """
+
+    size: int
+    step: int
+    begin: int
+    stripe: int
+
+    @classmethod
+    def sliced(cls, size: int, rows: int) -> "SlabLayout":
+        """Slabs of `rows` consecutive samples."""
+        return cls(size, size, 0, min(size, rows))
+
+    @classmethod
+    def of(
+        cls, epoch_layout: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
+    ) -> "SlabLayout":
+        """Slabs of about `rows` samples for a window that is read in `steps`. Slices where a step exceeds it."""
+        size = epoch_layout.size(window)
+        if steps is None or steps.rows > size:
+            return cls.sliced(size, rows)
+        epochs = (epoch - steps.epoch) * epoch_layout.samples_per_epoch
+        begin = (epochs + epoch_layout.start(window) - steps.sample) % steps.rows
+        slabs = max(1, -(-size // rows))
+        return cls(size, steps.rows, begin, -(-steps.rows // slabs))
+
+    @property
+    def slabs(self) -> int:
+        """How many there are, each with at least one sample."""
+        return -(-self.step // self.stripe)
+
+    def positions(self, slab: int) -> NDArray[np.int64]:
+        """[N] int64, the window's samples in a slab, ascending."""
+        first = slab * self.stripe
+        stripe = np.arange(first, min(first + self.stripe, self.step))
+        steps = -(-(self.begin + self.size) // self.step)
+        found = (np.arange(steps)[:, None] * self.step + stripe - self.begin).ravel()
+        return found[(found >= 0) & (found < self.size)]
+
+    def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """(slab, start, stop): samples `first` to `last` of the window, in order, as rows of slabs."""
+        while first < last:
+            step, row = divmod(first + self.begin, self.step)
+            slab = row // self.stripe
+            base = slab * self.stripe
+            width = min(self.stripe, self.step - base)
+            missing = min(max(self.begin - base, 0), width)  # rows of the stripe before the window begins
+            start = step * width - missing + row - base
+            count = min(last - first, base + width - row)
+            yield slab, start, start + count
+            first += count
+
+    def slabs_of(self, first: int, last: int) -> list[int]:
+        """The slabs that hold samples `first` to `last` of the window, as they are needed."""
+        end = min(last, first + self.step)  # then all slabs have come
+        return list(dict.fromkeys(slab for slab, _, _ in self.pieces(first, end)))
+
+
+def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
+    """Rows of `length` tokens in a slab of so many tokens: small enough to stay in a cache while it is made."""
+    return max(1, slab_tokens // length)
+
+
+# Requests in flight, about 10 MB of them: hides a store's latency behind the work on the block before.
+
+
+def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[Samples]:
+    """A window's samples in the slabs of `layout`.
+
+    Raises:
+        CorruptBlock, StoreError: a block that cannot be read.
+    """
+    made = [_make(corpora, piece, block) for piece, block in _read_ahead(corpora, window.pieces)]
+    joined = join_rows(made)
+    del made
+    rows = window.order.many(np.arange(window.order.size))
+    return deal_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
+
+
+def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
+    spec = corpora.spec
+    rows = cut(block, spec, structure_key(spec, piece.source, piece.block, piece.epoch), piece.source)
+    if piece.stop > len(rows):
+        raise CorpusError(
+            f"{spec.sources[piece.source].uri}: block {piece.block} has {len(rows)} rows, "
+            f"the plan counts on at least {piece.stop}",
+            remedy="the row counts in the cache are not this corpus's: delete the cache and start again",
+        )
+    key = block_key(spec, piece.source, piece.block, piece.epoch)
+    return make_rows(
+        block,
+        rows,
+        start=piece.start,
+        stop=piece.stop,
+        spec=spec,
+        key=key,
+        starts_word=corpora.starts_word,
+        unigram=corpora.unigram,
+        similar=corpora.similar,
+        source=piece.source,
+    )
+
+
+def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:
+    """The blocks of `pieces` in order, a few requested before they are needed."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        pending: list[Future[Block]] = []
+        for index, piece in enumerate(pieces):
+            for ahead in pieces[index + len(pending) : index + _READERS]:
+                pending.append(pool.submit(corpora.read, ahead.source, ahead.block))
+            yield piece, pending.pop(0).result()
 
 
 @dataclass(frozen=True)

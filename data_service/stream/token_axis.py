@@ -15,8 +15,7 @@ from data_service.errors import CorpusError
 from data_service.recent import RecentResults
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts, RowLengths
-from data_service.stream.lines import BlockRows, RowLine
-from data_service.stream.plan import StreamPlan
+from data_service.stream.plan import BlockRows, RowLine, StreamPlan
 
 _WINDOWS_KEPT = 4
 

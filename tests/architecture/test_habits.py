@@ -106,7 +106,7 @@ from data_service.ingest.files import open_text
 from data_service.ingest.formats import LinePlace, read_lines
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Text, accept, decode
-from data_service.ingest.splits import FilePiece
+from data_service.ingest.tasks import FilePiece
 
 
 def read_one_a_line(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -121,7 +121,7 @@ def test_an_input_format(data_service: Scratch) -> None:
     inputs = "data_service/ingest/inputs.py"
     data_service.replace(inputs, 'Literal["txt", ', 'Literal["lines", "txt", ')
     data_service.replace(inputs, '    ".txt": "txt",\n', '    ".txt": "txt",\n    ".lines": "lines",\n')
-    data_service.replace("data_service/ingest/splits.py", "_UNCUT = (", '_UNCUT = ("lines", ')
+    data_service.replace("data_service/ingest/tasks.py", "_UNCUT = (", '_UNCUT = ("lines", ')
     documents = "data_service/ingest/documents.py"
     branch = '        case "jsonl":\n'
     data_service.replace(
@@ -139,7 +139,7 @@ def test_an_input_format(data_service: Scratch) -> None:
         "from data_service.ingest.documents import read_documents\n"
         "from data_service.ingest.inputs import list_inputs\n"
         "from data_service.ingest.options import BuildOptions\n"
-        "from data_service.ingest.splits import plan_splits\n"
+        "from data_service.ingest.tasks import plan_splits\n"
         "options = BuildOptions()\n"
         "(split,) = plan_splits(list_inputs(['poems.lines']).files, options)\n"
         "print(*(document.text for document in read_documents(split, options)))"

@@ -37,12 +37,11 @@ DRAWN = {
         cli -> schedulers
     """,
     "data_service": """
-        ingest -> corpus service store tokenizers words
+        ingest -> corpus service store tokenizers
         service -> samples store stream
-        stream -> corpus samples store tokenizers words
-        corpus -> store tokenizers words
-        samples -> tokenizers words
-        words -> store tokenizers
+        stream -> corpus samples store tokenizers
+        corpus -> store tokenizers
+        samples -> store tokenizers
         tokenizers -> store
     """,
     "encoder_core": """

@@ -18,8 +18,7 @@ from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
 from data_service.stream.positions import PhaseBatches, Positions, Range
-from data_service.stream.stream import Stream
-from data_service.stream.window import StepLayout
+from data_service.stream.stream import StepLayout, Stream
 from data_service.tokenizers.load import save_tokenizer
 from launcher.runtime.rank.data import cut
 from tests.support.data.corpora import (

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.layout import TOKENIZER
-from data_service.samples.masking import MlmMasking, Replacement
+from data_service.corpus.manifest import TOKENIZER
+from data_service.samples.masking import MlmMasking
+from data_service.samples.replacement import Replacement
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus, written_out
 

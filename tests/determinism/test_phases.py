@@ -13,7 +13,8 @@ import pytest
 from checkpoints.listing import committed
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.samples.masking import MlmMasking, Replacement
+from data_service.samples.masking import MlmMasking
+from data_service.samples.replacement import Replacement
 from data_service.stream.stream import Stream
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.build import schedule

@@ -270,7 +270,7 @@ def similar_words(
 
     Example: `maskfleet corpus similar-words s3://bucket/news-zh --out s3://bucket/similar-words.txt`
     """
-    from data_service.corpus.similar_words import SimilarWordOptions, write_similar_words
+    from data_service.stream.similar_words import SimilarWordOptions, write_similar_words
     from launcher.progress import work
 
     options = SimilarWordOptions(

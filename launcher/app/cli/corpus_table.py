@@ -6,8 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from data_service.ingest.encodings import odd_text_warning
-from data_service.stream.radius import Radius
-from data_service.stream.statistics import CorpusStats
+from data_service.stream.statistics import CorpusStats, Radius
 from data_service.visible import one_line
 from launcher.format import human_bytes
 

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
-from data_service.stream.radius import Radius, expected_radius
+from data_service.stream.statistics import Radius, expected_radius
 from launcher.format import human_count
 from launcher.runtime.capacity.assumptions import TOKEN_BYTES
 from launcher.runtime.recipe.schema import Recipe

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from data_service.stream.radius import Radius
+from data_service.stream.statistics import Radius
 from encoder_core.cost.products import Shape
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts, block_table
+from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
 from data_service.processes import temporary_folder
 from data_service.store.base import Store, digest
-from data_service.stream.stream import Stream
-from data_service.stream.window import StepLayout
+from data_service.stream.stream import StepLayout, Stream
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block, Tokens

@@ -11,7 +11,7 @@ import torch
 
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.stream.positions import Positions, Range
-from data_service.stream.window import StepLayout
+from data_service.stream.stream import StepLayout
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched

@@ -20,7 +20,8 @@ from pydantic import (
 from pydantic.types import ByteSize
 
 from data_service.samples.inputs import Input
-from data_service.samples.masking import MaskingUnit, Replacement
+from data_service.samples.masking import MaskingUnit
+from data_service.samples.replacement import Replacement
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import Weight

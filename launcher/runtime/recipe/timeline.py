@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from data_service.stream.batches import Rise, StepBatches
+from data_service.stream.positions import Rise, StepBatches
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.objectives.losses import WeightSchedule, weight_at
 from encoder_core.optim import schedules

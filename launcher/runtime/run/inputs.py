@@ -6,15 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
-from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import CorpusManifest
+from data_service.corpus.manifest import TOKENIZER, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, TokenizerError
+from data_service.samples.similar_words import (
+    check_similar,
+    parse_similar_words,
+    read_similar_words,
+    table_hash,
+)
 from data_service.store.open import open_store
 from data_service.stream.mixture import least_weight, unread
-from data_service.stream.sources import check_kind, check_languages, check_similar, check_units
+from data_service.stream.sources import check_kind, check_languages, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.words.similar import parse_similar_words, read_similar_words, table_hash
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import unsuitable
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe

@@ -3,7 +3,7 @@ from."""
 
 from collections.abc import Iterator
 
-from data_service.corpus.layout import TOKENIZER
+from data_service.corpus.manifest import TOKENIZER
 from data_service.errors import TokenizerError
 from data_service.store.base import Store
 from data_service.store.errors import StoreError

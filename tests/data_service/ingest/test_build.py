@@ -14,7 +14,7 @@ from data_service.corpus.corpus import open_corpus, show_documents, verify_corpu
 from data_service.corpus.manifest import BlockTable
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
-from data_service.ingest import compare
+from data_service.ingest import kept as compare
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.splits import FilePiece, Split
+from data_service.ingest.tasks import FilePiece, Split
 from tests.support.data.raw_text import write_jsonl, write_parquet
 
 OPTIONS = BuildOptions()

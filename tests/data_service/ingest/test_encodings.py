@@ -22,8 +22,8 @@ from data_service.ingest.files import open_text
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord
-from data_service.ingest.splits import Split, plan_splits, streamed_files
 from data_service.ingest.streamed import PieceReader
+from data_service.ingest.tasks import Split, plan_splits, streamed_files
 from data_service.stream.statistics import corpus_stats
 from launcher.app.cli.main import app
 from tests.support.data.raw_text import build

@@ -17,7 +17,7 @@ from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.splits import plan_splits
+from data_service.ingest.tasks import plan_splits
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import DOCUMENTS, build
 

@@ -14,8 +14,8 @@ from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.ingest.build import build_corpus
-from data_service.ingest.hashing import encoded_text, folded_text, hash_text, hash_tokens
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.scan import encoded_text, folded_text, hash_text, hash_tokens
 from data_service.ingest.sentences import split_sentences
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer

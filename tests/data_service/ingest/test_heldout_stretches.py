@@ -15,7 +15,6 @@ from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule
 from data_service.corpus.reader import read_block
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.hashing import hash_text
 from data_service.ingest.heldout import (
     CANDIDATES,
     Documents,
@@ -28,6 +27,7 @@ from data_service.ingest.heldout import (
     wanted_bytes,
 )
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.scan import hash_text
 from data_service.store.open import open_store
 from data_service.stream.statistics import corpus_stats, open_corpus
 from tests.support.data.raw_text import (

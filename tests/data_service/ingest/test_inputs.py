@@ -12,7 +12,7 @@ from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.inputs import InputFile, list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.splits import plan_splits
+from data_service.ingest.tasks import plan_splits
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer

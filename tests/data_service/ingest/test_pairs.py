@@ -20,11 +20,11 @@ from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.documents import read_records
-from data_service.ingest.hashing import hash_texts
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.records import BadRecord, Text
-from data_service.ingest.splits import plan_splits
+from data_service.ingest.scan import hash_texts
+from data_service.ingest.tasks import plan_splits
 from data_service.samples.inputs import Packed, RepeatedSentences, TextPairs
 from data_service.stream.sources import check_kind
 from data_service.stream.statistics import corpus_stats

@@ -1,7 +1,8 @@
 # ruff: noqa: RUF001
-"""Sentence boundaries, and that no text is lost at them."""
+"""Sentence boundaries, by the rules for all and by those of one language, and that no text is lost at them."""
 
 import sys
+from typing import get_args
 
 import pytest
 import regex
@@ -9,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest.blocks import encode_documents
-from data_service.ingest.sentences import LONGEST, SENTENCE_TERMINAL, split_sentences
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.sentences import LONGEST, SENTENCE_TERMINAL, Language, split_sentences
 from tests.support.data.raw_text import DOCUMENTS, small_tokenizer
 
 
@@ -85,3 +87,48 @@ def test_tokens_of_a_document_laid_end_to_end_are_its_text() -> None:
         assert tokenizer.decode(document.tokens) == "".join(split_sentences(text))
         assert document.lengths.sum() == len(document.tokens)
         assert document.lengths.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "sentences"),
+    [
+        ("zh", "今天很好。明天呢？好！", ["今天很好。", "明天呢？", "好！"]),
+        ("zh", "“走吧！”，他说。“好。”她答。", ["“走吧！”，他说。", "“好。”", "她答。"]),
+        ("zh", "他走了……没有人说话。", ["他走了……", "没有人说话。"]),
+        ("zh", "他走了…没有人说话。", ["他走了…没有人说话。"]),
+        ("zh", "等等......后来呢?!不知道!是的", ["等等......", "后来呢?!", "不知道!", "是的"]),
+        ("zh", "价格是３．５元，Yahoo!Japan 和 3.5。第二", ["价格是３．５元，Yahoo!Japan 和 3.5。", "第二"]),
+        ("zh", "（见下。）另外", ["（见下。）", "另外"]),
+        ("zh", "He came. 他来了。 She left.", ["He came.", " 他来了。", " She left."]),
+        ("ja", "「行こう！」と言った。はい。", ["「行こう！」", "と言った。", "はい。"]),
+        (
+            "de",
+            "Am 3. Oktober kam Dr. Weber, vgl. Seite 4. Danach ging er.",
+            ["Am 3. Oktober kam Dr. Weber, vgl. Seite 4. Danach ging er."],
+        ),
+        (
+            "de",
+            "Sie kam im Jahr 1990. Er ging bzw. Otto blieb. Ende.",
+            ["Sie kam im Jahr 1990.", " Er ging bzw. Otto blieb.", " Ende."],
+        ),
+        ("fr", "M. Dupont et Mme. Curie sont là. Oui.", ["M. Dupont et Mme. Curie sont là.", " Oui."]),
+        ("ru", "Он жил на ул. Ленина. Да.", ["Он жил на ул. Ленина.", " Да."]),
+    ],
+)
+def test_sentences_of_a_language(language: Language, text: str, sentences: list[str]) -> None:
+    assert split_sentences(text, language) == sentences
+
+
+@given(
+    st.text(st.sampled_from("天地a1 .!?。！？…．”’」）\n\u3000，") | st.characters(codec="utf-8")),
+    st.sampled_from(get_args(Language)),
+)
+def test_nothing_but_white_space_is_lost(text: str, language: Language) -> None:
+    sentences = split_sentences(text, language)
+    assert all(sentence.strip() for sentence in sentences)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+def test_the_language_is_of_a_corpuss_identity_only_where_one_is_named() -> None:
+    assert "sentences" not in BuildOptions().identity()
+    assert BuildOptions(sentences="zh").identity()["sentences"] == "zh"

@@ -17,8 +17,8 @@ from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
-from data_service.ingest.splits import FilePiece, Split
 from data_service.ingest.streamed import PieceReader
+from data_service.ingest.tasks import FilePiece, Split
 from tests.support.data.raw_text import (
     DOCUMENTS,
     SMALL,

@@ -15,18 +15,19 @@ from data_service.corpus.corpus import Corpus, open_corpus, verify_corpus
 from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.reader import read_block
+from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.samples.inputs import Lanes, OrderedPairs
 from data_service.samples.lane_rows import Reading
-from data_service.samples.masking import MlmMasking, Replacement
+from data_service.samples.masking import MlmMasking
 from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.replacement import Replacement
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Level
-from data_service.words.segmentation import WordOptions
 from tests.support.data.chinese import (
     chinese_tokenizer,
     chinese_tokenizer_folder,

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from data_service.rng import Key, stream_key
 from data_service.samples.inputs import Packed
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MlmMasking, Replacement
+from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import RowCuts, pack
+from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block

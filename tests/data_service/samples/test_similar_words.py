@@ -11,19 +11,21 @@ from pydantic import ValidationError
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MlmMasking, Replacement, Vocabulary
+from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import pack
-from data_service.samples.similar_words import replaced_words
-from data_service.samples.spec import SimilarSource, SourceSpec
-from data_service.stream.sources import Corpora
-from data_service.types import Block
-from data_service.words.similar import (
+from data_service.samples.replacement import Replacement, Vocabulary
+from data_service.samples.similar_words import (
     SimilarPair,
+    SimilarSource,
     dump_similar_words,
     parse_similar_words,
     read_similar_words,
+    replaced_words,
     table_hash,
 )
+from data_service.samples.spec import SourceSpec
+from data_service.stream.sources import Corpora
+from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, VOCABULARY, source_of, spec_of, write_corpus
 
 MACBERT = Replacement(mask=0, similar=0.8, random=0.1, keep=0.1)

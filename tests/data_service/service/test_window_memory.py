@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from data_service.stream.counts import count_rows
 from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
-from data_service.stream.window import SlabLayout, build_window
+from data_service.stream.stream import SlabLayout, build_window
 from data_service.tokenizers.load import save_tokenizer
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 from tests.support.data.raw_text import small_tokenizer

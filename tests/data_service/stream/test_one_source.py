@@ -16,8 +16,7 @@ from data_service.stream.order import SourceOrder
 from data_service.stream.plan import StreamPlan
 from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.sources import Corpora
-from data_service.stream.stream import Stream
-from data_service.stream.window import SlabLayout, build_window
+from data_service.stream.stream import SlabLayout, Stream, build_window
 from tests.support.data.corpora import (
     assert_same,
     block_of_pairs,

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_service.corpus.layout import TOKENIZER
-from data_service.corpus.manifest import MANIFEST
+from data_service.corpus.manifest import MANIFEST, TOKENIZER
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.errors import CorpusError
 from data_service.store.open import open_store

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from data_service.corpus.manifest import block_table
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec
-from data_service.stream.lines import RowLine
-from data_service.stream.plan import StreamPlan
+from data_service.stream.plan import RowLine, StreamPlan
 from data_service.stream.stages import StagedRows, last_share, stage_weights
 from data_service.stream.token_axis import TokenAxis, line_tokens
 from tests.support.data.corpora import rows_of_epoch, spec_of

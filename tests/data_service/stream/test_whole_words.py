@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from data_service.ingest.build import build_corpus
-from data_service.samples.masking import MlmMasking, Replacement
+from data_service.samples.masking import MlmMasking
+from data_service.samples.replacement import Replacement
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.stream.stream import Stream
 from tests.support.data.raw_text import DOCUMENTS, SMALL, small_tokenizer, tokenizer_folder, write_jsonl

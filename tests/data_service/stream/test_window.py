@@ -11,8 +11,7 @@ from data_service.samples.samples import join_rows, slice_rows
 from data_service.service.announced import Announced
 from data_service.stream.plan import EpochLayout
 from data_service.stream.sources import Corpora
-from data_service.stream.stream import Stream
-from data_service.stream.window import SlabLayout, StepLayout, build_window
+from data_service.stream.stream import SlabLayout, StepLayout, Stream, build_window
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 layouts = st.builds(

@@ -16,7 +16,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.stream.positions import PhaseBatches, Positions, Range
-from data_service.stream.window import StepLayout
+from data_service.stream.stream import StepLayout
 from launcher.runtime.rank.data import ANNOUNCED, RankShard
 
 ROOT = Path(__file__).parents[3]

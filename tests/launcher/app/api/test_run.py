@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import maskfleet
-from data_service.stream.stream import Stream
-from data_service.stream.window import StepLayout
+from data_service.stream.stream import StepLayout, Stream
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import MissingPackage, RunError
 from launcher.runtime.rank.data import RankData, RankShard, checksum

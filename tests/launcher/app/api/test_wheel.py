@@ -12,7 +12,7 @@ from tests.support.checks.wheel import ROOT, build, install, obstruct, run
 
 TASKS = """
 from data_service.ingest.ray_pool import ray_pool
-from data_service.stream.window import slab_rows
+from data_service.stream.stream import slab_rows
 with ray_pool(2, 0) as pool:
     print(*(rows for _, rows in pool.run(slab_rows, [1 << 18, 1 << 18])))
 """

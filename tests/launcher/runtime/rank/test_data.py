@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from data_service.stream.positions import PhaseBatches, Positions, Range
-from data_service.stream.stream import Stream
-from data_service.stream.window import StepLayout
+from data_service.stream.stream import StepLayout, Stream
 from launcher.runtime.rank.data import ANNOUNCED, RankData, RankShard
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 

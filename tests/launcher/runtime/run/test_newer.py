@@ -19,9 +19,9 @@ from checkpoints.hf.folder import publish
 from checkpoints.layout import CheckpointName
 from checkpoints.ownership import StopRequest, stop_requested
 from data_service.errors import CorpusError, UserError
+from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
-from data_service.words.similar import dump_similar_words, parse_similar_words
 from launcher.after.compare.place import comparison_at
 from launcher.after.evaluate.cell import CellFigures, Result
 from launcher.after.evaluate.results import GridRecord, Results

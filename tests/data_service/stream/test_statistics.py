@@ -17,7 +17,7 @@ from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
 from data_service.stream.order import SpreadOrder
 from data_service.stream.plan import StreamPlan
-from data_service.stream.radius import NEAR, Radius, expected_radius, radius
+from data_service.stream.statistics import NEAR, Radius, expected_radius, radius
 from data_service.tokenizers.specials import SpecialIds
 from launcher.app.cli.main import app
 

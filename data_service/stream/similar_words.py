@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
+from data_service.samples.similar_words import LONGEST, SimilarPair, dump_similar_words
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block
-from data_service.words.similar import LONGEST, SimilarPair, dump_similar_words
 
 _AT_ONCE = 1 << 22  # similarities worked out together
 ReportBlocks = Callable[[int, int], None]

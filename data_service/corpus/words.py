@@ -1,24 +1,150 @@
-"""Where words and a lexicon's units begin in text: the segmenters, and what a corpus keeps of them."""
+"""Where words and a lexicon's units begin in text: what is asked for, the segmenters, and what a corpus keeps of them.
+
+Entries of a list of words are found from left to right, the longest at each place. A run of letters of a script with
+spaces, or of digits, is never cut: `cat` is not found in `cats`. Marks that join the character before them (vowel
+signs, accents) are not cut off either.
+"""
 
 import hashlib
 import io
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data_service.errors import InputError
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
+from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 from data_service.types import LEVELS, Level
-from data_service.words.segmentation import Segmentation, WordOptions
-from data_service.words.word_list import WordList, uncut
 
-_OWN_VERSION = "1"  # of the rules in this module and in `word_list`
+SegmenterName = Literal["jieba", "longest_match", "field"]
+
+
+class WordOptions(BaseModel):
+    """How to find words and other units of the text.
+
+    Attributes:
+        segmenter: jieba; the longest words of a file, from left to right; or a field of the input that holds each
+            document's words already (LTP's, HanLP's and others' output). None: no words, only a lexicon's units.
+        dictionary: URI of a file of words: of `longest_match`, or in place of jieba's own (`word frequency` a line).
+        user_words: URI of a file of words that jieba is to know besides (`word [frequency] [tag]` a line).
+        field: of the input, a list of words, a list of sentences that are lists of words, or words with spaces between.
+        lexicon: URI of a file of entities and phrases, `text <TAB> entity` or `text <TAB> phrase` a line.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    segmenter: SegmenterName | None = "jieba"
+    dictionary: str | None = None
+    user_words: str | None = None
+    field: str = Field(default="words", min_length=1)
+    lexicon: str | None = None
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.segmenter is None and self.lexicon is None:
+            raise ValueError("neither a segmenter nor a lexicon is given")
+        if self.segmenter == "longest_match" and self.dictionary is None:
+            raise ValueError("longest_match takes its words from a dictionary; give one")
+        if self.dictionary is not None and self.segmenter not in ("jieba", "longest_match"):
+            raise ValueError("a dictionary is for the segmenters jieba and longest_match")
+        if self.user_words is not None and self.segmenter != "jieba":
+            raise ValueError("user words are for the segmenter jieba; longest_match has its dictionary")
+        return self
+
+    @property
+    def input_field(self) -> str | None:
+        """The field of the input that holds words; None if none does."""
+        return self.field if self.segmenter == "field" else None
+
+    def files(self) -> dict[str, str]:
+        """URIs of the files of words, by what they are."""
+        named = {"dictionary": self.dictionary, "user_words": self.user_words, "lexicon": self.lexicon}
+        return {name: uri for name, uri in named.items() if uri is not None}
+
+
+class Segmentation(BaseModel):
+    """What decided where units begin in a corpus: part of its identity.
+
+    Attributes:
+        segmenter: its name; None if only a lexicon's units are stored.
+        version: of the segmenter.
+        field: of the input, if the words came with it.
+        dictionary, user_words, lexicon: sha256 (hex) of each file of words; None where there was none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    segmenter: SegmenterName | None
+    version: str
+    field: str | None = None
+    dictionary: str | None = None
+    user_words: str | None = None
+    lexicon: str | None = None
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What is stored."""
+        words: tuple[Level, ...] = () if self.segmenter is None else ("word",)
+        return words if self.lexicon is None else (*words, "phrase", "entity")
+
+
+_UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in LETTERS_WITHOUT_SPACES)
+_RUN = re.compile(rf"[^\W_{_UNSPACED}]{{2,}}")
+
+
+class WordList:
+    """Finds words. Immutable, and made once a process."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words = frozenset(words)
+        lengths: dict[str, set[int]] = {}
+        for word in self._words:
+            lengths.setdefault(word[0], set()).add(len(word))
+        self._lengths = {first: tuple(sorted(found, reverse=True)) for first, found in lengths.items()}
+
+    def find(self, text: str) -> list[tuple[int, int]]:
+        """(start, end) of the entries in `text`, from left to right, at each place the longest that begins there."""
+        inside = uncut(text)
+        found: list[tuple[int, int]] = []
+        at = 0
+        while at < len(text):
+            stop = 0 if inside[at] else self._longest(text, at, inside)
+            if stop:
+                found.append((at, stop))
+            at = stop or at + 1
+        return found
+
+    def _longest(self, text: str, at: int, inside: bytearray) -> int:
+        """Where the longest entry that begins at `at` ends; 0 if none does."""
+        for length in self._lengths.get(text[at], ()):
+            stop = at + length
+            if stop <= len(text) and not inside[stop] and text[at:stop] in self._words:
+                return stop
+        return 0
+
+
+def uncut(text: str) -> bytearray:
+    """[len(text) + 1]: 1 where no word may begin, as it would cut a run of letters, or a mark off its character."""
+    inside = bytearray(len(text) + 1)
+    for run in _RUN.finditer(text):
+        inside[run.start() + 1 : run.end()] = b"\1" * (run.end() - run.start() - 1)
+    if not text.isascii():
+        for at, character in enumerate(text):
+            if at and unicodedata.category(character)[0] == "M" and not text[at - 1].isspace():
+                inside[at] = 1
+    return inside
+
+
+_OWN_VERSION = "1"  # of the rules in this module
 _Sizes = Callable[[str], Iterable[int]]
 """The characters of each word of a sentence, in order: together all of it."""
 

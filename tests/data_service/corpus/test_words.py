@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_service.corpus.words import Segmentation, UnitFinder, WordList, WordOptions, resolve, spelt_words
 from data_service.errors import InputError
 from data_service.ingest.blocks import encode_documents
 from data_service.ingest.sentences import split_sentences
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
-from data_service.words.segmentation import Segmentation, WordOptions
-from data_service.words.units import UnitFinder, resolve, spelt_words
-from data_service.words.word_list import WordList
 from tests.support.data.chinese import chinese_tokenizer, made_up_documents, made_up_words
 
 letters = st.sampled_from("天地人 ab1，\u0301")

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_service.corpus.similar_words import SimilarWordOptions, write_similar_words
+from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.words.segmentation import WordOptions
-from data_service.words.similar import parse_similar_words, read_similar_words
+from data_service.samples.similar_words import parse_similar_words, read_similar_words
+from data_service.stream.similar_words import SimilarWordOptions, write_similar_words
 from tests.support.data.chinese import chinese_tokenizer, chinese_tokenizer_folder, made_up_words, write_words
 from tests.support.data.raw_text import ignore_progress
 
