@@ -1,13 +1,16 @@
-"""What rooms pass to each other: token ids, and blocks of them."""
+"""What rooms pass to each other: token ids, blocks of them, and a type of settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 Level = Literal["word", "phrase", "entity"]
 """What a stored unit of text is: a word of the segmenter; or, from a lexicon, an entity, or a phrase or an entity. What

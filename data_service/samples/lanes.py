@@ -11,17 +11,36 @@ block's beginning and fewer than `reuse` at its end. A block of fewer than W tok
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 
 from data_service.errors import PlanError
-from data_service.samples.inputs import Lanes
+from data_service.samples.packing import RowInput
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.types import Block, Tokens
+from data_service.types import Block, Share, Tokens
 
 EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
 MOST_TOKENS = 1 << 16  # in a row
+
+
+class Lanes(RowInput):
+    """Rows that continue from step to step: lane i of a step continues lane i of the step before (XLNet).
+
+    Each row is `[reuse][A <sep> B <sep> <cls>]`, and the window moves on by `reuse` tokens.
+
+    Attributes:
+        reuse: tokens at the start of each row that join the model's memory.
+        random: share of rows whose segment B is drawn from elsewhere.
+        both_directions: every second lane reads its text backwards (bi_data).
+    """
+
+    packing: Literal["lanes"]
+    reuse: PositiveInt = 256
+    random: Share = 0.5
+    both_directions: bool = True
 
 
 @dataclass(frozen=True)

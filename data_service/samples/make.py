@@ -4,33 +4,37 @@ from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_service.rng import Key, stream_key
-from data_service.samples.inputs import (
-    Lanes,
+from data_service.samples.lane_rows import permuted_rows
+from data_service.samples.lanes import LaneRows, Lanes, lane_rows
+from data_service.samples.masking import NO_TABLES, MaskingTables, MlmMasking, NoMasking, mask_rows
+from data_service.samples.packing import Packed, RowCuts, Segments, lay_out, pack
+from data_service.samples.pairs import (
     OrderedPairs,
-    Packed,
     Pairs,
-    RepeatedSentences,
     SegmentPairs,
     SentencePairs,
-    TextPairs,
     Translations,
     TwoSegments,
+    ordered_pairs,
+    segment_pairs,
+    sentence_pairs,
+    translation_rows,
+    two_segments,
 )
-from data_service.samples.lane_rows import permuted_rows
-from data_service.samples.lanes import LaneRows, lane_rows
-from data_service.samples.masking import MlmMasking, NoMasking, mask_rows
-from data_service.samples.packing import RowCuts, Segments, lay_out, pack
-from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
-from data_service.samples.similar_words import SimilarWords
 from data_service.samples.spec import StreamSpec
-from data_service.samples.texts import TextRows, pair_texts, repeated_sentences, text_rows
-from data_service.samples.translations import in_languages, translation_rows
+from data_service.samples.texts import (
+    RepeatedSentences,
+    TextPairs,
+    TextRows,
+    pair_texts,
+    repeated_sentences,
+    text_rows,
+)
 from data_service.types import Block
 
 AnyRows = RowCuts | LaneRows | TextRows
@@ -64,9 +68,7 @@ def make_rows(
     stop: int,
     spec: StreamSpec,
     key: Key,
-    starts_word: NDArray[np.bool_] | None,
-    unigram: NDArray[np.int64] | None = None,
-    similar: SimilarWords | None = None,
+    tables: MaskingTables = NO_TABLES,
     source: int = 0,
 ) -> Samples:
     """Rows `start` to `stop` of a block, ready to train on.
@@ -77,10 +79,8 @@ def make_rows(
         start, stop: which rows; any range gives the same bytes per row.
         spec: the stream's.
         key: of the draws of this block in this masking epoch; see `block_key`.
-        starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks
-            that do not say where words begin.
-        unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
-        similar, source: the table of similar words, where these replace words; whose block it is.
+        tables: what the spec's masking reads besides the block.
+        source: whose block it is.
     """
     match spec.masking:
         case MlmMasking() as masking:
@@ -93,11 +93,9 @@ def make_rows(
                 spec=spec,
                 masking=masking,
                 key=key,
-                starts_word=starts_word,
-                unigram=unigram,
-                similar=similar,
+                tables=tables,
             )
-            return in_languages(masked, spec, source)
+            return _in_languages(masked, spec, source)
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
             return permuted_rows(
@@ -109,11 +107,11 @@ def make_rows(
                 special=spec.special,
                 never=spec.never_masked,
                 key=key,
-                starts_word=starts_word,
+                starts_word=tables.starts_word,
             )
         case NoMasking():
             assert isinstance(rows, TextRows)
-            return in_languages(text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source)
+            return _in_languages(text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source)
         case _:
             assert_never(spec.masking)
 
@@ -126,10 +124,9 @@ def _masked(
     spec: StreamSpec,
     masking: MlmMasking,
     key: Key,
-    starts_word: NDArray[np.bool_] | None,
-    unigram: NDArray[np.int64] | None,
-    similar: SimilarWords | None,
+    tables: MaskingTables,
 ) -> Samples:
+    starts_word, unigram = tables.starts_word, tables.unigram
     assert masking.unit == "token" or starts_word is not None  # `Corpora` gives what the masking needs
     assert masking.replace.random_from == "vocabulary" or unigram is not None
     text = rows.text(block, start, stop)
@@ -144,7 +141,20 @@ def _masked(
     vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key, similar), start, stop)
+    return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key, tables), start, stop)
+
+
+def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
+    """`samples`, rows of one source, as `spec` reads them beside those of other sources: where some rows are
+    translations, all say where their second segment begins; where the model has languages, all say theirs."""
+    if spec.reads_translations and samples.segment_starts is None:
+        ends = np.diff(samples.offsets).astype(np.int32)
+        samples = replace(samples, segment_starts=ends, restarts=np.zeros(samples.rows, dtype=np.bool_))
+    if not spec.languages:
+        return samples
+    numbers = [spec.languages.index(name) for name in spec.sources[source].languages]
+    both = np.array([numbers[0], numbers[-1]], dtype=np.uint16)
+    return replace(samples, languages=np.tile(both, (samples.rows, 1)))
 
 
 def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:

@@ -3,6 +3,7 @@
 `NoMasking` masks none, for contrastive training, which compares the vectors of whole texts.
 """
 
+from dataclasses import dataclass
 from typing import Literal, Self, assert_never
 
 import numpy as np
@@ -99,8 +100,9 @@ class MlmMasking(BaseModel):
             raise ValueError(f"span_p is for spans; leave it out with unit {self.unit}")
         if self.ngram_weights is not None and (self.unit != "ngram" or self.longest is not None):
             raise ValueError("ngram_weights are for unit ngram, in place of longest")
-        if self.replace.similar and self.level is None:
-            raise ValueError(f"similar words stand in place of words; choose another unit than {self.unit}")
+        if self.replace.of_words and self.level is None:
+            named = " and ".join(self.replace.of_words)
+            raise ValueError(f"{named} words stand in place of words; choose another unit than {self.unit}")
         if self.count == "drawn" and self.unit != "token":
             raise ValueError(f"count drawn draws single tokens; choose another count with unit {self.unit}")
         return self
@@ -125,6 +127,25 @@ class MlmMasking(BaseModel):
     def mask_epoch(self, epoch: int) -> int:
         """The epoch whose masks are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
+
+
+@dataclass(frozen=True)
+class MaskingTables:
+    """What masking reads besides a block. Each is None where the spec's masking does not need it.
+
+    Attributes:
+        starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks that
+            do not say where words begin.
+        unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
+        similar: the table of similar words, where these replace words.
+    """
+
+    starts_word: NDArray[np.bool_] | None = None
+    unigram: NDArray[np.int64] | None = None
+    similar: SimilarWords | None = None
+
+
+NO_TABLES = MaskingTables()
 
 
 def budgets(
@@ -156,10 +177,9 @@ def mask_rows(
     masking: MlmMasking,
     vocabulary: Vocabulary,
     key: Key,
-    similar: SimilarWords | None = None,
+    tables: MaskingTables = NO_TABLES,
 ) -> Samples:
-    """Choose targets among `units` and replace them; `key` names the block and the masking epoch. `similar`: the table,
-    where similar words stand in place of words."""
+    """Choose targets among `units` and replace them; `key` names the block and the masking epoch."""
     sizes = units.sizes
     maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
     counted = np.diff(rows.offsets) if masking.count_special else maskable
@@ -175,10 +195,10 @@ def mask_rows(
     target_ids = rows.tokens[positions]
     draws = _row_draws(per_row, slots, _purpose(key, "replacements"))
     if masking.replace.similar:
-        assert similar is not None  # `Corpora` gives what the masking needs
+        assert tables.similar is not None  # `Corpora` gives what the masking needs
         assert sizes is not None
         rows.tokens[positions] = replaced_words(
-            target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar
+            target_ids, sizes[chosen], draws, masking.replace, vocabulary, tables.similar
         )
     else:
         leaders = _leaders(positions) if masking.unit == "span" else None

@@ -12,17 +12,54 @@ layout and masking work on it as on a block's text. It may hold a token of the b
 """
 
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar, assert_never
+from typing import Literal, Self, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
-from data_service.samples.inputs import Packing
 from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
 V = TypeVar("V", bound=np.generic)
+
+
+class RowInput(BaseModel):
+    """How documents become rows: the settings under a recipe's `input`. Each kind stands beside what cuts its rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def structures(self) -> int:
+        """Number of ways in which a corpus is cut. Each reading of the corpus uses the next one."""
+        return 1
+
+    @property
+    def repeats(self) -> float:
+        """How often a token of the corpus is read in one reading of it, on average and about."""
+        return 1.0
+
+    @property
+    def texts(self) -> int:
+        """Texts of a row, each cut to the phase's length with special tokens of its own."""
+        return 1
+
+    def once(self) -> Self:
+        """The same with one way of cutting."""
+        return self
+
+
+Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
+
+
+class Packed(RowInput):
+    """Rows of one segment; every token once an epoch.
+
+    RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, section 4.2), and plain cutting.
+    """
+
+    packing: Packing
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Rows of two segments: BERT's with next sentences, ALBERT's with their order, ELECTRA's without a label.
+"""Rows of two segments: BERT's with next sentences, ALBERT's with their order, ELECTRA's without a label, XLM's of
+translations.
 
 Next sentence: the second segment follows the first or comes from another document. The rule is google-research/bert,
 create_pretraining_data.py, within one block. A row that is too long is cut, so a long sentence is not seen whole.
@@ -14,14 +15,21 @@ build_pretraining_dataset.py, with two differences. The official code cuts off w
 another sentence only while there is room, and a sentence longer than a row is cut into full rows. And here everything
 after the beginning of the second segment belongs to it; in the official code a short sentence may still be added to the
 first.
+
+Translations (Conneau and Lample 2019, section 3.3): a row is a sentence and its translation, `<s> one </s><s> other
+</s>`, each with positions from 0. Pairs that are too long for the row lose the end of the longer sentence, then of
+both. Nothing is drawn: an example is a row.
 """
+
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 
+from data_service.errors import CorpusError
 from data_service.rng import Key
-from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
-from data_service.samples.packing import EDGE_TOKENS, Segments
+from data_service.samples.packing import EDGE_TOKENS, Packing, RowCuts, RowInput, Segments
 from data_service.samples.sentence_chunks import (
     PAIR_EDGES,
     Ends,
@@ -34,7 +42,54 @@ from data_service.samples.sentence_chunks import (
     happens,
     truncated,
 )
-from data_service.types import Block
+from data_service.types import Block, Share
+
+_SHORTEST = 5  # target of ELECTRA's short rows, special tokens included
+TEXTS = 2  # of a translation: query and positive; negatives are left out
+
+
+class Drawn(RowInput):
+    """Rows whose boundaries are drawn.
+
+    Attributes:
+        copies: number of ways in which the corpus is cut, each with its own draws (BERT's duplication factor). They are
+            read one after another, and then the first again. Their rows are counted in advance.
+    """
+
+    copies: PositiveInt = 10
+
+    @property
+    def structures(self) -> int:
+        return self.copies
+
+    def once(self) -> Self:
+        return self.model_copy(update={"copies": 1})
+
+
+class _RandomPairs(Drawn):
+    """Two segments, of which the second follows the first or is drawn from another document.
+
+    Attributes:
+        random: of the rows that could have either, the share whose second segment is drawn from elsewhere.
+    """
+
+    random: Share = 0.5
+
+    @property
+    def repeats(self) -> float:
+        # A random second segment, about half a row, is read besides the corpus.
+        return 1 / (1 - self.random / 2)
+
+
+class SegmentPairs(_RandomPairs):
+    """Segments of many sentences that fill the row (Devlin et al. 2019, appendix A.2).
+
+    Attributes:
+        short: share of documents whose rows are filled to a random shorter length.
+    """
+
+    packing: Literal["segment_pair"]
+    short: Share = 0.1
 
 
 def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> Segments:
@@ -55,6 +110,12 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     b = sentences.span(split, end)
     wanted = targets[first] - (a[1] - a[0])
     return _paired(sentences, (a, b), first=first, random=random, wanted=wanted, room=room, key=key)
+
+
+class SentencePairs(_RandomPairs):
+    """Two single sentences (Liu et al. 2019, section 4.2)."""
+
+    packing: Literal["sentence_pair"]
 
 
 def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -> Segments:
@@ -94,6 +155,22 @@ def _paired(
     other = elsewhere(sentences, first, wanted, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
     return Segments.of(*truncated(a, b, room, key), random.astype(np.int8))
+
+
+class OrderedPairs(Drawn):
+    """Two consecutive segments, swapped or not (Lan et al. 2019, section 3.1).
+
+    Attributes:
+        short: share of documents whose rows are filled to a random shorter length.
+        swapped: share of rows in which they are swapped.
+        lone_sentence: what a row of one sentence becomes: cut in two like any other text (the paper's definition
+            of the task), or given a random second segment (google-research/albert).
+    """
+
+    packing: Literal["ordered_pair"]
+    short: Share = 0.1
+    swapped: Share = 0.5
+    lone_sentence: Literal["cut", "random"] = "cut"
 
 
 def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> Segments:
@@ -139,7 +216,18 @@ def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.
     )
 
 
-_SHORTEST = 5  # target of a short row, special tokens included
+class TwoSegments(Drawn):
+    """Consecutive text, usually as two segments, without a label (google-research/electra,
+    build_pretraining_dataset.py).
+
+    Attributes:
+        single: share of rows of one segment.
+        short: share of rows filled to a random shorter length.
+    """
+
+    packing: Literal["two_segments"]
+    single: Share = 0.1
+    short: Share = 0.05
 
 
 def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Segments:
@@ -162,3 +250,39 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
     over = (split < end) & (a_tokens < half) & happens(key, "over half", first, 0.5)
     split = np.where(single, end, split + over)
     return Segments.of(sentences.span(first, split), sentences.span(split, end))
+
+
+Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
+"""Of running text."""
+
+
+class Translations(RowInput):
+    """Examples of corpora of pairs, a row each: a sentence and its translation, each with special tokens and positions
+    of its own (Conneau and Lample 2019, section 3.3: TLM). Corpora of text beside them give rows of one segment.
+
+    Attributes:
+        text: how those are packed; the published way is streams cut anywhere.
+    """
+
+    packing: Literal["translations"]
+    text: Packing = "contiguous"
+
+
+def translation_rows(block: Block, length: int) -> RowCuts:
+    """A row for each document of a corpus of pairs. Raises CorpusError where one has less than two texts."""
+    if np.diff(block.documents).min() < TEXTS:
+        raise CorpusError(
+            f"a document of a corpus of pairs has less than {TEXTS} texts",
+            remedy="build the corpus again with `maskfleet corpus build --texts pairs`",
+        )
+    first = block.documents[:-1, None] + np.arange(TEXTS)
+    starts = block.sentences[first]
+    sizes = _shortened(block.sentences[first + 1] - starts, length - TEXTS * EDGE_TOKENS)
+    return RowCuts.restarted(Segments(starts, sizes, None))
+
+
+def _shortened(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+    """[N, 2] sizes of at most `room` in all: the longer gives way down to half of the room, and the other beyond it."""
+    one, other = sizes[:, 0], sizes[:, 1]
+    other = np.minimum(other, np.maximum(room - one, room // 2))
+    return np.stack([np.minimum(one, room - other), other], axis=1)

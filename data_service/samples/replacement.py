@@ -1,29 +1,27 @@
 """What stands where a target was: the mask token, a random token, or the token itself.
 
-Rules of their own for whole words are in files of their own (`similar_words.py`); `masking.py` calls the rule that has
-a share.
+A rule that replaces whole words by something else is a file of its own (`similar_words.py`), and has a share here.
+`masking.py` calls the rule that has one above 0.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
 from data_service.rng import scale
-from data_service.types import Tokens
+from data_service.types import Share, Tokens
 
 _DRAWS = 1 << 32
-
-Share = Annotated[float, Field(ge=0, le=1)]
+_OF_WORDS = ("similar",)  # shares that came later: left out where they are 0
 
 
 class Replacement(BaseModel):
@@ -44,10 +42,9 @@ class Replacement(BaseModel):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if abs(self.mask + self.random + self.keep + self.similar - 1) > 1e-9:
-            names = "mask + random + keep" + (" + similar" if self.similar else "")
-            total = self.mask + self.random + self.keep + self.similar
-            raise ValueError(f"{names} is {total:g}, it must be 1")
+        shares = {"mask": self.mask, "random": self.random, "keep": self.keep, **self.of_words}
+        if abs(sum(shares.values()) - 1) > 1e-9:
+            raise ValueError(f"{' + '.join(shares)} is {sum(shares.values()):g}, it must be 1")
         if self.similar and self.random_from == "unigram":
             raise ValueError("random words are of the table of similar words; leave random_from out")
         if self.random_from == "unigram" and not self.random:
@@ -56,8 +53,13 @@ class Replacement(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Without `similar` where it is 0, as before there was such a share."""
-        return {name: value for name, value in serialize(self).items() if name != "similar" or value}
+        """Without the shares that came later where they are 0."""
+        return {name: value for name, value in serialize(self).items() if name not in _OF_WORDS or value}
+
+    @property
+    def of_words(self) -> dict[str, float]:
+        """The shares above 0 of rules that replace whole words; all shares are then of words."""
+        return {name: share for name in _OF_WORDS if (share := getattr(self, name))}
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,14 @@ from pydantic import (
     model_validator,
 )
 
-from data_service.samples.inputs import (
-    Input,
-    Lanes,
-    Packed,
-    RepeatedSentences,
-    TextPairs,
-    Translations,
-)
-from data_service.samples.lanes import check_lanes
+from data_service.samples.lanes import Lanes, check_lanes
 from data_service.samples.masking import MlmMasking, NoMasking
+from data_service.samples.packing import Packed
+from data_service.samples.pairs import Pairs, Translations
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.replacement import Vocabulary
 from data_service.samples.similar_words import SimilarSource
-from data_service.samples.texts import TextLayout
+from data_service.samples.texts import RepeatedSentences, TextLayout, TextPairs, Texts
 from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
@@ -48,6 +42,9 @@ _LATER = (
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+
+Input = Annotated[Packed | Pairs | Lanes | Translations | Texts, Field(discriminator="packing")]
+"""How documents become rows: the settings under a recipe's `input`."""
 
 Masking = Annotated[MlmMasking | PermutedPrediction | NoMasking, Field(discriminator="kind")]
 """What is predicted, and what stands in its place."""

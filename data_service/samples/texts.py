@@ -9,15 +9,55 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt
 
 from data_service.errors import CorpusError
-from data_service.samples.packing import EDGE_TOKENS, end_to_end
+from data_service.samples.packing import EDGE_TOKENS, RowInput, end_to_end
 from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
 TextLayout = Literal["cls_first", "cls_last"]
 """`<cls> text <sep>`, or XLNet's `text <sep> <cls>`."""
+
+
+class TextPairs(RowInput):
+    """Examples of a corpus of pairs, a row each: query, positive, negatives (contrastive training).
+
+    Attributes:
+        negatives: how many of an example's negatives are used, the first ones.
+    """
+
+    packing: Literal["pairs"]
+    negatives: NonNegativeInt = 0
+
+    @property
+    def texts(self) -> int:
+        return 2 + self.negatives
+
+
+class RepeatedSentences(RowInput):
+    """Sentences of a plain corpus, each a row that holds it twice: dropout makes the two differ (Gao et al. 2021,
+    "SimCSE", section 3).
+
+    Attributes:
+        shortest: sentences of fewer tokens, special ones not counted, are left out.
+    """
+
+    packing: Literal["sentences"]
+    shortest: PositiveInt = 8
+
+    @property
+    def repeats(self) -> float:
+        return 2.0
+
+    @property
+    def texts(self) -> int:
+        return 2
+
+
+Texts = TextPairs | RepeatedSentences
+"""Rows of several texts, which nothing is masked in."""
 
 
 @dataclass(frozen=True)

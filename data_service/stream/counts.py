@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
-from data_service.samples.inputs import Drawn, Lanes, Packed, TextPairs, Translations
-from data_service.samples.lanes import count_lane_rows
+from data_service.samples.lanes import Lanes, count_lane_rows
 from data_service.samples.make import AnyRows, cut, structure_key
-from data_service.samples.packing import contiguous_rows
+from data_service.samples.packing import Packed, contiguous_rows
+from data_service.samples.pairs import Drawn, Translations
 from data_service.samples.spec import StreamSpec
+from data_service.samples.texts import TextPairs
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.stream.sources import Corpora

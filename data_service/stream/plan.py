@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
 from data_service.recent import RecentResults
-from data_service.samples.inputs import Lanes
+from data_service.samples.lanes import Lanes
 from data_service.samples.masking import NoMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec

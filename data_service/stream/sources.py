@@ -11,9 +11,11 @@ from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError
-from data_service.samples.inputs import Input, TextPairs, Translations
+from data_service.samples.masking import MaskingTables
+from data_service.samples.pairs import Translations
 from data_service.samples.similar_words import SimilarWords, load_similar_words
-from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.samples.spec import Input, SourceSpec, StreamSpec
+from data_service.samples.texts import TextPairs
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
@@ -59,6 +61,11 @@ class Corpora:
     def read(self, source: int, block: int) -> Block:
         """One block, verified. Raises CorruptBlock besides."""
         return read_block(self._stores[source], self.tables[source], block)
+
+    @property
+    def masking_tables(self) -> MaskingTables:
+        """What the spec's masking reads besides blocks. Raises CorpusError: the corpora cannot give it."""
+        return MaskingTables(self.starts_word, self.unigram, self.similar)
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_] | None:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule, PairTexts, block_table
 from data_service.errors import PlanError
-from data_service.samples.inputs import Lanes, Packed, TextPairs
+from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
-from data_service.samples.packing import contiguous_rows
+from data_service.samples.packing import Packed, contiguous_rows
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
+from data_service.samples.texts import TextPairs
 from data_service.stream.plan import StreamPlan
 from data_service.tokenizers.specials import SpecialIds
 

@@ -143,9 +143,7 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
         stop=piece.stop,
         spec=spec,
         key=key,
-        starts_word=corpora.starts_word,
-        unigram=corpora.unigram,
-        similar=corpora.similar,
+        tables=corpora.masking_tables,
         source=piece.source,
     )
 

@@ -62,6 +62,76 @@ def counted(heading: str) -> int:
     return int(number)
 
 
+RULE = '''
+"""Words turned around: the tokens of a word stand in reverse order."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.samples.replacement import Replacement
+from data_service.types import Tokens
+
+
+def turned_words(
+    target_ids: Tokens, sizes: NDArray[np.int64], draws: NDArray[np.uint64], replace: Replacement
+) -> Tokens:
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    last = np.repeat(starts + ends - 1, sizes)
+    turned = np.repeat((draws[starts] >> np.uint64(32)) < round(replace.turned * 2**32), sizes)
+    places = np.arange(len(target_ids))
+    return target_ids[np.where(turned, last - places, places)]
+'''
+
+
+def test_a_replacement_of_masked_words(data_service: Scratch) -> None:
+    data_service.create("data_service/samples/turned_words.py", RULE)
+    replacement = "data_service/samples/replacement.py"
+    data_service.replace(replacement, '("similar",)', '("similar", "turned")')
+    share = "    similar: Share = 0.0\n"
+    data_service.replace(replacement, share, f"{share}    turned: Share = 0.0\n")
+    masking = "data_service/samples/masking.py"
+    branch = "    if masking.replace.similar:\n"
+    data_service.replace(
+        masking,
+        branch,
+        "    if masking.replace.turned:\n"
+        "        assert sizes is not None\n"
+        "        rows.tokens[positions] = turned_words(target_ids, sizes[chosen], draws, masking.replace)\n"
+        f"    el{branch.strip()}\n",
+    )
+    imported, rule = "from data_service.types import Level\n", "turned_words"
+    data_service.replace(
+        masking, imported, f"from data_service.samples.{rule} import turned_words\n{imported}"
+    )
+    said = data_service.run(
+        "import numpy as np\n"
+        "from data_service.rng import stream_key\n"
+        "from data_service.samples.make import make_rows\n"
+        "from data_service.samples.masking import MaskingTables, MlmMasking\n"
+        "from data_service.samples.packing import pack\n"
+        "from data_service.samples.spec import SourceSpec, StreamSpec\n"
+        "from data_service.tokenizers.specials import SpecialIds\n"
+        "from data_service.types import Block\n"
+        "replace = {'mask': 0, 'random': 0, 'keep': 0, 'turned': 1}\n"
+        "masking = MlmMasking(rate=0.5, unit='whole_word', replace=replace)\n"
+        "source = SourceSpec(name='s', uri='', manifest_fingerprint='')\n"
+        "special = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)\n"
+        "spec = StreamSpec(sources=(source,), length=32, masking=masking, special=special,\n"
+        "    never_masked=(0, 1, 2, 3, 4), vocab_size=60, seed=1)\n"
+        "block = Block(np.arange(10, 40, dtype=np.uint16), np.array([0, 30]), np.array([0, 1]))\n"
+        "words = MaskingTables(np.arange(60) % 3 == 1)\n"
+        "samples = make_rows(block, pack(block, 'contiguous', 32), 0, 1, spec, stream_key('x'), words)\n"
+        "turned = samples.tokens[samples.target_positions].reshape(-1, 3)\n"
+        "assert (turned[:, ::-1] == samples.target_ids.reshape(-1, 3)).all()\n"
+        "print(len(turned), masking.model_dump()['replace'])"
+    )
+    assert said.startswith("5 ")
+    assert "'turned': 1.0" in said
+    assert "similar" not in said
+    assert len(data_service.touched) == counted("Add a replacement of masked words")
+
+
 STORE = '''
 """Objects in the memory that processes of one machine share."""
 

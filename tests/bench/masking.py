@@ -17,7 +17,7 @@ from synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
 from data_service.rng import stream_key
 from data_service.samples.make import block_key, cut, make_rows
-from data_service.samples.masking import MlmMasking
+from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack
 from data_service.samples.spec import SourceSpec, StreamSpec
 
@@ -64,7 +64,9 @@ def bench_masking(length: int = 512, rounds: int = 5, progress: Callable[[str], 
             words = None if unit == "token" else starts_word
             began = time.perf_counter()
             found = cut(block, spec, _KEY)
-            made = make_rows(block, found, 0, len(found), spec, block_key(spec, 0, 0, turn), words)
+            made = make_rows(
+                block, found, 0, len(found), spec, block_key(spec, 0, 0, turn), MaskingTables(words)
+            )
             ours[unit].append(len(made.tokens) / (time.perf_counter() - began))
         for form, shape in _FORMS.items():
             ready = [[_example(row, shape) for row in batch] for batch in batches]

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from data_service.rng import stream_key
-from data_service.samples.inputs import Lanes
 from data_service.samples.lane_rows import permuted_rows
-from data_service.samples.lanes import lane_rows
+from data_service.samples.lanes import Lanes, lane_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples

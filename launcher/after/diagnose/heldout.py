@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from data_service.samples.inputs import Lanes
+from data_service.samples.lanes import Lanes
 from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
 from encoder_core.objectives.losses import CoupledObjective

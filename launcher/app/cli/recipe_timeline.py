@@ -170,8 +170,8 @@ def _masks(recipe: Recipe, phase: RecipePhase) -> str:
     assert mlm is not None  # a phase changes the masks of mlm only
     replace = mlm.replace
     unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
-    similar = f"{replace.similar:g} similar, " if replace.similar else ""
-    return f"{mlm.rate:.3g}{unit}: {replace.mask:g} mask, {similar}{replace.random:g} random, {replace.keep:g} kept"
+    shares = {"mask": replace.mask, **replace.of_words, "random": replace.random, "kept": replace.keep}
+    return f"{mlm.rate:.3g}{unit}: {', '.join(f'{share:g} {name}' for name, share in shares.items())}"
 
 
 def _span(first: str, last: str) -> str:

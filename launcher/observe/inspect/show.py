@@ -12,8 +12,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from data_service.corpus.manifest import PairTexts
-from data_service.samples.inputs import Input, OrderedPairs, TextPairs, Translations
+from data_service.samples.pairs import OrderedPairs, Translations
 from data_service.samples.samples import Samples
+from data_service.samples.spec import Input
+from data_service.samples.texts import TextPairs
 from data_service.stream.positions import Range
 from data_service.stream.stream import SampleText, Stream
 from data_service.tokenizers.tokenizer import Tokenizer

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from data_service.ingest.options import BLOCK_TOKENS
-from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.samples.lanes import Lanes
+from data_service.samples.packing import Packed
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.statistics import Radius, expected_radius
 from launcher.format import human_count
 from launcher.runtime.capacity.assumptions import TOKEN_BYTES

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from data_service.corpus.manifest import PairTexts
 from data_service.processes import temporary_folder
-from data_service.samples.inputs import RepeatedSentences, TextPairs, Translations
 from data_service.samples.packing import EDGE_TOKENS
+from data_service.samples.pairs import Translations
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.measure.processes import RankCommand, run_ranks

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from data_service.samples.inputs import Lanes, Translations
+from data_service.samples.lanes import Lanes
+from data_service.samples.pairs import Translations
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.catalogue import language_table
 from encoder_core.train import zero_memory as memory

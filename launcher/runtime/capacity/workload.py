@@ -5,7 +5,8 @@ Rows are taken as full.
 
 import math
 
-from data_service.samples.inputs import Lanes, Packed
+from data_service.samples.lanes import Lanes
+from data_service.samples.packing import Packed
 from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from data_service.samples.inputs import Lanes
+from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import FAMILIES

@@ -14,7 +14,7 @@ import yaml
 
 from checkpoints.hf.folder import CONFIG, PARTS, local_configs
 from checkpoints.hf.load import read_folder_config
-from data_service.samples.inputs import Translations
+from data_service.samples.pairs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from data_service.samples.inputs import TextPairs, Translations
+from data_service.samples.pairs import Translations
+from data_service.samples.texts import TextPairs
 from encoder_core.families.catalogue import language_table
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe

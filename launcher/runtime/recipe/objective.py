@@ -10,18 +10,12 @@ from typing import Self
 from pydantic import model_serializer, model_validator
 from torch import nn
 
-from data_service.samples.inputs import (
-    Input,
-    Lanes,
-    OrderedPairs,
-    RepeatedSentences,
-    SegmentPairs,
-    SentencePairs,
-    TextPairs,
-)
+from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
+from data_service.samples.pairs import OrderedPairs, SegmentPairs, SentencePairs
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.spec import Masking
+from data_service.samples.spec import Input, Masking
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import AnyEncoder, ModelConfig

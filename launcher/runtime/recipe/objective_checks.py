@@ -4,8 +4,10 @@ with.
 
 from collections.abc import Iterator
 
-from data_service.samples.inputs import Lanes, Packed, RepeatedSentences, TextPairs
+from data_service.samples.lanes import Lanes
+from data_service.samples.packing import Packed
 from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig

@@ -19,9 +19,9 @@ from pydantic import (
 )
 from pydantic.types import ByteSize
 
-from data_service.samples.inputs import Input
 from data_service.samples.masking import MaskingUnit
 from data_service.samples.replacement import Replacement
+from data_service.samples.spec import Input
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.losses import Weight

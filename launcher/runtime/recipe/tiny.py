@@ -2,7 +2,11 @@
 
 from pydantic import ByteSize
 
-from data_service.samples.inputs import Input, Lanes, Packed, RepeatedSentences, TextPairs, Translations
+from data_service.samples.lanes import Lanes
+from data_service.samples.packing import Packed
+from data_service.samples.pairs import Translations
+from data_service.samples.spec import Input
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.config import SmallForm
 from encoder_core.objectives.losses import Weight, WeightSchedule

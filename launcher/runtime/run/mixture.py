@@ -1,7 +1,7 @@
 """Whether the corpora hold what the phases of a new run are to read of them (`phases.N.mixture`)."""
 
 from data_service.corpus.manifest_file import load_manifest
-from data_service.samples.inputs import Packed
+from data_service.samples.packing import Packed
 from data_service.store.open import open_store
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer

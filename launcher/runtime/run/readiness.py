@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import PlanError
-from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
+from data_service.samples.lanes import Lanes
 from data_service.samples.spec import StreamSpec
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from data_service.samples.inputs import Lanes, RepeatedSentences, TextPairs
+from data_service.samples.lanes import Lanes
 from data_service.samples.similar_words import SimilarSource
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec, WindowSize
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table

@@ -25,7 +25,8 @@ from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.records import BadRecord, Text
 from data_service.ingest.scan import hash_texts
 from data_service.ingest.tasks import plan_splits
-from data_service.samples.inputs import Packed, RepeatedSentences, TextPairs
+from data_service.samples.packing import Packed
+from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.sources import check_kind
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import DOCUMENTS, build, small_tokenizer

@@ -19,9 +19,10 @@ from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.samples.inputs import Lanes, OrderedPairs
 from data_service.samples.lane_rows import Reading
+from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking
+from data_service.samples.pairs import OrderedPairs
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.replacement import Replacement
 from data_service.samples.spec import SourceSpec, StreamSpec

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.rng import stream_key
-from data_service.samples.inputs import Lanes
 from data_service.samples.lane_rows import LaneText, Reading
-from data_service.samples.lanes import EDGE_TOKENS, LaneRows, check_lanes, count_lane_rows, lane_rows
+from data_service.samples.lanes import EDGE_TOKENS, LaneRows, Lanes, check_lanes, count_lane_rows, lane_rows
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block

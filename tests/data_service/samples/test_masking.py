@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_service.rng import Key, stream_key
-from data_service.samples.inputs import Packed
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MlmMasking
-from data_service.samples.packing import RowCuts, pack
+from data_service.samples.masking import MaskingTables, MlmMasking
+from data_service.samples.packing import Packed, RowCuts, pack
 from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
@@ -36,7 +35,7 @@ def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[RowCut
     assert isinstance(spec.input, Packed)
     rows = pack(block, spec.input.packing, spec.length)
     words = None if spec.masking.unit == "token" else WORD_STARTS
-    return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), words)
+    return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), MaskingTables(words))
 
 
 def originals(samples: Samples) -> np.ndarray:
@@ -109,7 +108,7 @@ def test_a_row_is_made_alike_alone_and_among_others(
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
     words = None if masking.unit == "token" else WORD_STARTS
-    alone = make_rows(block, rows, start, stop, spec, stream_key("test"), words)
+    alone = make_rows(block, rows, start, stop, spec, stream_key("test"), MaskingTables(words))
     expected = slice_rows(together, start, stop)
     for column in ("tokens", "offsets", "target_positions", "target_ids"):
         np.testing.assert_array_equal(getattr(alone, column), getattr(expected, column))

@@ -7,7 +7,7 @@ import pytest
 
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MlmMasking
+from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec
@@ -38,7 +38,7 @@ def million(**masking: object) -> Iterator[tuple[np.ndarray, Samples]]:
     unigram = UNIGRAM if settings.replace.random_from == "unigram" else None
     for turn in range(TURNS):
         key = stream_key("million", turn)
-        yield np.diff(rows.edges), make_rows(block, rows, 0, ROWS, spec, key, words, unigram)
+        yield np.diff(rows.edges), make_rows(block, rows, 0, ROWS, spec, key, MaskingTables(words, unigram))
 
 
 def assert_share(found: int, total: int, share: float) -> None:

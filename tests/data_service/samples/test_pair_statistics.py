@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 
 from data_service.rng import stream_key
-from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
 from data_service.samples.packing import Segments
-from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
+from data_service.samples.pairs import (
+    OrderedPairs,
+    SegmentPairs,
+    SentencePairs,
+    TwoSegments,
+    ordered_pairs,
+    segment_pairs,
+    sentence_pairs,
+    two_segments,
+)
 from data_service.types import Block
 
 LENGTH = 64

@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 
 from data_service.rng import Key, stream_key
 from data_service.samples import sentence_chunks as chunks
-from data_service.samples.inputs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
 from data_service.samples.packing import RowCuts, Segments
-from data_service.samples.pairs import ordered_pairs, segment_pairs, sentence_pairs, two_segments
+from data_service.samples.pairs import (
+    OrderedPairs,
+    SegmentPairs,
+    SentencePairs,
+    TwoSegments,
+    ordered_pairs,
+    segment_pairs,
+    sentence_pairs,
+    two_segments,
+)
 from data_service.types import Block
 from tests.support.data.corpora import block_of, random_block
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MlmMasking
+from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.samples.similar_words import (
@@ -118,7 +118,13 @@ def test_macberts_shares_are_within_sampling_error() -> None:
     spec = spec_of(SourceSpec(name="t", uri="", manifest_fingerprint=""), length=128, masking=masking)
     rows = pack(block, "full_sentences", 128)
     samples = make_rows(
-        block, rows, 0, len(rows), spec, stream_key("x"), np.ones(VOCABULARY, bool), similar=table
+        block,
+        rows,
+        0,
+        len(rows),
+        spec,
+        stream_key("x"),
+        MaskingTables(np.ones(VOCABULARY, bool), similar=table),
     )
     restored = samples.tokens.copy()
     restored[samples.target_positions] = samples.target_ids

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MlmMasking
+from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
@@ -104,7 +104,9 @@ def test_macberts_ngrams_have_the_published_shares_unless_the_budget_is_small(
     masking = MlmMasking(unit="ngram", ngram_weights=(0.4, 0.3, 0.2, 0.1), count="bert", rate=rate)
     spec = spec_with(masking, length=text + 2, packing="doc_sentences")
     cuts = pack(block, "doc_sentences", spec.length)
-    targets = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), WORD_STARTS).target_positions
+    targets = make_rows(
+        block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS)
+    ).target_positions
     begins = np.flatnonzero(np.diff(targets, prepend=-2) != 1)
     words = np.bincount(np.diff(begins, append=len(targets)) // 2, minlength=5)
     assert words[1:5] / words.sum() == pytest.approx(shares, abs=0.02)
@@ -120,7 +122,7 @@ def test_first_runs_are_as_long_as_by_the_literal_rule(unit: str, rule: Rule) ->
     masking = MlmMasking.model_validate({"unit": unit, "count": "ceil"})
     spec = spec_with(masking, length=text + 2, packing="doc_sentences")
     cuts = pack(block, "doc_sentences", spec.length)
-    samples = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), WORD_STARTS)
+    samples = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS))
     targets = samples.target_positions.reshape(rows, 9) % (text + 2)
     rng, words = np.random.default_rng(2), [(at, at + 1) for at in range(text)]
     literal = np.array([sorted(rule(rng, words, [text], 9)) for _ in range(literal_rows)])
@@ -166,7 +168,7 @@ def patterns_made(unit: str, rows: int) -> np.ndarray:
     spec = spec_with(masking, length=TEXT + 3)
     cuts = pack(block, "full_sentences", spec.length)
     assert len(cuts) == rows
-    samples = make_rows(block, cuts, 0, rows, spec, stream_key("book"), WORD_STARTS)
+    samples = make_rows(block, cuts, 0, rows, spec, stream_key("book"), MaskingTables(WORD_STARTS))
     row, place = np.divmod(samples.target_positions, TEXT + 3)
     offset = place - 1 - (place > TEXT // 2 + 1)  # less `<s>`, and the separator between the documents
     masks = np.bincount(row, weights=2.0**offset, minlength=rows).astype(np.int64)
@@ -185,7 +187,7 @@ def test_a_row_lacks_targets_only_where_no_word_fits(
     masking = MlmMasking.model_validate({"unit": unit, "rate": rate, "count": "ceil", "longest": longest})
     spec = spec_with(masking, packing="doc_sentences")
     rows = pack(block, "doc_sentences", spec.length)
-    samples = make_rows(block, rows, 0, len(rows), spec, stream_key("fits"), WORD_STARTS)
+    samples = make_rows(block, rows, 0, len(rows), spec, stream_key("fits"), MaskingTables(WORD_STARTS))
     shift = 1 + 2 * np.repeat(np.arange(len(rows)), np.diff(rows.edges))
     hit = np.isin(np.arange(len(block.tokens)) + shift, samples.target_positions)
     begins = WORD_STARTS[block.tokens]

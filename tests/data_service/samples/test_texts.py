@@ -34,7 +34,7 @@ def texts_spec(packing: str, layout: str = "cls_first", length: int = 12, **sett
 
 def made(block: Block, spec: StreamSpec) -> Samples:
     rows = cut(block, spec, KEY)
-    return make_rows(block, rows, 0, len(rows), spec, KEY, None)
+    return make_rows(block, rows, 0, len(rows), spec, KEY)
 
 
 def texts_of(samples: Samples) -> list[list[list[int]]]:
@@ -100,7 +100,7 @@ def test_rows_alone_joined_and_dealt_are_the_rows_among_others(
     rows, whole = cut(block, spec, KEY), made(block, spec)
     start = data.draw(st.integers(0, 11))
     stop = data.draw(st.integers(start + 1, 12))
-    alone = make_rows(block, rows, start, stop, spec, KEY, None)
+    alone = make_rows(block, rows, start, stop, spec, KEY)
     assert_same(alone, slice_rows(whole, start, stop))
     assert_same(
         join_rows([slice_rows(whole, 0, start), alone] if start else [alone]), slice_rows(whole, 0, stop)

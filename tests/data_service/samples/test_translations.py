@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
+from data_service.samples.masking import MaskingTables
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
@@ -45,7 +46,7 @@ def translations(length: int = 24, **changes: object) -> StreamSpec:
 
 def made(block: Block, spec: StreamSpec, source: int = PAIRS) -> Samples:
     rows = cut(block, spec, KEY, source)
-    return make_rows(block, rows, 0, len(rows), spec, KEY, WORDS, source=source)
+    return make_rows(block, rows, 0, len(rows), spec, KEY, MaskingTables(WORDS), source=source)
 
 
 def unmasked(samples: Samples) -> list[list[int]]:
@@ -106,7 +107,7 @@ def test_any_rows_alone_are_as_among_others(seed: int, one: int, other: int, uni
     start, stop = sorted((one, other))
     whole = made(block, spec)
     if start < stop:
-        alone = make_rows(block, cut(block, spec, KEY, PAIRS), start, stop, spec, KEY, WORDS)
+        alone = make_rows(block, cut(block, spec, KEY, PAIRS), start, stop, spec, KEY, MaskingTables(WORDS))
         assert_same(alone, slice_rows(whole, start, stop))
 
 

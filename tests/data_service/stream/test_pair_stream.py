@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
-from data_service.samples.masking import MlmMasking
+from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import RowCuts
 from data_service.samples.samples import join_rows, slice_rows
 from data_service.samples.spec import SourceSpec
@@ -57,11 +57,12 @@ def test_rows_alone_are_the_rows_among_others(
     words = WORD_STARTS if whole_words else None
     block = random_block(seed, 300, sentence=7)
     rows = cut(block, spec, stream_key("structure", seed))
-    whole = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), words)
+    whole = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), MaskingTables(words))
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
     assert_same(
-        make_rows(block, rows, start, stop, spec, stream_key("test"), words), slice_rows(whole, start, stop)
+        make_rows(block, rows, start, stop, spec, stream_key("test"), MaskingTables(words)),
+        slice_rows(whole, start, stop),
     )
 
 
@@ -73,7 +74,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     block = random_block(seed, 300, sentence=7)
     rows = cut(block, spec, stream_key("structure", seed))
     assert isinstance(rows, RowCuts)
-    made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), None)
+    made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"))
     tokens = made.tokens.copy()
     tokens[made.target_positions] = made.target_ids
     assert made.segment_starts is not None
@@ -98,7 +99,7 @@ def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> N
     block = random_block(seed, 300, sentence=7)
     rows = cut(block, spec, stream_key("structure", seed))
     assert isinstance(rows, RowCuts)
-    made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), WORD_STARTS)
+    made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), MaskingTables(WORD_STARTS))
     sentences = set(block.sentences.tolist())
     targets = set(made.target_positions.tolist())
     for row in range(len(rows)):

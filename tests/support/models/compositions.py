@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from data_service.samples.inputs import Input
+from data_service.samples.spec import Input
 from encoder_core.families import catalogue
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.compose import refusals

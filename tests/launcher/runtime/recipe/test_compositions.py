@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from data_service.samples.make import block_key, cut, make_rows, structure_key
+from data_service.samples.masking import MaskingTables
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.samples.texts import TextLayout
 from data_service.types import Block
@@ -61,7 +62,7 @@ def batch_of(row_number: int, layout: TextLayout, known: tuple[str, ...]) -> Bat
     )
     cuts = cut(block, spec, structure_key(spec, 0, 0, 0))
     words = None if masking.unit == "token" else np.arange(VOCAB) % 2 == 0
-    rows = make_rows(block, cuts, 0, ROWS, spec, block_key(spec, 0, 0, 0), words)
+    rows = make_rows(block, cuts, 0, ROWS, spec, block_key(spec, 0, 0, 0), MaskingTables(words))
     return to_batch(rows, torch.device("cpu"))
 
 
