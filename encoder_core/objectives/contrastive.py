@@ -35,7 +35,6 @@ from encoder_core.cost.activations import (
 from encoder_core.cost.flops import encoder, forgetful
 from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import FP32, Kernel, Saved
-from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import AnyEncoder, ModelConfig, build_encoder
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
@@ -52,7 +51,15 @@ from encoder_core.objectives.losses import (
 )
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenDetection
-from encoder_core.objectives.term import AroundConfig, HeadConfig, LateWeight, Refusal, Setting
+from encoder_core.objectives.term import (
+    AroundConfig,
+    HeadConfig,
+    LateWeight,
+    Refusal,
+    RowFacts,
+    Setting,
+    SmallObjective,
+)
 
 _METRICS = ("correct", "positive", "negative")
 
@@ -99,8 +106,10 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         return contrastive_model(model, self, checkpoint_activations=checkpoint_activations, attend=attend)
 
     def around(self, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
-        check_widths(self, model)
-        return with_vectors(module, self, model.hidden)
+        if isinstance(module, ReplacedTokenDetection):
+            return DetectionWithVectors(module, self, model.hidden)
+        assert isinstance(module, MultitaskModel)  # else it is refused
+        return MultitaskWithVectors(module, self, model.hidden)
 
     def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
         """Texts' vectors. Their similarities are left out: a thousandth of it, even in batches of tens of thousands."""
@@ -155,6 +164,40 @@ class ContrastiveConfig(LateWeight, AroundConfig):
                 "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add mlm, "
                 "whose rows are compared then",
             )
+        widest, hidden = max(self.matryoshka or (0,)), setting.model.hidden
+        if widest > hidden:
+            yield Refusal(
+                ("objective", self.name, "matryoshka"),
+                f"the first {widest} numbers of a vector are asked for, and it has {hidden}",
+                f"give widths of at most {hidden}",
+            )
+        if setting.phases and setting.rows is not None:
+            yield from self._of_phases(setting, setting.rows)
+
+    def _of_phases(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
+        """Texts that do not differ, batches without negatives."""
+        model = setting.model
+        rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
+        if (rows.repeats or "mlm" in setting.terms) and not any(rates):
+            yield Refusal(
+                ("model", "dropout"),
+                "the two texts of an example are the same, and differ by dropout alone, which is 0",
+                "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
+            )
+        for index, phase in enumerate(setting.phases if rows.texts == 2 else ()):
+            if phase.rows == 1:
+                yield Refusal(
+                    ("phases", index, "batch", "sequences"),
+                    "the negatives of an example are the others of its batch, and there are none",
+                    "use a larger batch",
+                )
+
+    def small(self, form: SmallObjective) -> "ContrastiveConfig":
+        """Narrower vectors."""
+        if self.matryoshka is None:
+            return self
+        widths = (min(width, form.hidden >> place) for place, width in enumerate(self.matryoshka))
+        return self.model_copy(update={"matryoshka": tuple(filter(None, widths))})
 
 
 class ContrastiveModel(CoupledObjective):
@@ -169,11 +212,8 @@ class ContrastiveModel(CoupledObjective):
         self.encoder = encoder
         self.projection = nn.Linear(width, width) if config.projection else None
         self.config = config
-        self.terms = (
-            {config.name: width}
-            if config.matryoshka is None
-            else {f"{config.name}_{d}": d for d in config.matryoshka}
-        )
+        cut = {f"{config.name}_{d}": d for d in config.matryoshka or ()}
+        self.terms = cut or {config.name: width}
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
@@ -261,8 +301,7 @@ class ContrastiveModel(CoupledObjective):
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
     """The mean of each row's states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
-    sums_RD = Rows.of(batch).pad(states_TD).sum(1, dtype=wide)
-    return sums_RD / batch.cu_seqlens.diff()[:, None]
+    return Rows.of(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
 
 
 def contrastive_model(
@@ -275,23 +314,12 @@ def contrastive_model(
     """Any family's encoder on the current default device (of two networks the discriminator's); weights not yet
     initialised (`initialise`). Parameters that no vector depends on are frozen.
 
-    Raises ModelError: the vocabulary is unknown, or the vectors are narrower than a Matryoshka width.
+    Raises ModelError if the vocabulary is unknown.
     """
-    check_widths(objective, config)
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     if isinstance(encoder, TwoStreamEncoder):
         encoder.mask.requires_grad_(False)  # where queries of predictions begin, of which there are none
     return ContrastiveModel(encoder, objective, config.hidden)
-
-
-def check_widths(objective: ContrastiveConfig, config: ModelConfig) -> None:
-    """Raises ModelError: vectors of `config` are narrower than a Matryoshka width."""
-    widest = max(objective.matryoshka or (0,))
-    if widest > config.hidden:
-        raise ModelError(
-            f"objective.contrastive.matryoshka has {widest}, and the model's vectors have {config.hidden} numbers",
-            remedy=f"give widths of at most {config.hidden}",
-        )
 
 
 class WithVectors(CoupledObjective):
@@ -368,11 +396,3 @@ class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
 
     def counts_of_others(self, batch: Batch) -> dict[str, int]:
         return ReplacedTokenDetection.target_counts(self, batch)
-
-
-def with_vectors(module: ObjectiveModule, config: ContrastiveConfig, width: int) -> WithVectors:
-    """`module`'s terms, and the contrastive one on vectors of `width`; the networks are the same objects."""
-    if isinstance(module, ReplacedTokenDetection):
-        return DetectionWithVectors(module, config, width)
-    assert isinstance(module, MultitaskModel)  # else it is refused
-    return MultitaskWithVectors(module, config, width)

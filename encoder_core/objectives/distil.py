@@ -30,7 +30,15 @@ from encoder_core.heads.distillation import Scores, cosine_distances, linear_dis
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.objectives.mlm import MaskedTokens
 from encoder_core.objectives.teacher import FrozenNetworks, Said, Teacher
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, States, TermSums
+from encoder_core.objectives.term import (
+    HeadConfig,
+    HeadTerm,
+    Refusal,
+    Setting,
+    SmallObjective,
+    States,
+    TermSums,
+)
 
 Places = Literal["all", "targets"]
 
@@ -92,6 +100,13 @@ class DistilConfig(HeadConfig):
         teachers = (Saved("teacher's states", shape.tokens * source.model.hidden) for source in self.teachers)
         outside = (*kept_by_head(states.model, shape.rows * per_row, "places"), *teachers)
         return Activations(outside, ()) + states.at_targets_keeps(per_row)
+
+    def small(self, form: SmallObjective) -> "DistilConfig":
+        """Teachers as their recipes' own small forms."""
+        teachers = tuple(
+            source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers
+        )
+        return self.model_copy(update={"teachers": teachers, "layers": None})
 
     def scored(self, shape: Shape) -> int:
         return shape.rows * self._per_row(shape)
@@ -332,6 +347,10 @@ class HiddenConfig(HeadConfig):
                 f"teacher of {teacher} layers",
                 f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of {student + 1}",
             )
+
+    def small(self, form: SmallObjective) -> "HiddenConfig":
+        """Small networks are all of one width."""
+        return self.model_copy(update={"layers": None, "projection": None})
 
     def teacher_layers(self, student: int, teacher: int) -> tuple[int, ...]:
         """The teacher's states in the order of the student's, given their numbers of layers."""

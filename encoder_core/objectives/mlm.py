@@ -30,6 +30,7 @@ class MlmConfig(LateWeight, HeadConfig):
     """Masked language modelling (BERT, section 3.1). Which tokens are masked, the data service is told."""
 
     name = "mlm"
+    exported = "mlm"
     reads = "targets"
 
     def device(self, model: ModelConfig, word: nn.Embedding) -> "MaskedTokens":

@@ -24,6 +24,7 @@ class PlmConfig(LateWeight, ModuleConfig):
     """Permuted language modelling. Which tokens are predicted in which order, the data service is told."""
 
     name = "plm"
+    exported = "plm"
 
     def module(
         self,

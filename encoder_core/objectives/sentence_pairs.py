@@ -25,6 +25,7 @@ PairTask = Literal["nsp", "sop"]
 
 
 class _PairConfig(HeadConfig):
+    exported = "mlm_pair"
     reads = "first"
 
     def device(self, model: ModelConfig, word: nn.Embedding) -> "SentencePair":

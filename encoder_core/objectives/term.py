@@ -21,6 +21,7 @@ from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import AnyEncoder, ModelConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.heads.prediction import EnhancedMaskDecoder
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
@@ -119,16 +120,28 @@ class RowFacts:
     Attributes:
         packing: the name of how they are cut, for messages.
         label: of each row; None for rows without one.
-        texts: a row holds several whole texts, in which nothing is masked.
+        texts: of a row that holds several whole texts, in which nothing is masked; 0 for rows of running text.
+        repeats: those texts are one text.
         lanes: a row goes on where its lane's row of the step before ended.
+        reuse: tokens that it begins with once more.
         unit: what is masked at once: token, whole_word, ngram, span.
     """
 
     packing: str
     label: Label | None = None
-    texts: bool = False
+    texts: int = 0
+    repeats: bool = False
     lanes: bool = False
+    reuse: int = 0
     unit: str = "token"
+
+
+@dataclass(frozen=True)
+class PhaseFacts:
+    """What terms look at in a phase: tokens of its longest row, and rows of a step, None where tokens are counted."""
+
+    length: int
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -139,20 +152,37 @@ class Setting:
         model: of the network that is used after pretraining.
         terms: all of the objective, by name.
         rows: None where they are not known.
+        phases: of the run; empty where they are not known.
     """
 
     model: ModelConfig
     terms: Mapping[str, "TermConfig"]
     rows: RowFacts | None = None
+    phases: tuple[PhaseFacts, ...] = ()
 
 
 @dataclass(frozen=True)
 class Refusal:
     """Why a term cannot be trained here. `path`: the place in the recipe that is to be changed."""
 
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     what: str
     remedy: str
+
+
+@dataclass(frozen=True)
+class SmallObjective:
+    """What a recipe's terms are shrunk to, as its model is.
+
+    Attributes:
+        length: of the longest row, in tokens.
+        hidden: width of the small model.
+        model: the small form of another model, such as a teacher.
+    """
+
+    length: int
+    hidden: int
+    model: Callable[[ModelConfig], ModelConfig]
 
 
 class TermConfig(BaseModel, ABC):
@@ -160,18 +190,24 @@ class TermConfig(BaseModel, ABC):
 
     Attributes:
         name: the key in a recipe, and what the term's figures are called.
+        exported: which of the heads that transformers has classes for it trains; None for another head, or none.
         weight: of the term's mean loss in the whole loss.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
+    exported: ClassVar[Heads | None] = None
 
     weight: Weight = 1.0
 
     @abstractmethod
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Every reason why this term cannot be trained in `setting`, none if it can."""
+
+    def small(self, form: SmallObjective) -> "TermConfig":
+        """This term for a small model and short rows: only settings that depend on their size change."""
+        return self
 
     def scored(self, shape: Shape) -> int:
         """Tokens of a microbatch for which the vocabulary's logits are computed."""

@@ -3,15 +3,12 @@
 Rows are taken as full.
 """
 
-import math
-
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel
 from encoder_core.objectives.compose import activations, first_pass, products
-from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import phase_objective
 
@@ -36,21 +33,8 @@ def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
 
 def targets_per_row(recipe: Recipe, length: int) -> int:
     """The mean, to the nearest whole: of a row's tokens but for the special ones at its ends (and between segments)."""
-    return round(_targets(recipe.objective, length, length - (2 if isinstance(recipe.input, Packed) else 3)))
-
-
-def _targets(objective: RecipeObjective, length: int, maskable: int) -> float:
-    if objective.plm is not None:
-        return objective.plm.predict
-    if objective.mlm is None:  # contrastive
-        return 0
-    wanted = objective.mlm.rate * (length if objective.mlm.count_special else maskable)
-    if objective.mlm.count == "drawn":  # with replacement, each counted once
-        wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
-    if objective.mlm.count == "ceil":
-        wanted = math.ceil(wanted)
-    most = objective.mlm.max_predictions
-    return wanted if most is None else min(wanted, most)
+    maskable = length - (2 if isinstance(recipe.input, Packed) else 3)
+    return round(recipe.objective.masking.expected(length, maskable))
 
 
 def microbatch_products(recipe: Recipe, shape: Shape) -> list[Product]:
