@@ -3,13 +3,10 @@ config.json. The pairs and fields that BERT-like classes share are at the end.""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from encoder_core.errors import ModelError
 from encoder_core.layers.encoder import Activation
-
-if TYPE_CHECKING:
-    from encoder_core.families.config import EncoderConfig
 
 Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
 """What sits on the encoder: the masked-language-model head, that and a pair head, ELECTRA's detection head, XLNet's
@@ -146,7 +143,7 @@ class Format:
 
     model_type: str
     encoder: str
-    read: "Callable[[dict[str, Any]], EncoderConfig]"
+    read: Callable[[dict[str, Any]], Any]
 
 
 def modern_name(name: str) -> str:
@@ -232,7 +229,14 @@ def embedding_pairs(ours: str, theirs: str) -> tuple[Pair, ...]:
     )
 
 
-def shared_to_json(config: "EncoderConfig") -> dict[str, Any]:
+class SharedFields(Protocol):
+    """A configuration with the fields in `FIELDS`."""
+
+    @property
+    def activation(self) -> Activation: ...
+
+
+def shared_to_json(config: SharedFields) -> dict[str, Any]:
     """The fields of config.json that all these classes share."""
     return {
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},

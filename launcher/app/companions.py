@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from launcher.after.diagnose.evaluators import evaluating, pending
 from launcher.observe.trackers.tracking import tracking
 from launcher.observe.trackers.webhook import announcing
-from launcher.runtime.cluster.companions import Companions, Note
+from launcher.runtime.cluster.supervisor import Companions, Note
 from launcher.runtime.run.record import Run
 
 

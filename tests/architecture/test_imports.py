@@ -144,11 +144,12 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
 
 def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
     """CUDA is asked when torch or DeepSpeed is imported, and would show the one GPU that Ray gave the rank."""
-    loaded = loaded_with(["launcher.runtime.cluster.seat", "ray._private.worker", "ray.util"])
+    loaded = loaded_with(["launcher.runtime.cluster.rank_process", "ray._private.worker", "ray.util"])
     assert not loaded & {"torch", "deepspeed"}
     assert {name for name in loaded if name.startswith("launcher.")} == {
         "launcher.runtime",
         "launcher.runtime.cluster",
+        "launcher.runtime.cluster.rank_process",
         "launcher.runtime.cluster.seat",
         "launcher.errors",
     }
@@ -169,20 +170,21 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
     named = {
         word for word in result.stdout.split() if word.split(".")[0] in (*PACKAGES, "torch", "deepspeed")
     }
-    assert named == {"launcher.runtime.cluster.seat"}
+    assert named <= {"launcher.runtime.cluster.rank_process", "launcher.runtime.cluster.seat"}
+    assert "launcher.runtime.cluster.rank_process" in named
 
 
 LIGHT = {
     "recipe list": (),
-    "runs status": ("launcher.observe.inspect.status", "launcher.observe.inspect.status_text"),
-    "runs watch": ("launcher.observe.watch.server",),
+    "runs status": ("launcher.observe.inspect.status", "launcher.observe.inspect.status"),
+    "runs watch": ("launcher.observe.watch.site",),
     "tasks list": ("launcher.after.tasks.summary",),
 }
 """Commands that only look, and what they import of ours."""
 SHOWING = (
     "launcher.runtime.run.record",
     "launcher.observe.inspect.show",
-    "launcher.observe.inspect.report.write",
+    "launcher.observe.inspect.report.page",
     "launcher.runtime.recipe.summary",
 )
 """What commands import that read a recipe, whose types are those of modules."""

@@ -58,7 +58,7 @@ ALONE, COMMAND = "tests/launcher/after/finetune/test_windows.py::test_a", "tests
             "launcher/after/finetune/inputs.py",
             [COMMAND, ALONE],
         ),  # the one imports it; the other's processes may
-        ("launcher/after/finetune/answers.py", [COMMAND, ALONE]),
+        ("launcher/after/finetune/spans.py", [COMMAND, ALONE]),
         ("data_service/stream/plan.py", [COMMAND]),
         ("tests/launcher/after/finetune/test_windows.py", [ALONE]),
         ("README.md", []),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.rooms import PACKAGES, arrows, circle
+from tests.support.rooms import PACKAGES, arrows, circle, file_arrows
 
 DRAWN = {
     "launcher": """
@@ -78,6 +78,10 @@ def drawn(package: str) -> dict[str, set[str]]:
 def test_rooms_import_as_drawn_and_in_no_circle(package: str) -> None:
     assert arrows(package) == drawn(package)
     assert circle(arrows(package)) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle(file_arrows()) == []
 
 
 def test_a_circle_is_found() -> None:

@@ -77,8 +77,8 @@ LAST_RESORTS = (
     "launcher/after/finetune/network.py",
     "launcher/after/finetune/sentences.py",
     "launcher/runtime/run/recording.py",
-    "launcher/observe/watch/server.py",
-    "launcher/observe/watch/watched.py",
+    "launcher/observe/watch/site.py",
+    "launcher/observe/watch/reader.py",
 )
 
 

@@ -27,9 +27,9 @@ from data_service.stream.stream import Stream
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from launcher.after.diagnose.frozen import open_checkpoint, untrained
-from launcher.after.diagnose.linear_probe import linear_probe
+from launcher.after.diagnose.measures import linear_probe
 from launcher.after.diagnose.own_data import probe_splits
+from launcher.after.diagnose.states import open_checkpoint, untrained
 from launcher.app.cli.options import InputsArgument
 from launcher.app.cli.texts import sample_texts
 from launcher.observe.inspect.baselines import baselines
@@ -228,12 +228,12 @@ def _recipe(job: Job, tokens: int) -> Recipe:
 def tokenizer_kind(recipe: Recipe) -> Kind:
     """The kind of tokenizer that the family was published with."""
     match recipe.model.family:
-        case "bert" | "electra" | "xlm":
-            return "wordpiece"
         case "roberta" | "deberta" | "modernbert" | "eurobert":
             return "byte_bpe"
         case "albert" | "xlnet" | "deberta_v2":
             return "unigram"
+        case _:
+            return "wordpiece"
 
 
 def render(title: str, measured: Sequence[Measured]) -> str:

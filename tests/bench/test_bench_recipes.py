@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.cli.demo_text import write_jsonl
+from launcher.app.cli.demo_path import write_jsonl
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster]
 

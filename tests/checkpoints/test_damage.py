@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.attempt import Attempt, Owner, claim
@@ -66,7 +66,7 @@ def changed(manifest: dict[str, Any], place: Place, value: object) -> dict[str, 
         inner = inner[name]
     if value == "gone":
         del inner[place[-1]]
-    elif value == "twice" and isinstance(inner, list):
+    elif value == "twice" and isinstance(inner, list) and isinstance(place[-1], int):
         inner.append(inner[place[-1]])
     else:
         inner[place[-1]] = value
@@ -89,7 +89,11 @@ def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over
     original = store.get(NEWEST.manifest)
     manifest = content(store)
     place = data.draw(st.sampled_from([place for place in places(manifest) if place != ("format",)]))
-    publish(store, changed(manifest, place, data.draw(_VALUES)))
+    value = data.draw(_VALUES)
+    assume(
+        (place, value) != (("shapes", "none"), "gone")
+    )  # it has no elements, so no other trace: a load names it
+    publish(store, changed(manifest, place, value))
     try:
         reports = {report.mark: report.problems for report in verify_all(store)}
         good = newest_good(store, Alone())

@@ -16,7 +16,7 @@ import pytest
 import transformers
 from recipes import RECIPES, prepare, tokenizer_kind
 
-from launcher.app.cli.demo_text import write_jsonl
+from launcher.app.cli.demo_path import write_jsonl
 from launcher.observe.inspect.baselines import baselines
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled

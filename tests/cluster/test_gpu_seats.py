@@ -86,9 +86,9 @@ import ray
 from data_service.store.open import open_store
 from launcher.after.evaluate import measures
 from launcher.after.evaluate.cell import CellFigures
-from launcher.after.evaluate.endings import CellResources
+from launcher.after.evaluate.computing import CellResources
 from launcher.after.evaluate.evaluation import GridEvaluation, plan
-from launcher.after.evaluate.results import Results
+from launcher.after.evaluate.cell import Results
 from tests.support.clusters import fake_gpus
 from tests.support.tasks.small_cells import Fitting, checkpoints
 
@@ -123,8 +123,8 @@ def test_cells_see_the_gpus_that_they_were_given_and_no_others(tmp_path: Path) -
 def test_the_cells_task_does_not_ask_cuda_when_it_is_imported(tmp_path: Path) -> None:
     """A cell's process is told its GPUs after that. That CUDA is seen to be asked, the cells' measures show."""
     code = "import importlib\nfrom tests.support.clusters.fake_gpus import CUDA\n"
-    code += "for name in ('grid', 'measures'): importlib.import_module(f'launcher.after.evaluate.{name}')\n"
-    code += "print(CUDA.asked)"
+    code += "for name in ('grid', 'measures'):\n"
+    code += "    importlib.import_module(f'launcher.after.evaluate.{name}')\n    print(CUDA.asked)"
     environment = fake_gpus.environment(tmp_path)
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=fake_gpus.ROOT)

@@ -19,7 +19,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from launcher.after.evaluate.cell import Result
-from launcher.after.evaluate.table import rows
+from launcher.after.evaluate.evaluation import rows
 from tests.support.faults.ranks import STORE_FAULTS
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server

@@ -13,7 +13,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from launcher.app.cli.demo_text import write_jsonl
+from launcher.app.cli.demo_path import write_jsonl
 from launcher.errors import RecipeError
 from tests.support.data.translated import LANGUAGES as LANGUAGES_OF_OURS
 from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, SHAPE, TEACHER, Row, refused
@@ -73,8 +73,11 @@ def taught(texts: Path) -> Path:
 
 
 def settings(family: str, row: Row) -> tuple[str, ...]:
-    values = {
-        "model": SHAPE | FAMILIES[family] | {"dropout": 0.1, "initializer_range": 0.1},
+    model = SHAPE | FAMILIES[family] | {"dropout": 0.1, "initializer_range": 0.1}
+    if family == "XLNet":
+        model |= {"memory_refresh": 4}
+    values: dict[str, object] = {
+        "model": model,
         "objective": row.objective,
         "input": row.input.model_dump(mode="json"),
         "phases": [{"steps": STEPS, "length": 32, "batch": {"sequences": 16}}],
@@ -88,8 +91,6 @@ def settings(family: str, row: Row) -> tuple[str, ...]:
     if family == "XLM" or row.packing == "translations":
         both = row.packing == "translations"
         values["corpus.sources.text.languages"] = [*LANGUAGES[: 2 if both else 1]]
-    if family == "XLNet":
-        values["model"] |= {"memory_refresh": 4}
     return tuple(
         f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in values.items()
     )

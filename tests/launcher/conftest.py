@@ -51,10 +51,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> "Cluster":
     """Nodes of our own in place of Ray's."""
     import ray
 
-    from launcher.runtime.cluster import nodes
+    from launcher.runtime.cluster import resources
     from tests.support.clusters.coordinators import Cluster
 
     cluster = Cluster(a=2, b=1)
     monkeypatch.setattr(ray, "nodes", cluster.nodes)
-    monkeypatch.setattr(nodes, "draining_nodes", lambda: frozenset(cluster.draining))
+    monkeypatch.setattr(resources, "draining_nodes", lambda: frozenset(cluster.draining))
     return cluster

@@ -24,8 +24,22 @@ def arrows(package: str) -> dict[str, set[str]]:
     return found
 
 
+def file_arrows() -> dict[str, set[str]]:
+    """Module -> the modules of ours that it imports, imports inside functions included."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for package in ("launcher", "data_service", "encoder_core", "checkpoints")
+        for path in sorted(_folder(package).rglob("*.py"))
+    }
+    return {
+        module: {name for taken in _imported(path) for name in (taken, taken.rpartition(".")[0])}
+        & files.keys()
+        for module, path in files.items()
+    }
+
+
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Rooms that import each other in a circle; empty if none do."""
+    """Rooms, or modules, that import each other in a circle; empty if none do."""
     left = {room: others & graph.keys() for room, others in graph.items()}
     while free := {room for room, others in left.items() if not others}:
         left = {room: others - free for room, others in left.items() if room not in free}

@@ -21,7 +21,7 @@ from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.after.diagnose.evaluate import evaluate_commit
-from launcher.after.diagnose.frozen import Checkpoint, open_checkpoint
+from launcher.after.diagnose.states import Checkpoint, open_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective, objective_module
 from launcher.runtime.recipe.schema import Recipe

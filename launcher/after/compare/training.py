@@ -1,4 +1,5 @@
-"""Runs of a comparison, one after another, each trained by `maskfleet train` in a process of its own."""
+"""What a comparison still lacks: runs, each trained by `maskfleet train` in a process of its own, one after another;
+then what is measured of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,9 +8,11 @@ from threading import Event
 
 from checkpoints.listing import committed
 from data_service.visible import shell_word
+from launcher.after.compare.measure import common_rows, ensure_measured
 from launcher.after.compare.place import Comparison
 from launcher.after.tasks.measurable import check_tasks
 from launcher.errors import CompareError, RunChanged, TryAgain
+from launcher.progress import work
 from launcher.runtime.cluster.ending import Ending, train
 from launcher.runtime.run.create import create_run, reconcile
 from launcher.runtime.run.record import Run
@@ -85,3 +88,46 @@ def _refused(run: Run, ending: Ending) -> CompareError:
         f"{run.uri} {what} at step {ending.step:,}: {' '.join(said)}",
         remedy=f"maskfleet train {shell_word(run.uri)} tells more; then give the same command again",
     )
+
+
+class Work:
+    """Started again, it goes on where it was: all that is done lies in the comparison's store.
+
+    Attributes:
+        failures: why a run is not complete or not measured, by its name, for people.
+    """
+
+    def __init__(self, comparison: Comparison, interrupted: Event) -> None:
+        self._comparison, self._interrupted = comparison, interrupted
+        self.failures: dict[str, str] = {}
+
+    def done(self) -> Iterator[str]:
+        """Do it; yields a line for people before each part that takes long.
+
+        Raises:
+            KeyboardInterrupt: an interrupt was asked for; a run that trained has committed a checkpoint.
+            CompareError: a run is there with another recipe or budget. Before anything is trained.
+            CorpusError, RecipeError, StoreError, ...: as `init`. TryAgain: a run does not get on.
+        """
+        self._comparison.keep()
+        every = [(which, created(self._comparison, which)) for which in wanted(self._comparison)]
+        rows = common_rows(every[0][1])
+        for number, (which, run) in enumerate(every, 1):
+            if not is_complete(run):
+                yield f"{number} of {len(every)}: training {which} ({run.recipe.total_steps:,} steps)"
+            of = f"{which}, run {number} of {len(every)}"
+            with work(f"training {of}"):
+                trained = self._trained(which, run)
+            if trained:
+                with work(f"measuring {of}"):
+                    trouble = ensure_measured(run, rows, run.recipe.evaluation.tasks, self._comparison.store)
+                if trouble:
+                    self.failures[str(which)] = "; ".join(trouble)
+
+    def _trained(self, which: Wanted, run: Run) -> bool:
+        try:
+            ensure_trained(run, self._interrupted)
+        except CompareError as error:
+            self.failures[str(which)] = error.problem
+            return False
+        return True

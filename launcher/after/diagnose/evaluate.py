@@ -13,10 +13,10 @@ from checkpoints.listing import read_manifest
 from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
 from encoder_core.errors import UserError as ModelError
-from launcher.after.diagnose.anisotropy import anisotropy, heldout_sentences
-from launcher.after.diagnose.frozen import Checkpoint, read_checkpoint
-from launcher.after.diagnose.heldout import held_out
+from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
+from launcher.after.diagnose.measures import held_out
 from launcher.after.diagnose.own_data import SAMPLED_BY, hash_of, own_data
+from launcher.after.diagnose.states import Checkpoint, read_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import (
     DiagnosticCell,

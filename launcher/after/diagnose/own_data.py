@@ -12,11 +12,9 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from launcher.after.diagnose.anisotropy import anisotropy
-from launcher.after.diagnose.frozen import Frozen
-from launcher.after.diagnose.linear_probe import Splits, linear_probe
-from launcher.after.diagnose.similarity import similarity
-from launcher.after.diagnose.states import rows_of_texts
+from launcher.after.diagnose.isotropy import anisotropy
+from launcher.after.diagnose.measures import Splits, linear_probe, similarity
+from launcher.after.diagnose.states import Frozen, rows_of_texts
 from launcher.after.tasks.examples import Sentences, digest
 from launcher.after.tasks.measurable import compared, measured_split, probed, with_texts
 from launcher.after.tasks.task import Task

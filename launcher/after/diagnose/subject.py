@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import get_args
 
 from data_service.store.open import open_store
-from launcher.after.diagnose.anisotropy import anisotropy, heldout_sentences
-from launcher.after.diagnose.frozen import Checkpoint, Frozen, open_checkpoint, open_frozen
-from launcher.after.diagnose.heldout import held_out
-from launcher.after.diagnose.linear_probe import linear_probe
+from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
+from launcher.after.diagnose.measures import held_out, linear_probe, similarity
 from launcher.after.diagnose.own_data import probe_splits, similarity_pairs
-from launcher.after.diagnose.similarity import similarity
-from launcher.after.diagnose.states import rows_of_texts
+from launcher.after.diagnose.states import Checkpoint, Frozen, open_checkpoint, open_frozen, rows_of_texts
 from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError
 from launcher.runtime.recipe.evaluation import HeldOutSettings, Pooling, ProbeSettings, SimilaritySettings

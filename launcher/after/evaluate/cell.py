@@ -1,4 +1,4 @@
-"""A cell: one measurement of one checkpoint, a pure function of what its key is made of.
+"""A cell: one measurement of one checkpoint, a pure function of what its key is made of. And its result, as an object.
 
     weights    the digest of the files that decide what the model predicts
     measure    what is done with them: fine-tuning, a frozen measure, an embedding's evaluation
@@ -6,20 +6,28 @@
     settings   every one, defaults included
     seed
 
-Names are no part of it: a checkpoint that was moved, or a task under another name, has its results already.
+Names are no part of it: a checkpoint that was moved, or a task under another name, has its results already. A result is
+written once, by conditional put: of several processes that compute the same cell, one is kept.
+
+    rules-1/<key>.json          a result; the folder is the version of our code's rules
+    models/<digest>.json        a run's checkpoint: the digest of what it is exported as
+    grids/<digest>.json         a grid: which cells a command asked for, so that its table can be made again
+    claims/<key>/               who computes it (launcher.after.evaluate.computing)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from launcher.runtime.run.sealed import Sealed, name_of
+from data_service.store.base import Entry, Store, digest
+from launcher.runtime.run.sealed import Sealed, keep, name_of, read, read_all, seal
 
 if TYPE_CHECKING:
     from launcher.after.finetune.pretrained import LocalModel
+
 
 RULES = 1
 """The version of what our code does with a cell. Raise it with every change after which some cell gives another result:
@@ -135,3 +143,106 @@ class Result(Sealed):
     def path(self) -> str:
         """By rules and key."""
         return f"rules-{self.rules}/{self.cell.key}.json"
+
+
+_RULES, _GRIDS, _MODELS = "rules-", "grids/", "models/"
+
+
+class GridRecord(Sealed):
+    """What one command asked for.
+
+    Attributes:
+        suite: its name.
+        cells: all of them, in the order of the table.
+    """
+
+    suite: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def path(self) -> str:
+        return f"{_GRIDS}{digest(seal(self))}.json"
+
+
+class KnownModel(Sealed):
+    """A run's checkpoint that was exported once.
+
+    Attributes:
+        name: a digest of all that decides the export.
+        source, step: as in `Cell`.
+        weights: the export's digest.
+    """
+
+    name: str
+    source: str
+    step: int | None
+    weights: str
+
+    @property
+    def path(self) -> str:
+        return f"{_MODELS}{self.name}.json"
+
+
+class Results:
+    """The results in a store. Every method raises StoreError kinds."""
+
+    def __init__(self, store: Store, rules: int = RULES) -> None:
+        self.store = store
+        self.rules = rules
+
+    def find(self, key: str) -> Result | None:
+        """None if it was not computed, or what is stored is no result of this cell."""
+        return read(self.store, self._path(key), Result)
+
+    def find_all(self, keys: Iterable[str]) -> dict[str, Result]:
+        """Those that there are, by key. One listing, and a request for each that there is."""
+        there = {entry.key.partition("/")[2].removesuffix(".json") for entry in self._listed()}
+        wanted = [self._path(key) for key in dict.fromkeys(keys) if key in there]
+        return {result.cell.key: result for result in read_all(self.store, wanted, Result)}
+
+    def keep(self, result: Result) -> Result:
+        """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no result give way."""
+        return keep(self.store, result)
+
+    def under_other_rules(self, keys: Iterable[str]) -> dict[int, int]:
+        """How many of these cells have results of other versions of the rules, by version."""
+        wanted, counts = set(keys), dict[int, int]()
+        for folder in self.store.folders():
+            version = folder.removeprefix(_RULES)
+            if not folder.startswith(_RULES) or not version.isdecimal() or int(version) == self.rules:
+                continue
+            names = (entry.key.partition("/")[2] for entry in self.store.list(f"{folder}/"))
+            count = sum(name.removesuffix(".json") in wanted for name in names)
+            counts |= {int(version): count} if count else {}
+        return counts
+
+    def keep_grid(self, grid: GridRecord) -> None:
+        """Put on record what was asked for. The same grid again is the same object."""
+        keep(self.store, grid)
+
+    def grids(self) -> Iterator[GridRecord]:
+        """All on record, the oldest first; passes over what is none."""
+        keys: Sequence[str] = [entry.key for entry in self.store.list(_GRIDS)]
+        ages = {key: self.store.age(key) or 0.0 for key in keys}
+        for key in sorted(keys, key=lambda name: (-ages[name], name)):
+            grid = read(self.store, key, GridRecord)
+            if grid is not None:
+                yield grid
+
+    def known_model(self, name: str) -> KnownModel | None:
+        """What was kept under that name."""
+        return read(self.store, f"{_MODELS}{name}.json", KnownModel)
+
+    def keep_model(self, model: KnownModel) -> None:
+        """For `known_model`."""
+        keep(self.store, model)
+
+    def forget_model(self, name: str) -> None:
+        """It turned out to be another."""
+        self.store.delete(f"{_MODELS}{name}.json")
+
+    def _path(self, key: str) -> str:
+        return f"{_RULES}{self.rules}/{key}.json"
+
+    def _listed(self) -> Iterator[Entry]:
+        return self.store.list(f"{_RULES}{self.rules}/")

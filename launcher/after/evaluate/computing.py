@@ -1,5 +1,6 @@
 """What a process does with one cell: claim it, so that no other process begins it, look whether its result is there,
-compute it, store it.
+compute it, store it. A cell ends with a result, with a mistake that repeating cannot cure, or with an error that may
+pass.
 
     claims/<key>/attempts/...       as a run's attempts (checkpoints.attempt): the owner, its heartbeat, its end
 
@@ -12,19 +13,88 @@ Claims only save work. That each result is written once is ensured by its condit
 """
 
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, newest_attempt
+from data_service.errors import UserError as DataError
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError, StoreUnavailable
 from data_service.store.open import open_store
-from launcher.after.evaluate.cell import CellWork, Result
-from launcher.after.evaluate.results import Results
+from encoder_core.errors import UserError as ModelError
+from launcher.after.evaluate.cell import CellWork, Result, Results
 from launcher.after.finetune.pretrained import LocalModel
+from launcher.contract import REPEAT, code_of
+
+DEATHS = 4  # processes that die of one cell: more often than machines do by chance
+BREAKS = 2  # times that a cell ends in an error that is none of ours
+_TRACE = 4000  # characters
+
+
+@dataclass(frozen=True)
+class CellResources:
+    """What a cell takes of a machine: cores and GPUs, or fractions of one that several cells share. `gpus` None: one
+    where the cluster has any."""
+
+    cpus: float = 1.0
+    gpus: float | None = None
+
+
+@dataclass(frozen=True)
+class CellFailure:
+    """Why a cell has no result.
+
+    Attributes:
+        passes: whether the same command may do better.
+        trace: where code broke, if it was no mistake of the user's; else empty.
+    """
+
+    problem: str
+    remedy: str
+    passes: bool = False
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A cell is over. `failure` is None where there is a result now; `computed`: by a process of this command."""
+
+    work: CellWork
+    failure: CellFailure | None
+    computed: bool = True
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """News about cells that this command does not compute at present; each is said once."""
+
+    cells: int
+    reason: str
+
+
+def failure_of(work: CellWork, error: BaseException) -> CellFailure:
+    """The failure for what a cell's computation raised, with the cell's name."""
+    name = work.cell.name
+    if isinstance(error, DataError | ModelError):
+        return CellFailure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
+    line = str(error).strip().partition("\n")[0]
+    trace = "".join(traceback.format_exception(error))[-_TRACE:]
+    remedy = "what broke is shown; of memory that ran out, --gpus-per-cell and --cpus-per-cell leave more to a cell"
+    return CellFailure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
+
+
+def killed(work: CellWork, reason: str) -> CellFailure:
+    """The failure of a cell whose processes have died again and again. `reason`: of the last death."""
+    return CellFailure(
+        f"{work.cell.name}: {DEATHS} processes in a row died while they computed it; the last: {reason}",
+        "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
+    )
+
 
 LEASE_S = 180.0
 """Longer than a failing store is tried again (120 s) and a beat takes: its outage makes nobody look dead."""

@@ -22,23 +22,23 @@ from data_service.service.ray_internals import installed_only
 from data_service.service.tasks import died, lean, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
-from launcher.after.evaluate.cell import CellWork
-from launcher.after.evaluate.computing import compute, holder
-from launcher.after.evaluate.endings import (
+from launcher.after.evaluate.cell import CellWork, Results
+from launcher.after.evaluate.computing import (
     BREAKS,
     DEATHS,
     CellFailure,
     CellResources,
     Ended,
     Waiting,
+    compute,
     failure_of,
+    holder,
     killed,
 )
-from launcher.after.evaluate.results import Results
-from launcher.after.evaluate.shipped import pack, unpack
+from launcher.after.evaluate.model import pack, unpack
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import OptionError, TryAgain
-from launcher.runtime.cluster.nodes import logs, lost, room_for
+from launcher.runtime.cluster.resources import logs, lost, room_for
 from launcher.runtime.cluster.seat import given_gpus, seeing
 
 _POLL_S = 2.0  # between two looks at what the cluster has

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.after.diagnose.frozen import frozen_folder
 from launcher.after.diagnose.own_data import OwnData, own_data
+from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.evaluate.cell import CellFigures, Measure
 from launcher.after.evaluate.first import shared_first

@@ -1,21 +1,29 @@
 """A model to evaluate: a run's checkpoint or a model's folder. It is exported, or fetched, only when its files are
-needed.
+needed, and sent to other machines as the bytes of its files.
 
 A checkpoint's digest is that of its export, so a run and its export share results. An export takes minutes, so the
 digest is kept with the results, under a name made of all that decides the export. A complete grid exports nothing.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.base import digest
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
-from launcher.after.evaluate.results import KnownModel, Results
-from launcher.after.finetune.pretrained import LocalModel, open_pretrained
+from launcher.after.evaluate.cell import KnownModel, Results
+from launcher.after.finetune.pretrained import LocalModel, module_folders, open_pretrained
 from launcher.errors import RunError, TryAgain
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import RECORD, Run, open_run
@@ -110,3 +118,48 @@ def _name(run: Run, mark: CheckpointName) -> str | None:
     recipe = [model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
     versions = [metadata.version(name) for name in _DECIDES]
     return name_of([digest(manifest), recipe, run.record.inputs.tokenizer, versions])
+
+
+_SENT = (".json", ".safetensors", ".txt", ".model")  # never a pickle, nor what a trainer left
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """`pretrained`, whose folder is of the machine it comes from; and its files: bytes, by path in the folder."""
+
+    pretrained: LocalModel
+    files: Mapping[str, NDArray[np.uint8]]
+
+
+def pack(pretrained: LocalModel) -> Shipped:
+    """Read into memory."""
+    files = {
+        str(path.relative_to(pretrained.folder)): np.fromfile(path, np.uint8)
+        for path in _parts(pretrained.folder)
+    }
+    return Shipped(pretrained, files)
+
+
+def unpack(shipped: Shipped, place: Path) -> LocalModel:
+    """In a folder below `place`, which processes of this machine share: the first that needs it writes it."""
+    folder = place / shipped.pretrained.digest
+    if not folder.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=".", dir=place))
+        for name, content in shipped.files.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            content.tofile(fresh / name)
+        try:
+            os.rename(fresh, folder)
+        except OSError:
+            shutil.rmtree(fresh)
+            if not folder.is_dir():  # else somebody was faster
+                raise
+    return replace(shipped.pretrained, folder=folder)
+
+
+def _parts(folder: Path) -> Iterator[Path]:
+    """The model's files, and those of a SentenceTransformer's modules beside them."""
+    yield from (path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _SENT)
+    for module in module_folders(folder):
+        yield from (path for path in sorted((folder / module).rglob("*")) if path.is_file())

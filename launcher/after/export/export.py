@@ -22,8 +22,7 @@ from launcher.after.export.sentence_transformer import write_sentence_transforme
 from launcher.progress import work
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.checkpoint import select_checkpoint
-from launcher.runtime.run.record import Run
+from launcher.runtime.run.record import Run, select_checkpoint
 from launcher.runtime.run.text_vectors import kept_modules, prompts_in, write_modules
 
 

@@ -1,10 +1,11 @@
 """Text as a model reads it: the tokenizer in the checkpoint's folder, rows of piece ids, padded batches of rows, and
-overlapping windows over a text that is longer than the model."""
+overlapping windows over a text that is longer than the model. And what a kind of task has to offer to the training
+loop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -221,3 +222,37 @@ def best_window(pieces: int, ranges: Ranges) -> NDArray[np.int64]:
     inside = (begin <= index) & (index < end)
     best: NDArray[np.int64] = np.where(inside, context, -1.0).argmax(0)
     return best
+
+
+Logits = NDArray[np.float32]
+"""Of one row: [outputs], or [pieces, outputs] where the head looks at each piece."""
+Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Examples as rows. Each kind adds what it needs to turn predictions for rows into predictions for examples."""
+
+    rows: list[InputRow]
+
+
+class TaskKind(Protocol):
+    """Attributes:
+    head: transformers' classes for it are called `AutoModelFor` and this.
+    outputs: numbers for each row, or for each piece.
+    """
+
+    @property
+    def head(self) -> Head: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
+        """Of rows padded to `width`: [rows], [rows, width] or [rows, 2]."""
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss summed over targets, from [rows, outputs] or [rows, width, outputs]."""
+
+    def count(self, rows: Sequence[InputRow]) -> int:
+        """Targets of the rows, over which the loss is a mean."""

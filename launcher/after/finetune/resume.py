@@ -1,12 +1,24 @@
-"""What a fine-tuning that was ended goes on from: its state after some update, as a checkpoint in a scratch folder.
+"""What a fine-tuning or an embedding training that was ended goes on from: checkpoints in a scratch folder of this
+machine.
 
-Tensors are safetensors, the rest is JSON. The order of examples and dropout are drawn from seed, epoch and step. So one
-that goes on gives the bits of one that nobody ended.
+A fine-tuning's tensors are safetensors, the rest is JSON. The order of examples and dropout are drawn from seed, epoch
+and step. So one that goes on gives the bits of one that nobody ended.
+
+An embedding training's checkpoints are the trainer's own files, optimizer state in torch's format among them. So they
+are read again only if all of this holds: the folder is this user's and closed to writers beside, it was written for the
+very same training, and every file is, by SHA-256, as it was written. Whatever else lies there is not opened. Nothing of
+it is ever put into a store.
 """
 
+import fcntl
+import hashlib
 import json
+import logging
+import os
+import shutil
+import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -18,9 +30,145 @@ from launcher.after.finetune.measure import SplitScores
 from launcher.after.finetune.network import TaskNetwork
 from launcher.after.finetune.outcome import Epoch
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.after.finetune.scratch import Scratch, open_scratch, seal
 from launcher.after.finetune.settings import FinetuneSettings
+from launcher.errors import RunError
 from launcher.output import write_file
+
+_LOG = logging.getLogger(__name__)
+TRAINING = "training.json"
+"""Marks a scratch folder, and says of which training it is."""
+_WRITTEN = "written.json"
+_PREFIX = "checkpoint-"
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A folder of one training's checkpoints.
+
+    Attributes:
+        folder: on this machine.
+        kept: whether it outlives the command, so that the same command may go on from it.
+    """
+
+    folder: Path
+    kept: bool
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole and as it was written; None if there is none."""
+        for path in sorted(self.folder.glob(f"{_PREFIX}*"), key=_step, reverse=True):
+            if _is_as_written(path):
+                return path
+            _LOG.warning("%s is not whole and is left out", path)
+        return None
+
+    def place(self, step: int) -> Path:
+        """An empty folder for the checkpoint of that step."""
+        path = self.folder / f"{_PREFIX}{step}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    def remove_checkpoints(self, but: Path | None = None) -> None:
+        for path in self.folder.glob(f"{_PREFIX}*"):
+            if path != but:
+                shutil.rmtree(path)
+
+    def remove(self) -> None:
+        """The checkpoints, and the folder unless something else lies in it."""
+        self.remove_checkpoints()
+        for path in (self.folder / TRAINING, self.folder / "eval"):
+            with suppress(FileNotFoundError, NotADirectoryError, OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+@contextmanager
+def open_scratch(folder: Path, training: Mapping[str, object]) -> Iterator[Scratch]:
+    """The folder, made if need be, of the training that `training` says all about. A former one's checkpoints go.
+
+    Raises RunError: something else lies there, others may write there, or another command uses it.
+    """
+    identity = json.dumps(training, sort_keys=True, indent=1) + "\n"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made: {error}", remedy="give another --scratch") from error
+    _check_owner(folder)
+    with _locked(folder):
+        yield _of_this_training(folder, identity)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other process of this machine uses the folder meanwhile. The lock ends with this process, however it ends."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"another training is using {folder}", remedy="wait for it, or give another --scratch"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _of_this_training(folder: Path, identity: str) -> Scratch:
+    scratch, record = Scratch(folder, kept=True), folder / TRAINING
+    former = record.read_text("utf-8") if record.is_file() else None
+    if former is None and any(folder.iterdir()):
+        raise RunError(
+            f"{folder} holds something that no training left there", remedy="give --scratch an empty folder"
+        )
+    if former is not None and former != identity:
+        _LOG.warning(
+            "%s: model, data, settings or versions are others now; the training begins from its start", folder
+        )
+        scratch.remove_checkpoints()
+    write_file(record, identity)
+    return scratch
+
+
+def _check_owner(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RunError(
+            f"others may write to {folder}, so what lies there cannot be trusted",
+            remedy=f"chmod 700 {folder}, or give --scratch a folder of your own",
+        )
+
+
+def seal(checkpoint: Path) -> None:
+    """Complete a checkpoint with the list of all its files and their hashes."""
+    write_file(checkpoint / _WRITTEN, json.dumps(_digests(checkpoint), sort_keys=True, indent=1))
+
+
+def _is_as_written(checkpoint: Path) -> bool:
+    record = checkpoint / _WRITTEN
+    try:
+        written = json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(written == _digests(checkpoint))
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != _WRITTEN:
+            with path.open("rb") as file:
+                found[path.relative_to(checkpoint).as_posix()] = hashlib.file_digest(
+                    file, "sha256"
+                ).hexdigest()
+    return found
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.removeprefix(_PREFIX)
+    return int(number) if number.isdecimal() else -1
+
 
 _NETWORK, _OPTIMIZER, _BEST = "network.safetensors", "optimizer.safetensors", "best.safetensors"
 _STATE = "state.json"

@@ -13,14 +13,18 @@ from data_service.processes import temporary_folder
 from data_service.store.open import open_store
 from launcher.after.finetune.export import Provenance, write_export
 from launcher.after.finetune.inputs import open_pieces
-from launcher.after.finetune.loop import compute_logits, reproducible, train_updates, updates_each
+from launcher.after.finetune.loop import (
+    compute_logits,
+    make_optimizer,
+    reproducible,
+    train_updates,
+    updates_each,
+)
 from launcher.after.finetune.measure import Learnable, PreparedSplit, SplitScores, kind_of, measure, prepare
 from launcher.after.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
-from launcher.after.finetune.optimizer import make_optimizer
 from launcher.after.finetune.outcome import Epoch, FinetuneOutcome, TaskMismatch
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
-from launcher.after.finetune.resume import Best, TrainingState, copied, opened_scratch, restore, save
-from launcher.after.finetune.scratch import Scratch
+from launcher.after.finetune.resume import Best, Scratch, TrainingState, copied, opened_scratch, restore, save
 from launcher.after.finetune.settings import MACHINE, FinetuneSettings, candidates
 from launcher.after.tasks.examples import Examples
 from launcher.after.tasks.metrics import check_measurable

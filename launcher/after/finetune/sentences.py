@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.after.finetune.inputs import InputRow, Pieces
-from launcher.after.finetune.kind import Head, Logits, Prepared
+from launcher.after.finetune.inputs import Head, InputRow, Logits, Pieces, Prepared
 from launcher.after.finetune.outcome import TaskMismatch
 from launcher.after.tasks.examples import Sentences
 from launcher.extras import reason

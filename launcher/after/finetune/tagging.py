@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.after.finetune.inputs import IGNORED, InputRow, Pieces, best_window, window_ranges
-from launcher.after.finetune.kind import Head, Logits, Prepared
+from launcher.after.finetune.inputs import (
+    IGNORED,
+    Head,
+    InputRow,
+    Logits,
+    Pieces,
+    Prepared,
+    best_window,
+    window_ranges,
+)
 from launcher.after.finetune.outcome import Tags, TaskMismatch
 from launcher.after.tasks.examples import Tagged
 

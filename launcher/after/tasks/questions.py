@@ -1,15 +1,21 @@
-"""Questions about contexts: SQuAD's JSON (1.1 and 2.0, CMRC 2018 too), or rows of jsonl and Parquet."""
+"""Questions about contexts (SQuAD's JSON, 1.1 and 2.0, CMRC 2018 too, or rows of jsonl and Parquet), and questions
+about many documents: retrieval from local files, as BEIR, MTEB and NanoBEIR publish it.
+
+Documents, queries and judgements (qrels) are JSON lines or Parquet each, judgements also TSV with a first line of
+names. Names of the fields are theirs: `_id`, `title`, `text`; `query-id`, `corpus-id`, `score`.
+"""
 
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from data_service.ingest.inputs import InputFile
-from launcher.after.tasks.examples import Answer, Questions
-from launcher.after.tasks.files import TaskFolder, read_whole
-from launcher.after.tasks.rows import layout_of, read_rows, valid_text
-from launcher.after.tasks.schema import Description, File
+from launcher.after.tasks.examples import Answer, Questions, Retrieval
+from launcher.after.tasks.files import FilePosition, TaskFolder, read_whole
+from launcher.after.tasks.rows import FileRow, RowFormat, layout_of, read_rows, valid_text
+from launcher.after.tasks.schema import Description, File, Format, Judged
 from launcher.errors import TaskError
 
 _log = logging.getLogger("launcher.after.tasks")
@@ -171,3 +177,75 @@ def _text(value: object, key: str, place: str) -> str:
     if isinstance(found, str):
         return valid_text(found, place)
     raise TaskError(f"{place}: no text {key!r}", remedy="the file should have the form of SQuAD's")
+
+
+_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".tsv": "tsv"}
+_QUERY, _DOCUMENT, _SCORE = "query-id", "corpus-id", "score"
+
+
+def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder) -> Retrieval:
+    """All documents, and the queries that have a relevant one. A judgement without a score is 1 (NanoBEIR).
+
+    Raises:
+        TaskError: a file that is missing, a field missing in a line, an id that is there twice or, in the judgements,
+            that no document or query has.
+    """
+    documents: dict[str, str] = {}
+    queries: dict[str, str] = {}
+    relevant: dict[str, dict[str, int]] = {}
+    for file in files:
+        assert isinstance(file, Judged), "refused with the task"
+        _read_texts(folder.find(file.corpus), documents)
+        _read_texts(folder.find(file.queries), queries)
+        for row in _read(folder.find(file.qrels), (_QUERY, _DOCUMENT), (_SCORE,)):
+            _judge(row, queries, documents, relevant)
+    judged = {query: found for query, found in relevant.items() if found}
+    return Retrieval({query: queries[query] for query in judged}, documents, judged)
+
+
+def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
+    """Adds a file's texts by id: the title, where there is one, goes before the text."""
+    for row in _read(file, ("_id", "text"), ("title",)):
+        name = row.label("_id")
+        if name in texts:
+            raise TaskError(
+                f"{row.place}: the id {name!r} is there already", remedy="give each text an id of its own"
+            )
+        title = row.text("title") if row.values.get("title") else ""
+        texts[name] = f"{title} {row.text('text')}".strip()
+
+
+def _judge(
+    row: FileRow, queries: dict[str, str], documents: dict[str, str], relevant: dict[str, dict[str, int]]
+) -> None:
+    query, document = row.label(_QUERY), row.label(_DOCUMENT)
+    for name, texts, what in ((query, queries, "query"), (document, documents, "document")):
+        if name not in texts:
+            raise TaskError(
+                f"{row.place}: there is no {what} {name!r}", remedy="the three files belong together"
+            )
+    given = row.values.get(_SCORE)
+    score = 1.0 if given is None else _number(given, row.place)
+    found = relevant.setdefault(query, {})
+    if document in found:
+        raise TaskError(
+            f"{row.place}: document {document!r} is judged twice for query {query!r}", remedy="keep one"
+        )
+    if score >= 1:
+        found[document] = int(score)
+
+
+def _number(value: object, place: FilePosition) -> float:
+    with suppress(ValueError):
+        score = float(str(value))
+        if score.is_integer():
+            return score
+    raise TaskError(f"{place}: the score {value!r} is not a whole number", remedy="correct the line")
+
+
+def _read(file: InputFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[FileRow]:
+    name = file.key.lower().removesuffix(".gz").removesuffix(".zst")
+    for ending, form in _FORMATS.items():
+        if name.endswith(ending):
+            return read_rows(RowFormat(form, wanted, optional), file)
+    raise TaskError(f"{file.uri}: no .jsonl, .parquet or .tsv", remedy="name files of one of these kinds")

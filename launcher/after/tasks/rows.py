@@ -166,8 +166,6 @@ def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
         case "jsonl":
             yield from _json_lines(layout, file)
         case "parquet":
-            from launcher.after.tasks.rows import read_parquet
-
             columns = [str(column) for column in layout.columns]
             for number, values in enumerate(read_parquet(file, columns, layout.optional)):
                 yield FileRow(FilePosition(file, "row", number), values)

@@ -15,15 +15,11 @@ from pydantic import PrivateAttr
 
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
-from launcher.after.tasks.checks import impossible
-from launcher.after.tasks.examples import Examples, digest
+from launcher.after.tasks.examples import Examples, digest, division
 from launcher.after.tasks.files import TaskFolder
-from launcher.after.tasks.held_out import division
-from launcher.after.tasks.questions import read_questions
-from launcher.after.tasks.retrieval import read_retrieval
-from launcher.after.tasks.schema import Description
-from launcher.after.tasks.sentences import read_sentences
-from launcher.after.tasks.tagged import read_tagged
+from launcher.after.tasks.questions import read_questions, read_retrieval
+from launcher.after.tasks.schema import Description, impossible
+from launcher.after.tasks.sentences import read_sentences, read_tagged
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import Words, parse, validate
 

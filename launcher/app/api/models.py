@@ -14,8 +14,7 @@ from launcher.errors import RunError
 from launcher.extras import optional
 from launcher.runtime.recipe.objective import objective_module
 from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.checkpoint import select_checkpoint
-from launcher.runtime.run.record import Run
+from launcher.runtime.run.record import Run, select_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

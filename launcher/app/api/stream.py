@@ -17,10 +17,9 @@ from data_service.stream.stream import Stream
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
 from launcher.runtime.rank.data import RankShard
-from launcher.runtime.recipe.microbatch import settled
-from launcher.runtime.run.left_out import left_out
+from launcher.runtime.recipe.summary import settled
 from launcher.runtime.run.record import Run, open_run
-from launcher.runtime.run.streams import sample_positions, stream_spec
+from launcher.runtime.run.streams import left_out, sample_positions, stream_spec
 
 IGNORED = -100
 """The label where nothing is to be predicted: what torch's cross-entropy ignores."""

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.first import require_recipe
-from launcher.app.cli.options import JsonOption, print_json
+from launcher.app.cli.options import JsonOption, print_json, require_recipe
 
 if TYPE_CHECKING:
     from launcher.plan.burnin.check import Check

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.first import require_run
-from launcher.app.cli.options import JsonOption, RunArgument, print_json
+from launcher.app.cli.options import JsonOption, RunArgument, print_json, require_run
 
 if TYPE_CHECKING:
     from checkpoints.verify import ReportBytes, Verification

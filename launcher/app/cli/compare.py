@@ -12,8 +12,13 @@ import typer
 
 from launcher.after.compare.arguments import Budget, parse_labelled, settings_of
 from launcher.app.cli.alone import passing, say
-from launcher.app.cli.first import require_assignments, require_corpora, require_recipe
-from launcher.app.cli.options import JsonOption, print_json
+from launcher.app.cli.options import (
+    JsonOption,
+    print_json,
+    require_assignments,
+    require_corpora,
+    require_recipe,
+)
 from launcher.app.cli.recipe import TinyOption, load_recipe
 from launcher.app.cli.train import CorpusOption
 from launcher.errors import OptionError
@@ -109,7 +114,7 @@ def compare(
     with work("loading libraries"):
         from launcher.after.compare.place import comparison_at, open_comparison
         from launcher.after.compare.plan import arms_of
-        from launcher.after.compare.work import Work
+        from launcher.after.compare.training import Work
 
     place, failures = _absolute(out), dict[str, str]()
     with passing(), _interruptible() as interrupted:

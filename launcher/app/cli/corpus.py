@@ -122,7 +122,7 @@ def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "Buil
     from rich.console import Console
 
     from data_service.ingest.build import build_corpus
-    from launcher.app.cli.build_progress import BuildWatch
+    from launcher.app.cli.corpus_shown import BuildWatch
 
     watch = BuildWatch(Console())
     try:
@@ -210,7 +210,7 @@ def stats(
     from dataclasses import asdict
 
     from data_service.stream.statistics import corpus_stats
-    from launcher.app.cli.corpus_table import heldout_note, stats_tables, text_warning
+    from launcher.app.cli.corpus_shown import heldout_note, stats_tables, text_warning
     from launcher.output import print_table
 
     found = corpus_stats(corpus, batch=batch, length=length)

@@ -1,12 +1,18 @@
 """The whole path on one machine: text, tokenizer, corpus, run, training, evaluation, export, report.
 
-Every stage goes through the functions behind the commands, and every stage can be repeated: a demo that was
-interrupted goes on where it was.
+Every stage goes through the functions behind the commands, and every stage can be repeated: a demo that was interrupted
+goes on where it was. Its text is real English that every machine has: Python's documentation strings and its help
+topics, one document a file. Nothing of that is imported or run: the standard library's sources are parsed.
 """
 
+import ast
+import hashlib
+import inspect
+import json
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,9 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from pydoc_data import topics
 
+import torch
 from rich.console import Console
 
+from checkpoints.hf.load import load_pretrained
 from data_service.errors import TokenizerError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.encodings import UTF_8
@@ -24,26 +33,140 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from data_service.visible import shell_word
+from encoder_core.batch import Batch
+from encoder_core.objectives.mlm import masked_language_model
 from launcher.after.export.export import export_run
-from launcher.app.cli.build_progress import BuildWatch
-from launcher.app.cli.corpus_table import heldout_note
-from launcher.app.cli.demo_text import write_jsonl
+from launcher.app.cli.corpus_shown import BuildWatch, heldout_note
 from launcher.app.cli.options import settings
 from launcher.app.cli.texts import automatic_workers, sample_texts
 from launcher.app.companions import COMPANIONS
 from launcher.errors import RunError
 from launcher.format import human_bytes, human_count, human_duration
 from launcher.observe.inspect.baselines import baselines
-from launcher.observe.inspect.fill import fill_mask
-from launcher.observe.inspect.report.write import write_report
+from launcher.observe.inspect.report.page import write_report
 from launcher.runtime.cluster.train import train
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run, reconcile
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.record import RECORD, Run, open_run
+
+_SHORTEST = 200  # characters: below this a module's documentation is no text to learn from
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
+
+Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_documentation() -> Iterator[tuple[str, str]]:
+    """(name, text) of each documented module of the standard library and each help topic, no text twice.
+
+    Paragraphs that occur in several modules (licences, mostly) are kept in the first one only.
+    """
+    seen: set[bytes] = set()
+    for name, text in _documents():
+        kept = [paragraph for paragraph in text.split("\n\n") if _is_new(paragraph, seen)]
+        document = "\n\n".join(kept)
+        if len(document) >= _SHORTEST:
+            yield name, document
+
+
+def write_jsonl(path: Path) -> tuple[int, int]:
+    """Writes the documentation to `path`, one document a line. Returns documents and bytes of text."""
+    documents = size = 0
+    with path.open("w", encoding="utf-8") as lines:
+        for name, text in python_documentation():
+            lines.write(json.dumps({"name": name, "text": text}, ensure_ascii=False) + "\n")
+            documents += 1
+            size += len(text.encode())
+    return documents, size
+
+
+def _documents() -> Iterator[tuple[str, str]]:
+    for name, text in sorted(topics.topics.items()):
+        yield f"topic {name}", inspect.cleandoc(text)
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if not _SKIPPED.intersection(relative.parts):
+            yield str(relative), "\n\n".join(_docstrings(path))
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # templates and deliberately broken files among the sources
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, Node):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+
+
+def _is_new(paragraph: str, seen: set[bytes]) -> bool:
+    digest = hashlib.blake2b(" ".join(paragraph.split()).encode(errors="replace"), digest_size=16).digest()
+    if digest in seen:
+        return False
+    seen.add(digest)
+    return True
+
+
+MASK = "<mask>"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A candidate for the mask, and its probability among all ids."""
+
+    text: str
+    probability: float
+
+
+def fill_mask(folder: Path, sentence: str, count: int) -> list[Guess]:
+    """The `count` likeliest tokens for the one `<mask>` in `sentence`, by the exported model in `folder`.
+
+    Raises:
+        TokenizerError: the sentence does not have exactly one mask. ModelError: no model there.
+    """
+    tokenizer = load_tokenizer(str(folder))
+    pretrained = load_pretrained(folder)
+    model = masked_language_model(pretrained.config)
+    model.load_state_dict(pretrained.tensors | _tied(pretrained.tensors, model), strict=True)
+    model.eval()
+    with torch.no_grad():
+        (logits,) = model.logits(_batch(tokenizer, sentence))
+    best = torch.topk(logits.softmax(-1), count)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Guess(tokenizer.decode([token]), probability) for token, probability in pairs]
+
+
+def _tied(tensors: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """State-dict names of parameters that share their tensor with one that is stored."""
+    stored = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    return {name: tensors[first] for name, first in names.items() if name not in tensors}
+
+
+def _batch(tokenizer: Tokenizer, sentence: str) -> Batch:
+    before, mask, after = sentence.partition(MASK)
+    if not mask or MASK in after:
+        raise TokenizerError(f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once")
+    special = tokenizer.special
+    left = [int(token) for token in tokenizer.encode(before.rstrip(" "))]  # the space is the masked word's
+    right = [int(token) for token in tokenizer.encode(after)]
+    ids = torch.tensor([special.cls, *left, special.mask, *right, special.sep])
+    return Batch(
+        tokens=ids,
+        cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32),
+        max_length=len(ids),
+        positions=torch.arange(len(ids)),
+        target_positions=torch.tensor([1 + len(left)]),
+        target_ids=torch.tensor([special.mask]),
+    )
+
 
 _VOCABULARY = 2048
 _SAMPLE = 50_000_000  # bytes of text to learn the tokenizer from

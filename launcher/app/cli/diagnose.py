@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.first import require_file, require_model
-from launcher.app.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json
+from launcher.app.cli.options import (
+    CheckpointArgument,
+    DataOption,
+    JsonOption,
+    StepOption,
+    print_json,
+    require_file,
+    require_model,
+)
 from launcher.progress import work
 
 if TYPE_CHECKING:

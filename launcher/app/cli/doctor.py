@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.first import require_run_or_recipe
-from launcher.app.cli.options import JsonOption, print_json
+from launcher.app.cli.options import JsonOption, print_json, require_run_or_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -124,7 +123,7 @@ def preflight(
     from launcher.output import print_table
     from launcher.runtime.preflight.findings import worst
     from launcher.runtime.preflight.measure import examine, raise_open_files, subject
-    from launcher.runtime.recipe.microbatch import has_automatic
+    from launcher.runtime.recipe.summary import has_automatic
 
     raise_open_files()
     what = subject(target) if target is not None else None

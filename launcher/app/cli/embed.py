@@ -5,8 +5,14 @@ from typing import Annotated
 import typer
 
 from launcher.app.cli.alone import repeatable, told
-from launcher.app.cli.first import require_model
-from launcher.app.cli.options import DataOption, JsonOption, ScratchOption, StepOption, print_json
+from launcher.app.cli.options import (
+    DataOption,
+    JsonOption,
+    ScratchOption,
+    StepOption,
+    print_json,
+    require_model,
+)
 from launcher.progress import work
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
@@ -50,7 +56,7 @@ def train(
         from launcher.after.embed.export import check_target, export_embeddings
         from launcher.after.embed.train import train_embeddings
         from launcher.after.finetune.pretrained import open_pretrained
-        from launcher.after.finetune.scratch import Scratch
+        from launcher.after.finetune.resume import Scratch
 
         _only_errors_of_libraries()
     with repeatable(scratch), told("launcher.after.embed"):

@@ -7,7 +7,7 @@ import typer
 from launcher.app.cli.recipe import RecipeArgument, SetOption, TinyOption
 
 if TYPE_CHECKING:
-    from launcher.runtime.capacity.cluster import Cluster
+    from launcher.runtime.capacity.devices import Cluster
     from launcher.runtime.recipe.schema import Recipe
 
 
@@ -66,7 +66,7 @@ def estimate(
         raise OptionError(
             f"--mfu {mfu:g} with --measure, which finds it out", remedy="leave one of the two out"
         )
-    from launcher.runtime.capacity.assumptions import check_share, text_size
+    from launcher.runtime.capacity.devices import check_share, text_size
 
     check_share(mfu)
     size = None if text is None else text_size(text)
@@ -82,8 +82,7 @@ def _cluster(
 ) -> "Cluster | None":
     """The cluster that the options name; None if they name none. Raises OptionError where they name half of one."""
     from launcher.errors import OptionError
-    from launcher.runtime.capacity.assumptions import MTBF_HOURS
-    from launcher.runtime.capacity.cluster import Cluster, find_gpu
+    from launcher.runtime.capacity.devices import MTBF_HOURS, Cluster, find_gpu
 
     if nodes is None and gpus_per_node is None and gpu is None:
         return None

@@ -7,16 +7,21 @@ import typer
 
 from launcher.app.cli.alone import passing
 from launcher.app.cli.alone import say as _say
-from launcher.app.cli.first import require_assignments, require_model
-from launcher.app.cli.options import CHECKPOINT_HELP, DataOption, JsonOption, print_json
+from launcher.app.cli.options import (
+    CHECKPOINT_HELP,
+    DataOption,
+    JsonOption,
+    print_json,
+    require_assignments,
+    require_model,
+)
 from launcher.errors import OptionError
 from launcher.progress import work
 
 if TYPE_CHECKING:
-    from launcher.after.evaluate.cell import Measure
-    from launcher.after.evaluate.endings import CellResources
+    from launcher.after.evaluate.cell import Measure, Results
+    from launcher.after.evaluate.computing import CellResources
     from launcher.after.evaluate.evaluation import GridEvaluation
-    from launcher.after.evaluate.results import Results
     from launcher.observe.inspect.report.task_table import TableRow
 
 
@@ -97,9 +102,9 @@ def evaluate(
     for checkpoint in () if only_table else checkpoints:
         require_model(checkpoint)
     with work("loading libraries"):
-        from launcher.after.evaluate.endings import CellResources
+        from launcher.after.evaluate.cell import Results
+        from launcher.after.evaluate.computing import CellResources
         from launcher.after.evaluate.evaluation import recorded
-        from launcher.after.evaluate.results import Results
     store = Results(open_store(results))
     with passing():
         if only_table:
@@ -169,7 +174,7 @@ def _evaluated(
     seeds: Sequence[int],
     share: "CellResources",
 ) -> "tuple[GridEvaluation, list[TableRow]]":
-    from launcher.after.evaluate.endings import Ended
+    from launcher.after.evaluate.computing import Ended
     from launcher.after.evaluate.evaluation import GridEvaluation, plan
     from launcher.after.evaluate.model import opened
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.app.cli.alone import repeatable, told
-from launcher.app.cli.first import require_assignments, require_model
 from launcher.app.cli.options import (
     CheckpointArgument,
     DataOption,
@@ -14,6 +13,8 @@ from launcher.app.cli.options import (
     ScratchOption,
     StepOption,
     print_json,
+    require_assignments,
+    require_model,
 )
 from launcher.progress import work
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeVar
 
 import typer
 
-from launcher.app.cli.first import require_assignments, require_run
-from launcher.app.cli.options import RunArgument
+from launcher.app.cli.options import RunArgument, require_assignments, require_run
 from launcher.app.cli.recipe import SetOption
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ def _print_warnings() -> None:
     for name in (
         "data_service.store",
         "launcher.runtime.recipe.load",
-        "launcher.runtime.run.checkpoint",
+        "launcher.runtime.run.record",
         "launcher.observe.inspect.baselines",
         "launcher.after.tasks",
     ):

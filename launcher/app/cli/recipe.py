@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.visible import visible
-from launcher.app.cli.first import require_assignments, require_model, require_recipe
-from launcher.app.cli.options import JsonOption, print_json
+from launcher.app.cli.options import (
+    JsonOption,
+    print_json,
+    require_assignments,
+    require_model,
+    require_recipe,
+)
 from launcher.errors import OptionError
 from launcher.progress import work
 

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from data_service.visible import shell_word
-from launcher.app.cli.first import require_assignments, require_free, require_run
-from launcher.app.cli.options import RunArgument
+from launcher.app.cli.options import RunArgument, require_assignments, require_free, require_run
 from launcher.app.cli.recipe import SetOption
 
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one.")
@@ -38,8 +37,7 @@ def status(
     from dataclasses import asdict
 
     from data_service.visible import visible
-    from launcher.observe.inspect.status import RunStatus, Unreadable, statuses
-    from launcher.observe.inspect.status_text import describe, table
+    from launcher.observe.inspect.status import RunStatus, Unreadable, describe, statuses, table
     from launcher.output import print_table
     from launcher.runtime.run.log import encode
 
@@ -84,8 +82,7 @@ def watch(
     import sys
 
     from data_service.store.open import open_store
-    from launcher.observe.watch.server import Server, serve
-    from launcher.observe.watch.site import Site
+    from launcher.observe.watch.site import Server, Site, serve
 
     store = open_store(place, patience_s=10.0)  # a page can wait, and says for what
     serve(Server(Site(place, store), host, port), lambda url: typer.echo(f"{place} is shown at {url}"))
@@ -103,8 +100,7 @@ def stop(
     The request goes through the run's store, and is for the start that runs now: `maskfleet train` continues the run
     as ever.
     """
-    from launcher.observe.inspect.status import status
-    from launcher.observe.inspect.status_text import absent
+    from launcher.observe.inspect.status import absent, status
     from launcher.runtime.run import stop as run_stop
     from launcher.runtime.run.outline import open_outline
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.visible import shell_word, without_secrets
-from launcher.app.cli.first import (
+from launcher.app.cli.options import (
+    RunArgument,
     require_assignments,
     require_corpora,
     require_free,
     require_recipe,
     require_run,
 )
-from launcher.app.cli.options import RunArgument
 from launcher.app.cli.recipe import RecipeArgument, SetOption, TinyOption, load_recipe
 from launcher.progress import work
 
@@ -184,7 +184,7 @@ def report(
     require_run(run)
     from datetime import UTC, datetime
 
-    from launcher.observe.inspect.report.write import write_report
+    from launcher.observe.inspect.report.page import write_report
     from launcher.runtime.run.record import open_run
 
     opened, new = open_run(run), not out.parent.exists()

@@ -21,9 +21,8 @@ from data_service.stream.stream import SampleText, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.visible import visible
 from launcher.errors import RunError
-from launcher.runtime.run.left_out import left_out
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import sample_positions, stream_spec
+from launcher.runtime.run.streams import left_out, sample_positions, stream_spec
 
 
 @dataclass(frozen=True)

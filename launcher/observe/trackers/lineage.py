@@ -10,8 +10,7 @@ from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store
-from launcher.runtime.run.packs import DamagedPack, Pack
-from launcher.runtime.run.segments import METRICS, read
+from launcher.runtime.run.segments import METRICS, DamagedPack, Pack, read
 from launcher.runtime.run.step_table import NotARecord, Record, parse
 
 

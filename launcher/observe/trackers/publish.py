@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, TextIO, assert_never
+from typing import Any, Literal, TextIO, assert_never
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,6 +23,15 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RunError
+from launcher.observe.trackers.clients import (
+    Hopeless,
+    MlflowRun,
+    PublishRequest,
+    StepFigures,
+    Story,
+    Tracker,
+    WandbRun,
+)
 from launcher.observe.trackers.lineage import Cursor, LineageFollower
 from launcher.observe.trackers.webhook import ROUTINE, Follower
 from launcher.runtime.recipe.operation import Mlflow, Wandb
@@ -37,63 +45,6 @@ LAST_WORDS_S = 10.0
 _ALONE_S = 60.0  # the same, when the driver is gone and nobody waits
 _TOLD = 100  # events in a run's notes, the newest
 _ENDS = {"end": "finished", "failed": "failed"}
-
-
-class Hopeless(Exception):
-    """The tracker cannot be published to, now or later; what the operator can do about it."""
-
-
-class PublishRequest(BaseModel):
-    """What is published where.
-
-    Attributes:
-        uri, name: of the run.
-        recipe: its leaf values by dotted path, shown as the run's configuration.
-        folder: where a client may keep files of its own; None: where it likes.
-        poll_s: seconds between two looks at the run's store.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    uri: str
-    name: str
-    recipe: dict[str, object]
-    tracker: Wandb | Mlflow
-    folder: str | None
-    poll_s: float
-
-
-@dataclass(frozen=True)
-class StepFigures:
-    """Figures of a step, by name."""
-
-    step: int
-    figures: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Story:
-    """A run's events, for people. `counts` by kind. `end`: "finished", "failed", or None while it may go on."""
-
-    counts: Mapping[str, int]
-    text: str
-    end: str | None
-
-
-class Tracker(Protocol):
-    """A run in a tracker, opened or made anew.
-
-    Attributes:
-        sure: whether what `log` was given stays, once it returns, whatever happens to this process.
-    """
-
-    sure: bool
-
-    def log(self, rows: Sequence[StepFigures]) -> None: ...
-    def tell(self, story: Story) -> None: ...
-    def finish(self, story: Story) -> None:
-        """Keep everything that was logged."""
-        ...
 
 
 class State(BaseModel):
@@ -189,12 +140,8 @@ def open_tracker(order: PublishRequest, identifier: str) -> Tracker:
     """Raises Hopeless: the client is not installed, or has no login."""
     match order.tracker:
         case Wandb():
-            from launcher.observe.trackers.wandb_run import WandbRun
-
             return WandbRun(order, order.tracker, identifier)
         case Mlflow():
-            from launcher.observe.trackers.mlflow_run import MlflowRun
-
             return MlflowRun(order, order.tracker, identifier)
         case _ as never:
             assert_never(never)

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
-from launcher.observe.trackers.publish import HOPELESS, LAST_WORDS_S, PublishRequest
+from launcher.observe.trackers.clients import PublishRequest
+from launcher.observe.trackers.publish import HOPELESS, LAST_WORDS_S
 from launcher.runtime.recipe.identity import flatten
 from launcher.runtime.recipe.operation import Mlflow, Wandb
 from launcher.runtime.recipe.schema import Recipe

@@ -12,7 +12,7 @@ from typing import Any
 
 from data_service.visible import visible
 from launcher.observe.inspect.report.summary import AXES, Axis
-from launcher.observe.watch.watched import View
+from launcher.observe.watch.reader import View
 
 Sections = dict[str, str]
 

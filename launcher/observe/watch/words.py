@@ -9,7 +9,7 @@ from launcher.runtime.run.step_table import Record
 _LONGEST = 300  # characters
 
 
-def spell(event: Record) -> str:
+def spell_event(event: Record) -> str:
     """What happened, on one line."""
     spelled = _WORDS.get(event["kind"], _plain)
     return one_line(spelled(_Fields(event)))[:_LONGEST]

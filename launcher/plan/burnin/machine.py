@@ -18,7 +18,7 @@ from encoder_core.trials.trial_process import Line, Report
 from launcher.format import human_bytes
 from launcher.plan.burnin.check import Bench, Form
 from launcher.plan.burnin.record import Machine
-from launcher.runtime.capacity.cluster import Gpu, gpu_of_device
+from launcher.runtime.capacity.devices import Gpu, gpu_of_device
 from launcher.runtime.preflight.collective import source_digest
 
 _PACKAGES = ("maskfleet", "numpy", "pydantic", "triton", "deepspeed", "transformers", "safetensors", "ray")

@@ -13,7 +13,7 @@ from encoder_core.train.rehearsal import Rehearsal, ran_out
 from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, losses, recipe_of
-from launcher.runtime.capacity.assumptions import usable
+from launcher.runtime.capacity.devices import usable
 from launcher.runtime.capacity.microbatch import Bill, rows_that_fit
 from launcher.runtime.recipe.schema import Recipe
 

@@ -21,11 +21,10 @@ from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, recipe_of
 from launcher.plan.burnin.report import CannotRun
 from launcher.plan.estimate.roofline import assumed
-from launcher.runtime.capacity.cluster import gpu_of_device
+from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
-from launcher.runtime.preflight.compilation import triton_here
-from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of
-from launcher.runtime.rank.utilisation import peak
+from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of, triton_here
+from launcher.runtime.rank.journal import peak
 from launcher.runtime.recipe.schema import Recipe
 
 _TOKENS = {"gpu": 32_768, "cpu": 512}  # of a microbatch

@@ -21,7 +21,7 @@ from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import known_gpu, seconds_of
 from launcher.plan.measure.processes import RankCommand, run_ranks
 from launcher.runtime.preflight import findings
-from launcher.runtime.preflight.sums import first_sums
+from launcher.runtime.preflight.collective import first_sums
 
 _SIZES = (1, 1_000_003, 1 << 24)  # numbers
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

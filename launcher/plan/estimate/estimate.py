@@ -1,5 +1,12 @@
-"""What a recipe comes to on a cluster: memory, time, data, checkpoints and money, with the arithmetic kept."""
+"""What a recipe comes to on a cluster: memory, time, data, checkpoints and money, with the arithmetic kept.
 
+How often to save, and what failures cost, follows Young 1974 and Daly 2006 ("A higher order estimate of the optimum
+checkpoint interval for restart dumps"). A save blocks training for `blocked` seconds and is worth something only when
+it is committed, `behind` seconds later: what a failure loses is the work since the last commit, so `behind` is lost
+like the time to restart. Failures are taken as independent, of constant rate.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,25 +15,62 @@ from encoder_core.cost.products import Shape
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage
 from launcher.plan.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
-from launcher.plan.estimate.goodput import Saving, best_interval, daly, goodput, young
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.estimate.throughput import PhaseTime, phase_time
-from launcher.runtime.capacity.assumptions import (
+from launcher.runtime.capacity.devices import (
     COPY_RATE,
     RESTART,
     SAVE_FIXED,
     STORE_RATE,
     AssumedUtilisation,
+    Cluster,
     check_share,
     usable,
 )
-from launcher.runtime.capacity.cluster import Cluster
-from launcher.runtime.capacity.memory_bill import bill
-from launcher.runtime.capacity.microbatch import Bill, rows_that_fit
+from launcher.runtime.capacity.microbatch import Bill, bill, rows_that_fit
 from launcher.runtime.capacity.workload import microbatch_shape
-from launcher.runtime.recipe.microbatch import has_automatic, settled
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.summary import known, parameters, state_bytes
+from launcher.runtime.recipe.summary import has_automatic, known, parameters, settled, state_bytes
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Seconds: training waits, until the commit, and from a failure to the next step."""
+
+    blocked: float
+    behind: float
+    restart: float
+
+
+def young(blocked: float, mtbf: float) -> float:
+    """sqrt(2 d M)."""
+    return math.sqrt(2 * blocked * mtbf)
+
+
+def daly(blocked: float, mtbf: float) -> float:
+    """Daly's estimate, sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2 M, else M."""
+    if blocked >= 2 * mtbf:
+        return mtbf
+    ratio = blocked / (2 * mtbf)
+    return young(blocked, mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocked
+
+
+def best_interval(saving: Saving, mtbf: float) -> float:
+    """Daly's, but no shorter than a save takes: there is one at a time."""
+    return max(daly(saving.blocked, mtbf), saving.behind)
+
+
+def goodput(saving: Saving, interval: float, mtbf: float) -> float:
+    """Share of wall time that ends up in the model, saving after every `interval` seconds of work.
+
+    Daly's complete model: wall time for each interval is M e^(r/M) (e^((t + d)/M) - 1), with r the restart and, for us,
+    the time to a commit. Below 1e-9 it is 0.
+    """
+    lost = (saving.restart + saving.behind) / mtbf
+    each = (interval + saving.blocked) / mtbf
+    if lost + each > 20:
+        return 0.0
+    return interval / (mtbf * math.exp(lost) * math.expm1(each))
 
 
 @dataclass(frozen=True)

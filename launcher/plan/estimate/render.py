@@ -10,11 +10,10 @@ from data_service.stream.statistics import Radius
 from encoder_core.train.zero_memory import STAGES
 from launcher.format import hours_or_days, human_bytes, human_count, human_duration
 from launcher.plan.estimate.data_needs import trained_tokens
-from launcher.plan.estimate.estimate import Estimate
-from launcher.plan.estimate.goodput import goodput
+from launcher.plan.estimate.estimate import Estimate, goodput
 from launcher.plan.estimate.roofline import arithmetic
 from launcher.plan.estimate.throughput import PhaseTime, network_bytes
-from launcher.runtime.capacity.assumptions import (
+from launcher.runtime.capacity.devices import (
     CONTEXT,
     COPY_RATE,
     FRAGMENTED,

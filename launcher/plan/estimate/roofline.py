@@ -21,8 +21,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.runtime.capacity.assumptions import AssumedUtilisation, published
-from launcher.runtime.capacity.cluster import Gpu
+from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, published
 from launcher.runtime.capacity.workload import microbatch_activations, microbatch_products
 from launcher.runtime.recipe.schema import Recipe
 

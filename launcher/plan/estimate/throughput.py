@@ -6,8 +6,7 @@ from math import prod
 
 from encoder_core.cost.products import Count, Shape
 from encoder_core.optim.muon import flops as orthogonalisation_flops
-from launcher.runtime.capacity.assumptions import LINK_SHARE, AssumedUtilisation
-from launcher.runtime.capacity.cluster import Cluster
+from launcher.runtime.capacity.devices import LINK_SHARE, AssumedUtilisation, Cluster
 from launcher.runtime.capacity.workload import executed, microbatch_flops, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import momentum_matrices

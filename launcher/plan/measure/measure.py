@@ -23,8 +23,7 @@ from launcher.plan.measure.processes import RankCommand, run_ranks
 from launcher.plan.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
 from launcher.plan.measure.taken import MeasureRequest, Step, Taken, read_taken
 from launcher.plan.measure.trial import Machine, Trial, choose, expected_seconds, settled_here, this_machine
-from launcher.runtime.capacity.assumptions import AssumedUtilisation
-from launcher.runtime.capacity.cluster import Cluster, Gpu
+from launcher.runtime.capacity.devices import AssumedUtilisation, Cluster, Gpu
 from launcher.runtime.capacity.workload import executed, microbatch_shape, phase_targets
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import known, parameters

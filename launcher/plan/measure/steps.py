@@ -32,11 +32,11 @@ from launcher.runtime.rank.build import (
     build_optimizer,
     engine_config,
     set_determinism,
+    teach_anything,
     training_plan,
 )
 from launcher.runtime.rank.data import RankData, RankShard
-from launcher.runtime.rank.teachers import teach_anything
-from launcher.runtime.rank.utilisation import peak, utilisation
+from launcher.runtime.rank.journal import peak, utilisation
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import sample_positions, stream_spec
 

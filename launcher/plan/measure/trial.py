@@ -24,14 +24,11 @@ from launcher.errors import EstimateError
 from launcher.format import human_bytes
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.measure.rows import HELDOUT
-from launcher.runtime.capacity.assumptions import usable
-from launcher.runtime.capacity.cluster import Gpu, gpu_of_device
-from launcher.runtime.capacity.memory_bill import bill
-from launcher.runtime.capacity.microbatch import Bill, Device, rows_that_fit
+from launcher.runtime.capacity.devices import Gpu, gpu_of_device, usable
+from launcher.runtime.capacity.microbatch import Bill, Device, bill, rows_that_fit
 from launcher.runtime.capacity.workload import executed, microbatch_shape
 from launcher.runtime.preflight.measure import available_memory
-from launcher.runtime.rank.utilisation import peak
-from launcher.runtime.recipe.microbatch import has_automatic, settled
+from launcher.runtime.rank.journal import peak
 from launcher.runtime.recipe.operation import Events
 from launcher.runtime.recipe.schema import (
     BatchSize,
@@ -45,7 +42,7 @@ from launcher.runtime.recipe.schema import (
     RecipeSource,
     TokenizerRef,
 )
-from launcher.runtime.recipe.summary import known, parameters
+from launcher.runtime.recipe.summary import has_automatic, known, parameters, settled
 
 STEP_S = 10.0  # a measured step may take about so long
 _CPU_RANKS = 2

@@ -1,15 +1,83 @@
-"""How many rows of a microbatch a device's memory permits, by the estimate: `microbatch: auto` begins with that."""
+"""What fills a rank's memory, all the time and by a microbatch, and how many rows of a microbatch a device's memory so
+permits: `microbatch: auto` begins with that."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
+from encoder_core.cost.products import Shape
+from encoder_core.cost.saved import Kernel
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.compose import chunk_of_logits
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.engine_config import BUCKET
-from launcher.runtime.capacity import memory_bill
-from launcher.runtime.capacity.workload import microbatch_shape
+from encoder_core.train.zero_memory import MemoryPart, Stage
+from launcher.runtime.capacity.workload import microbatch_activations, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.summary import known, parameters
+from launcher.runtime.recipe.summary import (
+    known,
+    largest_parameter,
+    momentum_matrices,
+    parameters,
+    teacher_parameters,
+)
+
+
+def bill(
+    recipe: Recipe,
+    count: int,
+    ranks: int,
+    stage: Stage,
+    *,
+    shape: Shape,
+    rounds: int,
+    kernel: Kernel = "gpu",
+    bucket: int = BUCKET,
+) -> tuple[MemoryPart, ...]:
+    """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
+
+    `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
+    """
+    added = memory.of_microbatch(
+        microbatch_activations(recipe, shape, kernel),
+        recipe.precision,
+        checkpointed=recipe.activation_checkpointing,
+        logits=chunk_of_logits(recipe.model, recipe.objective.terms, shape, kernel),
+    )
+    return (*kept(recipe, count, ranks, stage, rows=shape.rows * rounds, bucket=bucket), *added)
+
+
+def kept(
+    recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET
+) -> list[MemoryPart]:
+    """What of a `bill` is there all the time. `rows`: of a rank in a step."""
+    single = sum(prod(shape) for shape in momentum_matrices(recipe))
+    parts = memory.kept(
+        count,
+        ranks,
+        stage,
+        recipe.precision,
+        recipe.reduce_dtype,
+        bucket=bucket,
+        single=single,
+        largest=largest_parameter(recipe),
+    )
+    taught = teacher_parameters(recipe)
+    if taught:
+        parts.append(memory.frozen(taught, recipe.precision))
+    if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
+        parts.append(_remembered(recipe.model, rows, recipe.precision))
+    return parts
+
+
+def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
+    """Of all microbatches of a rank."""
+    state = 2 if precision == "bf16" else 4
+    formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
+    numbers = rows * model.memory * model.hidden * model.layers
+    return MemoryPart("memory of earlier tokens", formula, state * numbers)
+
 
 CPU_TOKENS = 8192
 """Tokens of a microbatch on a CPU, where more are no faster. One thread, 2 layers of 256, rows of 128: 3.9k tokens/s
@@ -43,12 +111,12 @@ class Bill:
         """Bytes that are filled all the time."""
         rows = -(-phase.rows // self.ranks) * self.recipe.input.texts
         zero, bucket = self.recipe.zero, self._bucket
-        parts = memory_bill.kept(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
+        parts = kept(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
         return memory.total(parts)
 
     def with_rows(self, phase: RecipePhase, rows: int) -> int:
         """Bytes at their most, with microbatches of so many rows."""
-        parts = memory_bill.bill(
+        parts = bill(
             self.recipe,
             self.parameters,
             self.ranks,

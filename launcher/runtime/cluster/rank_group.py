@@ -1,15 +1,15 @@
 """A group of ranks: Ray actors that are placed, given their seats, followed and ended together.
 
 If one rank dies the group ends, because training is collective. The coordinator decides which group comes next
-(`launcher.runtime.cluster.coordinator`). The actor is in `launcher.runtime.cluster.seat`; what a rank does is in
-`launcher.runtime.cluster.worker`. Ray Train would do the same through four more processes (a controller, a cleaner, a
-barrier, an autoscaler's coordinator). Each of those takes seconds to start and is one more that may die.
+(`launcher.runtime.cluster.coordinator`). The actor is in `launcher.runtime.cluster.rank_process`; what a rank does is
+in `launcher.runtime.cluster.worker`. Ray Train would do the same through four more processes (a controller, a
+cleaner, a barrier, an autoscaler's coordinator). Each of those takes seconds to start and is one more that may die.
 """
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -17,12 +17,12 @@ from ray.exceptions import RayError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from data_service.service.feed import FeedHandle
-from launcher.runtime.cluster.nodes import lost
-from launcher.runtime.cluster.seat import RankProcess, ordered, seats
+from launcher.runtime.cluster.rank_process import RankProcess
+from launcher.runtime.cluster.resources import lost
+from launcher.runtime.cluster.seat import ordered, seats
+from launcher.runtime.cluster.standing import Assignment
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.rank.journal import Startup
-from launcher.runtime.recipe.schema import Recipe
 
 PLACED_S = 10.0  # for Ray to find the places that it was said to have
 SEATED_S = 180.0  # for all processes to be there: a cold disk takes long to import from
@@ -31,18 +31,6 @@ _NODE_LABEL = "ray.io/node-id"
 
 Waiting = Generator[None, None, None]
 """Yields now and then, so that whoever waits can look after other things."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What the driver hands every rank."""
-
-    run_uri: str
-    coordinator: Any
-    feed: FeedHandle
-    recipe: Recipe
-    save_multiple: int  # a pause falls on multiples of so many steps
-    before: Mapping[str, float]  # seconds that the start has taken so far, by part
 
 
 class RankGroup:

@@ -6,22 +6,13 @@ imports torch afterwards: neither this module nor what it imports may reach torc
 """
 
 import os
-import socket
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
 
 import ray
 
 from launcher.errors import RunError
 
-if TYPE_CHECKING:
-    from launcher.runtime.cluster.rank_group import Assignment
-
-_TOO_EARLY = ("torch", "deepspeed")
 _KINDS = ("GPU-", "MIG-")  # of ids; others are numbers
 _MIG = "MIG-"
 
@@ -111,71 +102,6 @@ def given_gpus() -> tuple[str, ...]:
     """The GPUs that Ray gave this process: the words that stood in `CUDA_VISIBLE_DEVICES` when the node's Ray started,
     or without it numbers from 0."""
     return tuple(gpu.strip() for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
-
-
-class RankProcess:
-    """The actor in which a rank lives."""
-
-    def placement(self) -> Placement:
-        node = ray.get_runtime_context().get_node_id()
-        return Placement(node, ray.util.get_node_ip_address(), os.getpid(), given_gpus())
-
-    def free_port(self) -> int:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-            return port
-
-    def assign_seat(self, seat: Seat, coordinator: Any) -> None:
-        """Set the environment, before torch is imported. Raises SeatError, of which the coordinator hears, if torch is
-        there already."""
-        try:
-            _ensure_not_loaded()
-        except SeatError as error:
-            ray.get(coordinator.fail.remote(error.problem, error.remedy))
-            raise
-        os.environ.update(seat.environment())
-
-    def run(self, seat: Seat, assignment: "Assignment") -> None:
-        began = time.monotonic()
-        from launcher.runtime.cluster.worker import train_rank
-
-        train_rank(seat, assignment, began)
-
-
-def _ensure_not_loaded() -> None:
-    for library in _TOO_EARLY:
-        if library in sys.modules:
-            raise SeatError(
-                f"{importer(library)} has imported {library} into a rank's process before the rank has its GPU",
-                remedy=f"start Ray without whatever imports {library} into its workers: sitecustomize, .pth files, or "
-                "a worker_process_setup_hook",
-            )
-
-
-def importer(library: str) -> str:
-    """The module that imported `library`, as far as its names tell. Python lists modules in the order in which they
-    were completed, and a module is complete after what it imports."""
-    names = list(sys.modules)
-    place = names.index(library)
-    for name in names[place + 1 :] + names[place::-1]:
-        if not _of(name, library) and any(_named_by(value, library) for value in _names(name)):
-            return name
-    return "a function"
-
-
-def _of(name: str | None, library: str) -> bool:
-    return name is not None and (name == library or name.startswith(f"{library}."))
-
-
-def _names(module: str) -> list[object]:
-    return list(getattr(sys.modules[module], "__dict__", {}).values())
-
-
-def _named_by(value: object, library: str) -> bool:
-    if isinstance(value, ModuleType):
-        return _of(value.__name__, library)
-    return isinstance(value, type | FunctionType) and _of(value.__module__, library)
 
 
 def seats(placements: Sequence[Placement], port: int) -> list[Seat]:

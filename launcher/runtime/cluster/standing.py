@@ -1,9 +1,12 @@
-"""How a run stands: what the coordinator tells the driver and the ranks."""
+"""What is exchanged: how a run stands, as the coordinator tells the driver and the ranks, and what ranks are handed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from data_service.service.feed import FeedHandle
 from launcher.runtime.policies.watchdog import Beat
+from launcher.runtime.recipe.schema import Recipe
 
 
 class CoordinatorLost(Exception):
@@ -74,3 +77,15 @@ class Status:
     superseded: bool = False
     unsaved: str | None = None
     fatal: Fatal | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the driver hands every rank."""
+
+    run_uri: str
+    coordinator: Any
+    feed: FeedHandle
+    recipe: Recipe
+    save_multiple: int  # a pause falls on multiples of so many steps
+    before: Mapping[str, float]  # seconds that the start has taken so far, by part

@@ -1,7 +1,8 @@
 """The driver: claims the attempt, starts the data service and the ranks on Ray, follows them to the end.
 
 Ray places processes and tells when they die. The driver and the coordinator decide everything else: which attempt may
-write, where to resume, when to start ranks again, when to stop, and which failures no restart cures.
+write, where to resume, when to start ranks again, when to stop, and which failures no restart cures. What accompanies a
+start and is not needed for it (`Companions`) the command line gives: the runtime knows no tracker and no measure.
 """
 
 import logging
@@ -9,8 +10,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,25 +31,45 @@ from data_service.store.errors import StoreError
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
-from launcher.runtime.cluster.companions import Companions
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
 from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
-from launcher.runtime.cluster.nodes import logs, lost, room_for
-from launcher.runtime.cluster.rank_group import Assignment
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,
     data_workers,
     gpus_of,
+    logs,
+    lost,
     plan_resources,
+    room_for,
     sizing,
 )
-from launcher.runtime.cluster.standing import CoordinatorLost, Status
+from launcher.runtime.cluster.standing import Assignment, CoordinatorLost, Status
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.rank.journal import Startup
 from launcher.runtime.run.record import Run
+
+Note = Callable[[str], None]
+"""Shows a line to the operator."""
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What goes wrong in one of them is noted; training goes on.
+
+    Attributes:
+        publishing: lasts as long as the start and tells others of the run.
+        evaluating: lasts as long as Ray is connected and evaluates commits. It gets the event that is set when the
+            command is asked to stop.
+        pending: whether the newest commit of the run still has to be evaluated.
+    """
+
+    publishing: Callable[[Run, Note], AbstractContextManager[None]]
+    evaluating: Callable[[Run, Note, threading.Event], AbstractContextManager[None]]
+    pending: Callable[[Run], bool]
+
 
 _CONNECT_S = 60.0  # for the head of a cluster to answer at all
 _TRY_S = 2.0  # for one connection to it

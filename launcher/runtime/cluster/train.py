@@ -17,11 +17,10 @@ from data_service.store.errors import StoreError
 from encoder_core.errors import UserError as ModelError
 from launcher.command import screen
 from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
-from launcher.runtime.cluster.companions import Companions
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.stop_requests import Stopping
-from launcher.runtime.cluster.supervisor import RunOutcome, supervise
+from launcher.runtime.cluster.supervisor import Companions, RunOutcome, supervise
 from launcher.runtime.run.record import Run
 
 _LONGEST = 2000  # characters of a reason on record

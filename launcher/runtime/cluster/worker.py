@@ -26,14 +26,14 @@ from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
-from launcher.runtime.cluster.rank_group import Assignment
 from launcher.runtime.cluster.seat import Seat, SeatError
-from launcher.runtime.cluster.standing import CoordinatorLost, Orders
+from launcher.runtime.cluster.standing import Assignment, CoordinatorLost, Orders
 from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (
     NodeReport,
     Unfit,
+    first_sums,
     preflight,
     problem,
     unfit,
@@ -42,7 +42,6 @@ from launcher.runtime.preflight.collective import (
 )
 from launcher.runtime.preflight.measure import PreflightSubject
 from launcher.runtime.preflight.network import variables as network_variables
-from launcher.runtime.preflight.sums import first_sums
 from launcher.runtime.rank.journal import Startup
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch import SmallerMicrobatch

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 TRAINING = "training"
 FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
-"""By the library that sums; before a group trains, to see whether it can (`launcher.runtime.preflight.sums`)."""
+"""By the library that sums; before a group trains, to see whether it can (`launcher.runtime.preflight.collective`)."""
 _STAGES = {"starting": 0, "loading": 1}  # what comes before all else, in this order
 _GAP_S = 1.0  # the most that counts between two looks
 

@@ -1,9 +1,15 @@
 """The preflight of a group of ranks: one rank of each node examines its node, all reports are exchanged, and all ranks
-agree on which nodes are unfit. Nodes whose examination found nothing against them sum known numbers
-(`launcher.runtime.preflight.sums`), since what it does find, too little shared memory or other versions, makes NCCL
-hang.
+agree on which nodes are unfit. Nodes are compared by the code that they run: versions of the libraries that compute,
+and a hash of our own sources.
 
-Nodes are compared by the code that they run: versions of the libraries that compute, and a hash of our own sources.
+Nodes whose examination found nothing against them then sum known numbers, over the very group that is to train (NCCL on
+GPUs, gloo on CPUs). The examination comes first, since what it finds, too little shared memory or other versions, makes
+NCCL hang. The numbers are sent around the ring of ranks, too, every number is checked where it arrives, and the ring's
+links are timed.
+
+Sums of all ranks tell that something is wrong, and not where. So each rank also checks what its own device made of
+its numbers, what arrived from the rank before it, and the sum of these two. While a link of the ring is timed, its two
+ranks do nothing else, so a slow one is not taken for its neighbour.
 """
 
 import hashlib
@@ -16,12 +22,17 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from jaxtyping import Bool, Float32
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from checkpoints.gather import Peers
+from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.preflight import findings
-from launcher.runtime.preflight.findings import Finding, RankSums, Verdict, worst
+from launcher.runtime.preflight.findings import Finding, RankSums, Verdict, Wrong, worst
 from launcher.runtime.preflight.measure import PreflightSubject, examine
+from launcher.runtime.preflight.network import line_rate
 
 _LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
 _ROOT = Path(__file__).parents[3]
@@ -146,3 +157,130 @@ def _report(subject: PreflightSubject, node: str) -> NodeReport:
     started = time.monotonic()
     found, host, versions = tuple(examine(subject)), socket.gethostname(), installed()
     return NodeReport(node, host, time.monotonic() - started, found, versions)
+
+
+_COUNT = 1 << 16  # numbers that are checked
+_KINDS = 64  # ranks that differ: more would make the sums of 16,000 ranks inexact in fp32
+_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # that are timed; on a CPU 20 ms where a link is too slow
+_ROUNDS = 2  # of which the faster one counts
+_SUMS = TypeAdapter(RankSums)
+
+
+def first_sums(peers: Peers) -> list[RankSums]:
+    """Collective, on all ranks of the default group. What each rank found, in rank order."""
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if dist.get_backend() == "nccl"
+        else torch.device("cpu")
+    )
+    started = time.monotonic()
+    mine = _checked(peers.rank, peers.world, device)
+    speed, together = _timed(peers.rank, peers.world, device) if peers.world > 1 else (None, None)
+    found = RankSums(
+        **mine,
+        speed=speed,
+        together=together,
+        inside=_inside(device),
+        line=line_rate() if device.type == "cuda" else None,
+        seconds=time.monotonic() - started,
+    )
+    return [_SUMS.validate_python(one) for one in peers.all_gather(_SUMS.dump_python(found, mode="json"))]
+
+
+def numbers(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
+    """A rank's own: whole numbers, so that any order of adding gives the same sum."""
+    place = torch.arange(_COUNT, device=device)
+    return (place % 251 + (rank % _KINDS) * (place % 13 + 1)).float()
+
+
+def _expected(world: int) -> Float32[Tensor, " count"]:
+    """The sum of all ranks' numbers, computed here."""
+    place = torch.arange(_COUNT)
+    kinds = sum(rank % _KINDS for rank in range(world))
+    return (world * (place % 251) + kinds * (place % 13 + 1)).float()
+
+
+def _checked(rank: int, world: int, device: torch.device) -> dict[str, Wrong | None]:
+    """What is wrong on this rank, by where."""
+    host = torch.device("cpu")
+    ours = numbers(rank, device)
+    total = ours.clone()
+    dist.all_reduce(total)
+    found = {"own": _wrong(ours, numbers(rank, host)), "total": _wrong(total, _expected(world))}
+    if world == 1:
+        return found | {"link": None, "pair": None}
+    theirs = torch.empty_like(ours)
+    _pass_on(rank, world, ours, theirs)
+    expected = numbers((rank - 1) % world, host)
+    pair = theirs + ours
+    return found | {
+        "link": _wrong(theirs, expected),
+        "pair": _wrong(pair, theirs.to(host) + ours.to(host)),
+    }
+
+
+def _wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]) -> Wrong | None:
+    differs: Bool[Tensor, " count"] = found.to(expected.device) != expected
+    count = int(differs.sum())
+    if not count:
+        return None
+    first = int(differs.nonzero()[0])
+    return Wrong(count, first, repr(float(found[first])), float(expected[first]))
+
+
+def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
+    """`ours` to the next rank, and that of the rank before into `theirs`. Returns the seconds until it was there."""
+    seconds, before, group = 0.0, (rank - 1) % world, dist.group.WORLD
+    for turn in range(2 + world % 2):
+        started = _together(ours.device)
+        if _turn(rank, world) == turn:  # as a batch, NCCL sends over the communicator that trains
+            _finish(dist.P2POp(dist.isend, ours, (rank + 1) % world, group))
+        elif _turn(before, world) == turn:
+            _finish(dist.P2POp(dist.irecv, theirs, before, group))
+            seconds = time.perf_counter() - started
+    return seconds
+
+
+def _turn(rank: int, world: int) -> int:
+    """When a rank sends: no rank sends and receives in one turn."""
+    return 2 if world % 2 and rank == world - 1 else rank % 2
+
+
+def _finish(message: dist.P2POp) -> None:
+    for work in dist.batch_isend_irecv([message]):
+        work.wait()
+    _settle(message.tensor.device)
+
+
+def _timed(rank: int, world: int, device: torch.device) -> tuple[float, float]:
+    """Bytes a second from the rank before this one; and of this rank's traffic, each way, in a sum of all ranks."""
+    size = _BYTES[device.type]
+    ours, theirs = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
+    fastest = min(_pass_on(rank, world, ours, theirs) for _ in range(_ROUNDS))
+    started = _together(device)
+    dist.all_reduce(ours)
+    _settle(device)
+    moved = 2 * size * (world - 1) / world
+    return size / fastest, moved / (time.perf_counter() - started)
+
+
+def _together(device: torch.device) -> float:
+    """The time at which all ranks are here: one that comes late makes no link look slow."""
+    dist.all_reduce(torch.zeros(1, device=device))
+    _settle(device)
+    return time.perf_counter()
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _inside(device: torch.device) -> float | None:
+    """Bytes a second that GPUs of this kind have between them in a node; None where no table has it. Parts of a
+    GPU (MIG) are not connected as it is."""
+    if device.type != "cuda":
+        return None
+    of = torch.cuda.get_device_properties(device)
+    gpu = None if "MIG" in of.name else gpu_of_device(of.name, of.total_memory)
+    return gpu.link if gpu is not None else None

@@ -16,10 +16,10 @@ from data_service.store.open import open_store
 from data_service.visible import without_secrets
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, Verdict
-from launcher.runtime.preflight.gpus import gpu_states
 from launcher.runtime.preflight.measure import (
     available_memory,
     exercise,
+    gpu_states,
     open_files,
     raise_open_files,
     shared_memory,

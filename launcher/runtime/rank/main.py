@@ -39,13 +39,14 @@ from launcher.runtime.rank.build import (
     build_optimizer,
     engine_config,
     set_determinism,
+    teach,
     training_plan,
 )
 from launcher.runtime.rank.checkpointing import RunCheckpointer
 from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.runtime.rank.data import RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
-from launcher.runtime.rank.journal import Link, RankJournal, Startup
+from launcher.runtime.rank.journal import Link, RankJournal, Startup, Utilisation, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
 from launcher.runtime.rank.microbatch import (
     MicrobatchLimits,
@@ -55,13 +56,10 @@ from launcher.runtime.rank.microbatch import (
     settle_microbatches,
 )
 from launcher.runtime.rank.spike_guard import SpikeGuard
-from launcher.runtime.rank.teachers import teach
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
-from launcher.runtime.rank.utilisation import Utilisation, utilisation
-from launcher.runtime.run.left_out import read_lost
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import BEGAN, Run
-from launcher.runtime.run.streams import heldout_spec, sample_positions, stream_spec
+from launcher.runtime.run.streams import heldout_spec, read_lost, sample_positions, stream_spec
 
 OpenStream = Callable[[StreamSpec], SampleStream]
 

@@ -27,15 +27,15 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.rehearsal import Rehearsal
 from encoder_core.train.step import Memories, RankBatch
 from launcher.format import human_bytes
-from launcher.runtime.capacity.assumptions import usable
+from launcher.runtime.capacity.devices import usable
 from launcher.runtime.capacity.microbatch import Bill, Device, rows_that_fit
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.preflight.findings import Finding
 from launcher.runtime.preflight.measure import available_memory
 from launcher.runtime.rank.data import RankData
 from launcher.runtime.rank.journal import RankJournal
-from launcher.runtime.recipe.microbatch import has_automatic, settled
 from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.summary import has_automatic, settled
 from launcher.runtime.run.record import Run
 
 FOLDER = "microbatch"

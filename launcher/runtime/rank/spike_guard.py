@@ -20,8 +20,8 @@ from launcher.errors import RunError
 from launcher.runtime.policies import spikes
 from launcher.runtime.policies.spikes import LOSS, SpikeHistory, Spikes
 from launcher.runtime.rank.journal import RankJournal
-from launcher.runtime.run.left_out import RECENT, Lost
 from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import RECENT, Lost
 
 
 class Rewound(Exception):

@@ -36,10 +36,9 @@ from launcher.runtime.policies.spikes import Spikes
 from launcher.runtime.policies.stragglers import Stragglers
 from launcher.runtime.policies.watchdog import Watchdog
 from launcher.runtime.recipe.evaluation import Tasks
-from launcher.runtime.recipe.mixture import PhaseMixture
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.operation import Events, Mlflow, Wandb, WeightCheck
-from launcher.runtime.recipe.parts import Choice
+from launcher.runtime.recipe.parts import Choice, PhaseMixture
 
 PLACEHOLDER = "s3://your-bucket/"  # what stands in recipes in place of a bucket
 

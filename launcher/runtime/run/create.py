@@ -18,9 +18,8 @@ from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.runtime.run.inputs import Inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
-from launcher.runtime.run.mixture import check_mixture
 from launcher.runtime.run.outline import ForkOrigin, free_place
-from launcher.runtime.run.readiness import check_rows
+from launcher.runtime.run.readiness import check_mixture, check_rows
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import keep_modules

@@ -22,11 +22,10 @@ from data_service.visible import shell_word
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.load import reload
-from launcher.runtime.recipe.mixture import PhaseMixture
 from launcher.runtime.recipe.objective import meta_module
+from launcher.runtime.recipe.parts import PhaseMixture
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import is_staged, phase_at, planned_steps, source_shares, step_batches
-from launcher.runtime.run.checkpoint import select_checkpoint
 from launcher.runtime.run.create import (
     absolute,
     changed_fields,
@@ -37,10 +36,10 @@ from launcher.runtime.run.create import (
 )
 from launcher.runtime.run.decay import decaying
 from launcher.runtime.run.kept_tokenizer import keep
-from launcher.runtime.run.left_out import RECENT
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
-from launcher.runtime.run.record import BEGAN, Run, RunRecord
+from launcher.runtime.run.record import BEGAN, Run, RunRecord, select_checkpoint
+from launcher.runtime.run.streams import RECENT
 from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import kept_modules, put_modules
 

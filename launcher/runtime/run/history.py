@@ -16,8 +16,17 @@ import numpy as np
 
 from data_service.store.base import Store
 from launcher.runtime.run.log import OPERATOR
-from launcher.runtime.run.packs import DamagedPack, Pack
-from launcher.runtime.run.segments import EVENTS, METRICS, Stretch, once, read, segment_prefix, stored
+from launcher.runtime.run.segments import (
+    EVENTS,
+    METRICS,
+    DamagedPack,
+    Pack,
+    Stretch,
+    once,
+    read,
+    segment_prefix,
+    stored,
+)
 from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder, parse_line
 
 _ROWS = 1 << 16  # of step records in one table

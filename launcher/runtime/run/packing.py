@@ -15,8 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
-from launcher.runtime.run.packs import MOST_BYTES, Pack, pack
-from launcher.runtime.run.segments import METRICS, Stretch, pack_key, segment_prefix, stored
+from launcher.runtime.run.segments import (
+    METRICS,
+    MOST_BYTES,
+    Pack,
+    Stretch,
+    pack,
+    pack_key,
+    segment_prefix,
+    stored,
+)
 
 _log = logging.getLogger(__name__)
 

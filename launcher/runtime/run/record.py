@@ -10,16 +10,23 @@ microbatch/     rows for which memory did not do (launcher.runtime.rank.microbat
 metrics/ events/    segments per attempt (launcher.runtime.run.log)
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from checkpoints.gather import Alone
+from checkpoints.layout import CheckpointManifest
+from checkpoints.listing import committed, read_manifest
+from checkpoints.load import newest_good
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.visible import shell_word
+from launcher.errors import RunError
 from launcher.runtime.recipe.load import loads
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run import outline
@@ -118,3 +125,33 @@ def _stored_recipe(store: Store) -> Recipe:
 def dump(record: RunRecord) -> bytes:
     """The bytes of run.json."""
     return (record.model_dump_json(indent=1) + "\n").encode()
+
+
+_log = logging.getLogger(__name__)
+
+
+def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
+    """The checkpoint of `step`; if several attempts saved that step, the newest attempt's. `step` None: the newest
+    checkpoint that verifies; newer ones that do not are named in a warning.
+
+    Raises:
+        RunError: there is no such checkpoint.
+        CheckpointError: it, or all of them, are damaged. StoreError: they cannot be read.
+    """
+    if step is None:
+        good = newest_good(run.store, Alone())
+        if good is None:
+            raise RunError(
+                f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {shell_word(run.uri)}"
+            )
+        for damaged in good.passed_over:
+            _log.warning("a newer checkpoint of %s is damaged: %s", run.uri, damaged)
+        if good.passed_over:
+            _log.warning("so the checkpoint of step %s is taken", f"{good.manifest.step:,}")
+        return good.manifest
+    marks = committed(run.store)
+    chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first
+    if chosen is None:
+        have = ", ".join(str(mark.step) for mark in marks) or "none"
+        raise RunError(f"{run.uri} has no checkpoint of step {step}", remedy=f"it has: {have}")
+    return read_manifest(run.store, chosen)

@@ -1,8 +1,16 @@
-"""The data that a run's recipe describes: streams of training and held-out samples, and which samples a step takes."""
+"""The data that a run's recipe describes: streams of training and held-out samples, and which samples a step takes.
+Data that the run had read before it went back from a loss spike are left out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from pydantic import JsonValue
+
+from checkpoints.gather import Alone, Peers, first_or_raise
+from checkpoints.layout import CheckpointManifest
+from checkpoints.listing import Rewind, Span, rewinds, skips
+from checkpoints.load import newest_good
 from data_service.samples.lanes import Lanes
 from data_service.samples.similar_words import SimilarSource
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec, WindowSize
@@ -11,7 +19,7 @@ from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, 
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
 from encoder_core.families.xlnet import XlnetConfig
-from launcher.runtime.recipe.mixture import PhaseMixture
+from launcher.runtime.recipe.parts import PhaseMixture
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import (
     is_staged,
@@ -21,6 +29,45 @@ from launcher.runtime.recipe.timeline import (
     step_batches,
 )
 from launcher.runtime.run.record import Run
+
+RECENT = "spikes"
+"""Where a manifest's state has what is remembered of the losses."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a resume knows of data left out and of rewinds.
+
+    Attributes:
+        spans: the ranges left out.
+        gone_back: the rewinds so far, the oldest first.
+    """
+
+    spans: tuple[Span, ...]
+    gone_back: tuple[Rewind, ...]
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return tuple(Range(*span) for span in self.spans)
+
+
+def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
+    """As rank 0 reads it, for all. Raises StoreError, on all."""
+
+    def read() -> JsonValue:
+        return [rewind.model_dump(mode="json") for rewind in rewinds(run.store)]
+
+    answer = first_or_raise(peers, read)
+    assert isinstance(answer, list)
+    gone_back = tuple(Rewind.model_validate(rewind) for rewind in answer)
+    return Lost(skips(good, gone_back), gone_back)
+
+
+def left_out(run: Run) -> tuple[Range, ...]:
+    """The ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
+    good = newest_good(run.store, Alone(), full=False)
+    return read_lost(run, good.manifest if good else None, Alone()).ranges
+
 
 LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
 

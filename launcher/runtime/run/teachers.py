@@ -27,9 +27,8 @@ from encoder_core.objectives.teacher import Teacher
 from launcher.errors import RunError
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.checkpoint import select_checkpoint
 from launcher.runtime.run.inputs import Inputs, TeacherIdentity, read_inputs
-from launcher.runtime.run.record import RECORD, Run, open_run
+from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 
 
 @dataclass(frozen=True)

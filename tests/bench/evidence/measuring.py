@@ -14,12 +14,11 @@ from checkpoints.listing import committed
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig
 from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_checkpoint, evaluate_commit
-from launcher.after.diagnose.frozen import untrained
-from launcher.after.evaluate.cell import Measure
+from launcher.after.diagnose.states import untrained
+from launcher.after.evaluate.cell import GridRecord, Measure, Results
 from launcher.after.evaluate.computing import compute
 from launcher.after.evaluate.evaluation import plan
 from launcher.after.evaluate.measures import measures
-from launcher.after.evaluate.results import GridRecord, Results
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.task import load_task
 from launcher.errors import RunError

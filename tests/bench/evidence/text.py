@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from launcher.app.cli.demo_text import python_documentation
+from launcher.app.cli.demo_path import python_documentation
 from launcher.errors import OptionError
 
 from .documents import Document, read_documents, without_repeats

@@ -10,11 +10,10 @@ from typing import Literal
 
 from data_service.store.open import open_store
 from launcher.after.embed.evaluate import CellSettings
-from launcher.after.evaluate.cell import Measure
+from launcher.after.evaluate.cell import GridRecord, Measure, Results
 from launcher.after.evaluate.computing import compute
 from launcher.after.evaluate.evaluation import plan
 from launcher.after.evaluate.measures import Vectors
-from launcher.after.evaluate.results import GridRecord, Results
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.task import load_task, task_digest
 from launcher.runtime.rank.initial_weights import check_start

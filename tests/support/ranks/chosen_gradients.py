@@ -16,6 +16,7 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.muon import Muon, MuonConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import ALL_KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces
 from tests.support.ranks.small_training import BUCKET
@@ -30,7 +31,7 @@ class Case:
     """`seed` draws the model: how many matrices, their shapes and weights."""
 
     optimizer: Literal["muon", "stableadamw"]
-    stage: int
+    stage: Stage
     seed: int
     precision: Precision = "fp32"
 
@@ -45,14 +46,14 @@ class Linear(nn.Linear):
 class Heads(IntoHeads):
     """A matrix of three dimensions."""
 
-    def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, weight: Tensor) -> Tensor:
         return (self.weight * weight).sum()
 
 
 class Several(JoinedLinear):
     """Matrices in one parameter."""
 
-    def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, weight: Tensor) -> Tensor:
         return (self.weight * weight).sum()
 
 

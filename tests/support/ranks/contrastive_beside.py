@@ -23,6 +23,7 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import evaluate
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
+from encoder_core.train.zero_memory import Stage
 from tests.support.ranks.fragments import Piece, pieces
 from tests.support.ranks.small_training import BUCKET
 
@@ -52,7 +53,7 @@ class Case:
 
     terms: str
     microbatch: int
-    stage: int = 0
+    stage: Stage = 0
     double: bool = False
 
 

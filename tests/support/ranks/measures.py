@@ -25,11 +25,10 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from launcher.plan.measure.steps import take_steps
-from launcher.runtime.preflight import sums
-from launcher.runtime.preflight.collective import preflight, problem, unfit, with_sums
+from launcher.runtime.preflight import collective
+from launcher.runtime.preflight.collective import first_sums, preflight, problem, unfit, with_sums
 from launcher.runtime.preflight.findings import sums as judge_sums
 from launcher.runtime.preflight.measure import subject
-from launcher.runtime.preflight.sums import first_sums
 from launcher.runtime.run.record import open_run
 
 Setting = tuple[Literal[0, 1, 2, 3], Precision]
@@ -44,7 +43,7 @@ class Wide(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
 
     def forward(self, batch: Batch) -> LossSums:
-        x = torch.ones(1, WIDTH, dtype=self.layers[0].weight.dtype)
+        x = torch.ones(1, WIDTH, dtype=next(self.parameters()).dtype)
         for layer in self.layers:
             x = layer(x)
         return LossSums((Term("mlm", x.float().sum(), 1),))
@@ -154,9 +153,9 @@ class SumFault:
         match self.kind:
             case "makes":
                 made = iter((True,))  # on the device; what it is compared with is right
-                right = sums.numbers
+                right = collective.numbers
                 return mock.patch.object(
-                    sums, "numbers", lambda *given: self._off(right(*given), next(made, False))
+                    collective, "numbers", lambda *given: self._off(right(*given), next(made, False))
                 )
             case "sends" | "delays":
                 return mock.patch.object(dist, "batch_isend_irecv", self._send(dist.batch_isend_irecv))

@@ -20,12 +20,12 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
     from checkpoints.gather import GlooPeers
     from launcher.runtime.cluster import worker
     from launcher.runtime.cluster.seat import Seat
+    from launcher.runtime.preflight.collective import first_sums
     from launcher.runtime.preflight.findings import sums
-    from launcher.runtime.preflight.sums import first_sums
 
     ray.util.get_node_ip_address = lambda: addresses[rank]
     if blind:
-        worker.network_variables = lambda *_: {}  # type: ignore[assignment]
+        vars(worker)["network_variables"] = lambda *_: {}
     seat = Seat(rank, len(addresses), 0, 1, rank, (addresses[0], port), ())
     os.environ |= seat.environment()
     worker._join(seat, Watchdog(step=10, other=10))

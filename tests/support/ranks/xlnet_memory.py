@@ -14,7 +14,7 @@ from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Fetched, Trainer, TrainPlan
 from encoder_core.train.memory import Carried, restore
@@ -22,6 +22,7 @@ from encoder_core.train.memory_schedule import MEMORY, Refresh
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 from tests.support.ranks.small_training import BUCKET
@@ -39,8 +40,8 @@ REFRESH = Refresh(every=3, steps=2)
 class Setting:
     """ZeRO stage and precision; stage 3 shards even the smallest parameter."""
 
-    stage: int
-    precision: str = "fp32"
+    stage: Stage
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from data_service.store.open import open_store
-from launcher.after.evaluate.cell import CellWork
-from launcher.after.evaluate.endings import CellResources, Ended
+from launcher.after.evaluate.cell import CellWork, Results
+from launcher.after.evaluate.computing import CellResources, Ended
 from launcher.after.evaluate.evaluation import GridEvaluation, plan
-from launcher.after.evaluate.results import Results
 from launcher.after.finetune.pretrained import LocalModel
 from tests.support.tasks.small_cells import Fitting, checkpoints
 

@@ -5,22 +5,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_service.visible import visible
 from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report import tables
 from launcher.observe.inspect.report.chart import draw
-from launcher.observe.inspect.report.curves import charts
+from launcher.observe.inspect.report.curves import charts, draw_timeline
 from launcher.observe.inspect.report.evaluations import evaluations
 from launcher.observe.inspect.report.figures import Account
 from launcher.observe.inspect.report.style import CSS, table
 from launcher.observe.inspect.report.summary import Axis
-from launcher.observe.inspect.report.task_table import TableRow, heads, lines
-from launcher.observe.inspect.report.timeline import draw_timeline
-from launcher.runtime.run.evaluations import Evaluated
-from launcher.runtime.run.history import History
+from launcher.observe.inspect.report.task_table import TableRow, heads, kept_rows, lines
+from launcher.output import write_file
+from launcher.runtime.run.evaluations import Evaluated, evaluated
+from launcher.runtime.run.history import History, read_history
 from launcher.runtime.run.log import token_loss
+from launcher.runtime.run.outline import Outline, open_outline
+from launcher.runtime.run.record import Run
 from launcher.runtime.run.step_table import Record
+
+if TYPE_CHECKING:
+    from launcher.runtime.run.record import Run
 
 
 @dataclass(frozen=True)
@@ -157,4 +164,42 @@ def _configuration(subject: ReportSubject, opened: str) -> str:
     recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(visible(subject.recipe))}</pre>"
     return (
         "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details{opened}>{recipe}</details>"
+    )
+
+
+def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) -> None:
+    """Write the page about `run` to the local file `out`.
+
+    Raises:
+        CorpusError, StoreError: the baselines are asked for and the corpora cannot be read.
+        OutputError: `out` cannot be written.
+    """
+    write_file(out, render(subject(run, with_baselines=with_baselines), read_history(run.store), now))
+
+
+def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
+    """What the page says about the run besides its history."""
+    computed: dict[str, float] = {}
+    objective = run.recipe.objective
+    if with_baselines and (
+        objective.mlm is not None or objective.plm is not None
+    ):  # tokens are hidden, to guess
+        from launcher.observe.inspect.baselines import baselines
+
+        computed = baselines(run).named()
+    return outlined(open_outline(run.uri, run.store), computed)
+
+
+def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
+    """The same of a run in outline. Raises StoreError."""
+    return ReportSubject(
+        name=run.name,
+        uri=run.uri,
+        created=run.record.created,
+        total_steps=run.total_steps,
+        recipe=run.recipe,
+        facts=run.facts(),
+        evaluated=kept_rows(run.store),
+        baselines=baselines,
+        beside=tuple(evaluated(run.store)),
     )

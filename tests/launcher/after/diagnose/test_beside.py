@@ -14,8 +14,7 @@ import ray
 from data_service.service.ray_internals import installed_only
 from data_service.service.tasks import lean
 from launcher.after.diagnose.evaluators import Beside, evaluating, pending
-from launcher.observe.inspect.status import status
-from launcher.observe.inspect.status_text import describe
+from launcher.observe.inspect.status import describe, status
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run

@@ -11,7 +11,7 @@ from launcher.after.diagnose.evaluate import evaluate_commit
 from launcher.app.cli.main import app
 from launcher.errors import OptionError, RunError
 from launcher.observe.inspect.report.evaluations import evaluations, on_lineage
-from launcher.observe.inspect.report.write import subject, write_report
+from launcher.observe.inspect.report.page import subject, write_report
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog, operator_event
 from launcher.runtime.run.record import open_run

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.after.diagnose.frozen import Frozen, open_frozen
-from launcher.after.diagnose.linear_probe import Splits, linear_probe
+from launcher.after.diagnose.measures import Splits, linear_probe
 from launcher.after.diagnose.own_data import at_most
+from launcher.after.diagnose.states import Frozen, open_frozen
 from launcher.after.tasks.examples import Sentences
 from launcher.errors import RunError
 from launcher.runtime.run.evaluations import Figure, named

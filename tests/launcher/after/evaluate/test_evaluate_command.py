@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from data_service.store.open import open_store
 from launcher.after.evaluate import model
-from launcher.after.evaluate.cell import RULES
-from launcher.after.evaluate.results import Results
+from launcher.after.evaluate.cell import RULES, Results
 from launcher.app.cli import main as cli
 from tests.support.checks.guide import keys, promised
 from tests.support.models.exports import FAMILIES, export

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.after.diagnose.frozen import open_frozen
 from launcher.after.diagnose.own_data import own_data
+from launcher.after.diagnose.states import open_frozen
 from launcher.after.evaluate.cell import CellFigures
 from launcher.after.evaluate.evaluation import plan
 from launcher.after.evaluate.measures import frozen_measures, headline

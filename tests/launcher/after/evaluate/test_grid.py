@@ -16,11 +16,9 @@ from data_service.errors import InputError
 from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
-from launcher.after.evaluate.cell import CellFigures, CellWork
-from launcher.after.evaluate.computing import claimed
-from launcher.after.evaluate.endings import CellResources, Ended, Waiting
+from launcher.after.evaluate.cell import CellFigures, CellWork, Results
+from launcher.after.evaluate.computing import CellResources, Ended, Waiting, claimed
 from launcher.after.evaluate.evaluation import GridEvaluation, plan, recorded
-from launcher.after.evaluate.results import Results
 from launcher.after.finetune.pretrained import LocalModel
 from tests.support.tasks import small_cells
 from tests.support.tasks.small_cells import Fitting, checkpoints, diary
@@ -138,7 +136,7 @@ def test_cells_of_another_process_are_waited_for_and_taken_over_when_it_ends(
     with claimed(store, works[0].cell.key) as other:
         assert other is None
         events = evaluation.compute(models, ONE)
-        found = []
+        found: list[Ended | Waiting] = []
         while not found or not isinstance(found[-1], Waiting):
             found.append(next(events))
     found += list(events)

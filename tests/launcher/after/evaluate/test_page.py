@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data_service.store.open import open_store
 from launcher.after.evaluate.cell import CellFigures, Result
-from launcher.after.evaluate.table import rows
+from launcher.after.evaluate.evaluation import rows
 from launcher.observe.inspect.report.page import ReportSubject, render
 from launcher.observe.inspect.report.task_table import TableRow, keep_rows, kept_rows
 from launcher.runtime.run.history import read_history

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from data_service.store.base import Store, digest
 from data_service.store.open import open_store
-from launcher.after.evaluate.cell import Cell, CellFigures, Result
-from launcher.after.evaluate.results import GridRecord, Results
+from launcher.after.evaluate.cell import Cell, CellFigures, GridRecord, Result, Results
 from launcher.errors import RunError
 from launcher.runtime.run.sealed import seal
 from tests.support.stores.fault_proxy import FaultProxy

@@ -4,7 +4,7 @@ import json
 import threading
 from pathlib import Path
 
-from launcher.after.evaluate.shipped import pack, unpack
+from launcher.after.evaluate.model import pack, unpack
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 
 

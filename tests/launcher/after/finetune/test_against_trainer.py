@@ -14,8 +14,7 @@ import pytest
 import torch
 import transformers
 
-from launcher.after.finetune.inputs import IGNORED, InputRow, Pieces, open_pieces
-from launcher.after.finetune.kind import TaskKind
+from launcher.after.finetune.inputs import IGNORED, InputRow, Pieces, TaskKind, open_pieces
 from launcher.after.finetune.loop import compute_logits, epoch_order, reproducible, train_updates
 from launcher.after.finetune.measure import Learnable, kind_of, measure, prepare
 from launcher.after.finetune.network import HeadSpec, TaskNetwork, open_config, open_network

@@ -18,7 +18,7 @@ from data_service.store.open import open_store
 from launcher.after.finetune import loop
 from launcher.after.finetune.export import RESULTS
 from launcher.after.finetune.pretrained import LocalModel, folder_digest, open_pretrained
-from launcher.after.finetune.scratch import Scratch
+from launcher.after.finetune.resume import Scratch
 from launcher.after.finetune.settings import FinetuneSettings
 from launcher.after.finetune.tries import try_each
 from launcher.app.cli.main import app

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.after.finetune.scratch import Scratch, open_scratch, seal
+from launcher.after.finetune.resume import Scratch, open_scratch, seal
 from launcher.errors import RunError
 
 TRAINING = {"weights": "a", "settings": {"lr": 1e-3}}

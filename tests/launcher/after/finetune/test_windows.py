@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel
 
-from launcher.after.finetune.answers import find_answers, texts
 from launcher.after.finetune.inputs import (
     IGNORED,
     Pieces,
@@ -21,7 +20,7 @@ from launcher.after.finetune.inputs import (
 )
 from launcher.after.finetune.network import open_config
 from launcher.after.finetune.outcome import TaskMismatch
-from launcher.after.finetune.spans import SpanKind
+from launcher.after.finetune.spans import SpanKind, find_answers, texts
 from launcher.after.finetune.tagging import TaggingKind
 from launcher.after.tasks.examples import Answer, Questions, Tagged
 from tests.support.data.made_up import WORDS

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from data_service.store.open import open_store
 from launcher.after.tasks.examples import Questions, Sentences, Tagged, digest
-from launcher.after.tasks.tagged import to_bio
+from launcher.after.tasks.sentences import to_bio
 from launcher.after.tasks.task import Task, loads, task_digest
 from launcher.errors import TaskError
 from tests.support.stores.s3 import S3Server

@@ -8,14 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.store.errors import StoreUnavailable
-from data_service.store.open import open_store
 from launcher.after.tasks.measurable import check_names, check_tasks
 from launcher.after.tasks.task import bundled_tasks
 from launcher.app.cli import main as cli
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.run.record import RECORD
-from tests.support.runs.small_runs import new_run
 from tests.support.tasks.small_tasks import task_files
 
 NAMES = sorted(bundled_tasks())
@@ -78,11 +75,16 @@ def test_a_store_that_does_not_answer_is_no_mistake(monkeypatch: pytest.MonkeyPa
         check_tasks([probe(task="sst2", data="s3://bucket/glue")])
 
 
-def test_init_creates_no_run_with_such_a_task(inputs: Path, tmp_path: Path) -> None:
-    settings = "evaluation={every: {steps: 7}, samples: 20, tasks: [{probe: {task: sst-2}}]}"
-    with pytest.raises(RecipeError, match="there is no task 'sst-2'"):
-        new_run(inputs, str(tmp_path / "run"), settings)
-    assert open_store(tmp_path / "run").size(RECORD) is None
+def test_init_creates_no_run_with_such_a_task(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["init", "roberta-base", str(tmp_path / "run"), "--tiny", "--corpus", f"{inputs}/corpus"]
+    setting = "evaluation.tasks=[{probe: {task: sst-2}}]"
+    monkeypatch.setattr(sys, "argv", ["maskfleet", *command, "--set", setting])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "evaluation.tasks.0.probe.task" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

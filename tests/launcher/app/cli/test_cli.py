@@ -160,7 +160,7 @@ def test_export_without_a_checkpoint_says_so(
 
 
 def test_python_documentation_is_real_text(tmp_path: Path) -> None:
-    from launcher.app.cli.demo_text import write_jsonl
+    from launcher.app.cli.demo_path import write_jsonl
 
     documents, size = write_jsonl(tmp_path / "python.jsonl")
     lines = [json.loads(line)["text"] for line in (tmp_path / "python.jsonl").read_text().splitlines()]

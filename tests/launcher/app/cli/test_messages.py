@@ -26,12 +26,12 @@ from launcher.runtime.preflight.measure import _checkpoint_bytes
 from launcher.runtime.rank.initial_weights import check_start
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import parameters
-from launcher.runtime.run import checkpoint as chosen
+from launcher.runtime.run import record
 from launcher.runtime.run.record import open_run
 from tests.support.checks.silence import without_signs_of_life
 
 
-def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> str:
+def failing(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
     """Standard error of `main`, which ends with code 2."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["maskfleet", *map(str, arguments)])
@@ -164,9 +164,9 @@ def test_a_checkpoint_that_is_passed_over_is_named(
         passed_over = ("step 9 (attempt 2): w.safetensors is cut short",)
         manifest = type("M", (), {"step": 6})()
 
-    monkeypatch.setattr(chosen, "newest_good", lambda *_: Found)
+    monkeypatch.setattr(record, "newest_good", lambda *_: Found)
     with caplog.at_level(logging.WARNING):
-        assert chosen.select_checkpoint(open_run(fresh_run), None).step == 6
+        assert record.select_checkpoint(open_run(fresh_run), None).step == 6
     assert "step 9 (attempt 2): w.safetensors is cut short" in caplog.text
     assert "the checkpoint of step 6 is taken" in caplog.text
 

@@ -15,7 +15,7 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
-from launcher.observe.trackers.publish import PublishRequest
+from launcher.observe.trackers.clients import PublishRequest
 from launcher.observe.trackers.tracking import Publishing, orders, tracking
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.history import read_history
@@ -212,7 +212,7 @@ def test_a_server_that_is_down_does_not_keep_the_command(
 
 DRIVER = """
 import sys, threading
-from launcher.observe.trackers.publish import PublishRequest
+from launcher.observe.trackers.clients import PublishRequest
 from launcher.observe.trackers.tracking import Publishing
 publishing = Publishing(PublishRequest.model_validate_json(sys.stdin.readline()), print)
 print("ready", flush=True)

@@ -8,8 +8,7 @@ from threading import Thread
 import pytest
 
 from data_service.store.open import open_store
-from launcher.observe.watch.server import Server
-from launcher.observe.watch.site import Site
+from launcher.observe.watch.site import Server, Site
 from tests.support.checks.browser import ABSENT, CHROMIUM, Browser, browser
 from tests.support.runs.untrained import ToldRun
 

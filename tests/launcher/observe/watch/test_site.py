@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import OptionError
-from launcher.observe.watch import watched
-from launcher.observe.watch.server import Server
-from launcher.observe.watch.site import Site
+from launcher.observe.watch import reader
+from launcher.observe.watch.site import Server, Site
 from tests.support.runs.untrained import ToldRun
 from tests.support.stores.faulty import FaultyStore, set_fault
 
@@ -47,10 +47,10 @@ class Asked:
         assert status == 200
         return body.decode()
 
-    def news(self, path: str = "/?live=") -> dict[str, object]:
+    def news(self, path: str = "/?live=") -> dict[str, Any]:
         return json.loads(self(path)[2])
 
-    def until(self, what: str, path: str = "/?live=") -> dict[str, object]:
+    def until(self, what: str, path: str = "/?live=") -> dict[str, Any]:
         """News that say so. The watcher reads in its own time; each look is answered at once."""
         for _ in range(600):
             if what in json.dumps(found := self.news(path)):
@@ -73,8 +73,8 @@ def serving(place: Path, store: Store | None = None) -> Iterator[Asked]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other at once."""
-    monkeypatch.setattr(watched, "_EVERY_S", 0.1)
-    monkeypatch.setattr(watched, "_SHARE", 0.0)
+    monkeypatch.setattr(reader, "_EVERY_S", 0.1)
+    monkeypatch.setattr(reader, "_SHARE", 0.0)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_no_script_but_its_own_may_run(run: ToldRun) -> None:
 
 
 def test_hostile_text_is_text(tmp_path: Path) -> None:
-    run = ToldRun(tmp_path / "runs" / "a'\"><b>", **{"versions": {HOSTILE: HOSTILE}, "created": HOSTILE})
+    run = ToldRun(tmp_path / "runs" / "a'\"><b>", versions={HOSTILE: HOSTILE}, created=HOSTILE)
     run.begin(1)
     run.steps(1, 0, 10)
     run.event("failed", reason=HOSTILE)
@@ -254,7 +254,7 @@ def test_a_page_is_fresh_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: int
 ) -> None:
     """However long nobody has looked: nothing is read meanwhile, and the next page shows what is there now."""
-    monkeypatch.setattr(watched, "_IDLE_S", -1.0)
+    monkeypatch.setattr(reader, "_IDLE_S", -1.0)
     draws, folder = random.Random(draw), draw % 2 == 1
     run = ToldRun(tmp_path / "a" if folder else tmp_path)
     run.begin(1)
@@ -273,7 +273,7 @@ def test_a_page_is_fresh_when_it_is_opened(
 def test_what_was_read_before_is_shown_where_a_store_hangs_on_opening(
     run: ToldRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "_IDLE_S", -1.0)
+    monkeypatch.setattr(reader, "_IDLE_S", -1.0)
     store = FaultyStore(run.folder)
     with serving(run.folder, store) as ask:
         assert "step 200 of" in ask.page()
@@ -323,12 +323,12 @@ def test_a_folder_compares_its_runs(tmp_path: Path) -> None:
 def test_many_browsers_cost_one_reading_and_one_drawing(
     run: ToldRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launcher.observe.watch import run_page
+    from launcher.observe.watch import pages
 
     drawn: list[object] = []
-    draw = run_page.sections
-    monkeypatch.setattr(run_page, "sections", lambda *given: drawn.append(given) or draw(*given))
-    monkeypatch.setattr(watched, "_EVERY_S", 600.0)
+    draw = pages.run_sections
+    monkeypatch.setattr(pages, "run_sections", lambda *given: drawn.append(given) or draw(*given))
+    monkeypatch.setattr(reader, "_EVERY_S", 600.0)
     with serving(run.folder) as ask:
         threads = [threading.Thread(target=ask.page) for _ in range(30)]
         for thread in threads:

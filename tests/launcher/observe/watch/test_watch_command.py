@@ -13,7 +13,7 @@ from tests.support.runs.untrained import ToldRun
 # As the console script, with what was loaded on standard error at the end of the import of what serves.
 _LISTING = """
 import sys
-from launcher.observe.watch import server
+from launcher.observe.watch import site
 heavy = {"torch", "deepspeed", "ray", "boto3", "transformers", "tokenizers"}
 sys.stderr.write(" ".join(heavy & sys.modules.keys()))
 sys.argv[0] = "maskfleet"

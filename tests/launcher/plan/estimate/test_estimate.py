@@ -11,8 +11,7 @@ from launcher.errors import EstimateError
 from launcher.format import hours_or_days, human_bytes
 from launcher.plan.estimate.estimate import Estimate, estimate, halvings
 from launcher.plan.estimate.render import render
-from launcher.runtime.capacity.assumptions import text_size
-from launcher.runtime.capacity.cluster import Cluster, find_gpu
+from launcher.runtime.capacity.devices import Cluster, find_gpu, text_size
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled
 

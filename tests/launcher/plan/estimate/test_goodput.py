@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from launcher.plan.estimate.goodput import Saving, best_interval, daly, goodput, young
+from launcher.plan.estimate.estimate import Saving, best_interval, daly, goodput, young
 
 HOUR = 3600.0
 

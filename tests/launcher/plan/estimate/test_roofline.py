@@ -25,7 +25,7 @@ from launcher.plan.estimate.roofline import (
     traffic_bytes,
     warp_instructions,
 )
-from launcher.runtime.capacity.cluster import find_gpu
+from launcher.runtime.capacity.devices import find_gpu
 from launcher.runtime.capacity.workload import microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import known

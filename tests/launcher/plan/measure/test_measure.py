@@ -1,6 +1,7 @@
 """What follows from measured parts for the recipe's own step, for the whole run, and for an estimate."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from launcher.plan.measure.measure import MeasuredPhase, MeasuredRecipe, correct
 from launcher.plan.measure.render import figures, render
 from launcher.plan.measure.taken import Step
 from launcher.plan.measure.trial import Machine, Trial, choose
-from launcher.runtime.capacity.cluster import Cluster, find_gpu
+from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import parameters
@@ -147,5 +148,6 @@ def test_the_text_says_what_was_measured_and_what_follows() -> None:
         "expected",
     ):
         assert shown in text
-    (phase,) = figures(found)["phases"]  # type: ignore[misc]
+    phases: Any = figures(found)["phases"]
+    (phase,) = phases
     assert sum(phase["parts"].values()) == pytest.approx(phase["step_seconds"]["median"])

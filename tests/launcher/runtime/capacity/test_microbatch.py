@@ -9,8 +9,7 @@ from encoder_core.heads.cross_entropy import CHUNKS
 from encoder_core.objectives.compose import chunk_of_logits
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import figures, render
-from launcher.runtime.capacity.assumptions import usable
-from launcher.runtime.capacity.cluster import Cluster, find_gpu
+from launcher.runtime.capacity.devices import Cluster, find_gpu, usable
 from launcher.runtime.capacity.microbatch import CPU_TOKENS, Bill, Device, rows_that_fit
 from launcher.runtime.capacity.workload import microbatch_shape
 from launcher.runtime.recipe.load import load

@@ -152,7 +152,7 @@ def test_the_module_that_imported_a_library_is_named(how: str, tmp_path: Path) -
     )
     (tmp_path / "outer.py").write_text("import csv\nimport guilty\nfrom heavy import Thing\n")
     (tmp_path / "later.py").write_text("import heavy\n")
-    code = "import outer, later\nfrom launcher.runtime.cluster.seat import importer\nprint(importer('heavy'))"
+    code = "import outer, later\nfrom launcher.runtime.cluster.rank_process import importer\nprint(importer('heavy'))"
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path)
     assert result.stdout.strip() == "guilty", result.stderr

@@ -7,7 +7,7 @@ import torch
 
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.trials.trial_network import Subject
-from launcher.runtime.preflight.compilation import choose, name_of
+from launcher.runtime.preflight.kernels import choose, name_of
 
 GPU = "a GPU, driver 1"
 NETWORK = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, vocab=64)
@@ -43,6 +43,6 @@ def test_the_name_is_of_all_that_compiled_code_depends_on(monkeypatch: pytest.Mo
         name_of(Subject((NETWORK,), torch.bfloat16, torch.device("cpu"), 4, 32), 1),
         name_of(Subject((NETWORK,), torch.float32, torch.device("cpu"), 8, 32), 1),
     ]
-    monkeypatch.setattr("launcher.runtime.preflight.compilation._CPUINFO", Path("/nowhere"))
+    monkeypatch.setattr("launcher.runtime.preflight.kernels._CPUINFO", Path("/nowhere"))
     others.append(name_of(subject, 1))
     assert len({name, *others}) == 6

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runtime.preflight.findings import gpu
-from launcher.runtime.preflight.gpus import gpu_states
+from launcher.runtime.preflight.measure import gpu_states
 from tests.support.clusters.fake_gpus import shown
 
 NOT_SUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.store.local import LocalStore
-from launcher.runtime.rank.compiled_code import FOLDER, KEY_ENV, CompiledCode, signing_key
+from launcher.runtime.rank.compilation import FOLDER, KEY_ENV, CompiledCode, signing_key
 
 NAME = "0123456789abcdef"
 

@@ -12,8 +12,8 @@ from checkpoints.gather import Alone
 from checkpoints.load import Reader, newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
-from launcher.after.diagnose.frozen import open_checkpoint
-from launcher.after.diagnose.heldout import held_out
+from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
 from launcher.runtime.run.evaluations import Figure
 from launcher.runtime.run.record import open_run

@@ -11,8 +11,8 @@ from checkpoints.load import newest_good
 from data_service.errors import UserError
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from launcher.after.diagnose.frozen import open_checkpoint
-from launcher.after.diagnose.heldout import held_out
+from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
 from launcher.errors import RunChanged
 from launcher.runtime.recipe.load import reload

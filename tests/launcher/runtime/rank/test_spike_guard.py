@@ -20,9 +20,9 @@ from launcher.errors import RunError
 from launcher.runtime.rank.journal import RankJournal, Startup
 from launcher.runtime.rank.spike_guard import Rewound, SpikeGuard
 from launcher.runtime.run.history import read_history
-from launcher.runtime.run.left_out import read_lost
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run, open_run
+from launcher.runtime.run.streams import read_lost
 from tests.support.ranks.checkpointing import commit_steps
 from tests.support.runs.small_runs import new_run
 

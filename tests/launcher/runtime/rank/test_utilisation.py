@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-import launcher.runtime.rank.utilisation
+import launcher.runtime.rank.journal
 from encoder_core.cost.products import Shape
-from launcher.runtime.capacity.cluster import GIB, gpu_of_device
+from launcher.runtime.capacity.devices import GIB, gpu_of_device
 from launcher.runtime.capacity.workload import microbatch_flops, targets_per_row
-from launcher.runtime.rank.utilisation import Utilisation, utilisation
+from launcher.runtime.rank.journal import Utilisation, utilisation
 from launcher.runtime.recipe.load import load
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def test_the_flops_are_those_that_estimate_counts_without_recomputation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of every phase; a vocabulary that the tokenizer decides is the tokenizer's."""
-    monkeypatch.setattr(launcher.runtime.rank.utilisation, "peak", lambda device, precision: 1e12)
+    monkeypatch.setattr(launcher.runtime.rank.journal, "peak", lambda device, precision: 1e12)
     recipe = load("bert-base", ("activation_checkpointing=true",))
     meter = utilisation(recipe, 30522, CPU, ranks=3)
     assert meter is not None

@@ -7,8 +7,8 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.microbatch import has_automatic, settled
 from launcher.runtime.recipe.schema import BatchSize
+from launcher.runtime.recipe.summary import has_automatic, settled
 
 
 def test_rows_are_as_many_as_permitted_in_the_fewest_rounds() -> None:

@@ -18,18 +18,17 @@ from checkpoints.errors import ExportError
 from checkpoints.hf.folder import publish
 from checkpoints.layout import CheckpointName
 from checkpoints.ownership import StopRequest, stop_requested
-from data_service.errors import CorpusError, UserError
+from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
 from launcher.after.compare.place import comparison_at
-from launcher.after.evaluate.cell import CellFigures, Result
-from launcher.after.evaluate.results import GridRecord, Results
-from launcher.after.evaluate.table import rows
+from launcher.after.evaluate.cell import CellFigures, GridRecord, Result, Results
+from launcher.after.evaluate.evaluation import rows
 from launcher.after.finetune.export import read_head
 from launcher.app.cli import main as cli
 from launcher.errors import BurninError, RunError
-from launcher.observe.inspect.kept_baselines import Baselines
+from launcher.observe.inspect.baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
 from launcher.observe.trackers.publish import Publisher
 from launcher.plan.burnin.record import RecordFile
@@ -48,7 +47,7 @@ Change = Callable[[bytes, random.Random], bytes]
 
 def _more(draw: random.Random) -> dict[str, object]:
     """A number that this version does not know, and often fields that it does not know either."""
-    fields = {
+    fields: dict[str, object] = {
         f"new_{draw.randrange(99)}": draw.choice([None, 1, "x", [1.5], {"a": {}}])
         for _ in range(draw.randrange(3))
     }
@@ -197,7 +196,7 @@ def test_a_command_says_so_and_changes_nothing(
         path.write_bytes(original)
 
 
-READERS: dict[str, tuple[Callable[[Path], object], type[UserError]]] = {
+READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "attempts/deaths.json": (lambda root: read_deaths(LocalStore(root), print), RunError),
     "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "trackers/x"), RunError),  # type: ignore[arg-type]
     "head.json": (lambda root: read_head(root / "head.json"), ExportError),

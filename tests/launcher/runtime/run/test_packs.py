@@ -18,8 +18,7 @@ from data_service.store.local import LocalStore
 from launcher.runtime.run.history import History, read_history
 from launcher.runtime.run.log import RunLog, encode, evaluation_record
 from launcher.runtime.run.packing import pack_once
-from launcher.runtime.run.packs import Pack
-from launcher.runtime.run.segments import METRICS, pack_key, segment_key, segment_prefix, stored
+from launcher.runtime.run.segments import METRICS, Pack, pack_key, segment_key, segment_prefix, stored
 
 WAIT_S = 30.0
 T = TypeVar("T")

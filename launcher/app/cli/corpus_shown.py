@@ -1,14 +1,19 @@
-"""A corpus's counts as tables, and what is to be known of its held-out text as a sentence."""
+"""What a terminal shows of a corpus: a build as it goes, with how far each stage is (in a log a line at its beginning
+and end), and then its counts as tables."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from data_service.ingest.encodings import odd_text_warning
+from data_service.ingest.pool import Progress as BuildProgress
 from data_service.stream.statistics import CorpusStats, Radius
 from data_service.visible import one_line
 from launcher.format import human_bytes
+from launcher.progress import BYTES, Work, work
 
 _BAR = 40  # characters of the longest bar
 
@@ -80,3 +85,30 @@ def heldout_note(stats: CorpusStats) -> str | None:
         f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens; the share "
         "that was asked for would have been too little text, or too much"
     )
+
+
+class BuildWatch:
+    """Give `update` to `build_corpus`; close when it has returned."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._stage = ""
+        self._open = ExitStack()
+        self._work: Work | None = None
+
+    def update(self, progress: BuildProgress) -> None:
+        if self._work is None or progress.stage != self._stage:
+            self.close()
+            self._work = self._open.enter_context(work(progress.stage, progress.bytes_total, BYTES))
+            self._work.begin_at(progress.bytes_done)
+        if not self._console.is_terminal and (
+            progress.done == progress.total or progress.stage != self._stage
+        ):
+            size = f"{human_bytes(progress.bytes_done)} of {human_bytes(progress.bytes_total)}"
+            tasks = f"{progress.done}/{progress.total} tasks"
+            self._console.print(f"{progress.stage}: {tasks}, {size}", highlight=False)
+        self._stage = progress.stage
+        self._work.at(progress.bytes_done, progress.bytes_total)
+
+    def close(self) -> None:
+        self._open.close()

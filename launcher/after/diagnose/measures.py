@@ -1,0 +1,249 @@
+"""Measures of a frozen encoder: a linear probe, cosines against people's judgements, and held-out loss.
+
+The probe is logistic regression on hidden states. The encoder is never trained on the task, so the probe's accuracy
+says what pretraining alone put into it. The same network with its initial weights is the figure to beat: random
+features classify better than chance.
+
+Held-out loss is measured by length: the same text cut into rows of at most 32, 64, 128, ... tokens up to the run's own
+length, which shows what the model gains from context. And by source: each corpus of the recipe alone, at the run's own
+length. Masks are those of the run's own evaluation, dropout is off. All is computed in fp32, so in a run in bf16 the
+figures differ a little from those that its ranks record.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float32, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data_service.samples.lanes import Lanes
+from data_service.samples.spec import StreamSpec
+from data_service.stream.stream import Stream
+from encoder_core.objectives.losses import CoupledObjective
+from encoder_core.train.collate import to_batch
+from encoder_core.train.metrics import means, sum_losses
+from encoder_core.train.step import Microbatch
+from launcher.after.diagnose.isotropy import Whitening
+from launcher.after.diagnose.states import Checkpoint, Frozen, pooled_states, rows_of_texts
+from launcher.after.tasks.examples import Sentences
+from launcher.errors import RunError
+from launcher.extras import EVALUATE, optional
+from launcher.runtime.rank.build import teach
+from launcher.runtime.recipe.evaluation import Pooling
+from launcher.runtime.run.evaluations import Figure, Form
+from launcher.runtime.run.streams import heldout_spec
+
+_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # times the sum of squared weights; the one best on dev is taken
+_ITERATIONS = 100  # for each penalty, from the weights of the one before
+_TOLERANCE = 1e-5  # of the gradient
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What to fit on, to choose the penalty by, and to measure on."""
+
+    train: Sentences
+    dev: Sentences
+    test: Sentences
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """The best penalty's probe: accuracies on dev and on test."""
+
+    dev: float
+    test: float
+
+
+def linear_probe(frozen: Frozen, splits: Splits, pooling: Pooling = "mean") -> list[Figure]:
+    """`accuracy` on the test split: on the states of each layer, on those of all layers concatenated (no layer), and
+    `best_accuracy`, on the one layer that is best on dev, `best_layer`; `majority`: of always naming train's largest
+    class.
+
+    Of two texts the probe sees |u - v| and u * v (SentEval, 1803.05449). Features are standardised by their mean and
+    deviation on train. Deterministic: nothing is drawn.
+
+    Raises RunError: a split is empty, or train has only one class.
+    """
+    _check(splits)
+    train, dev, test = (_features(frozen, part, pooling) for part in (splits.train, splits.dev, splits.test))
+    layers = [_probe((train[layer], dev[layer], test[layer]), splits) for layer in range(len(train))]
+    whole = _probe((_joined(train), _joined(dev), _joined(test)), splits)
+    best = max(range(len(layers)), key=lambda layer: layers[layer].dev)
+    common = int(np.bincount(splits.train.labels.astype(np.int64)).argmax())
+    return [
+        Figure(measure="accuracy", value=whole.test, pooling=pooling),
+        *(
+            Figure(measure="accuracy", value=layer.test, layer=depth, pooling=pooling)
+            for depth, layer in enumerate(layers)
+        ),
+        Figure(measure="best_accuracy", value=layers[best].test, pooling=pooling),
+        Figure(measure="best_layer", value=best, pooling=pooling),
+        Figure(measure="majority", value=float((splits.test.labels == common).mean())),
+    ]
+
+
+def _check(splits: Splits) -> None:
+    for name in ("train", "dev", "test"):
+        if not len(getattr(splits, name)):
+            raise RunError(f"the probe's {name} split is empty", remedy="give a task with examples in it")
+    if len(np.unique(splits.train.labels)) < 2:
+        raise RunError(
+            "all examples that the probe is fitted on have one label", remedy="give more or other examples"
+        )
+
+
+def _features(frozen: Frozen, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
+    """[D, N, F], F hidden or twice as many."""
+    first = pooled_states(frozen, rows_of_texts(frozen, sentences.first), (pooling,))[pooling]
+    if sentences.second is None:
+        return first
+    second = pooled_states(frozen, rows_of_texts(frozen, sentences.second), (pooling,))[pooling]
+    return np.concatenate([np.abs(first - second), first * second], axis=2)
+
+
+def _joined(features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[D, N, F] to [N, D * F]."""
+    return features.transpose(1, 0, 2).reshape(features.shape[1], -1)
+
+
+def _probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _Fitted:
+    mean, spread = parts[0].mean(0), parts[0].std(0) + 1e-6
+    train, dev, test = (torch.from_numpy((part - mean) / spread) for part in parts)
+    fits = _fits(train, torch.from_numpy(splits.train.labels.astype(np.int64)))
+    best = max(fits, key=lambda weights: _accuracy(weights, dev, splits.dev))
+    return _Fitted(_accuracy(best, dev, splits.dev), _accuracy(best, test, splits.test))
+
+
+def _fits(
+    features: Float32[Tensor, "sentences width"], labels: Int64[Tensor, " sentences"]
+) -> list[Float32[Tensor, "width_plus_1 classes"]]:
+    """Weights of multinomial logistic regression, bias first, for each penalty."""
+    inputs = F.pad(features, (1, 0), value=1.0)
+    weights = torch.zeros(inputs.shape[1], int(labels.max()) + 1, requires_grad=True)
+    found = []
+    for penalty in _PENALTIES:
+        _descend(weights, inputs, labels, penalty)
+        found.append(weights.detach().clone())
+    return found
+
+
+def _descend(weights: Tensor, inputs: Tensor, labels: Tensor, penalty: float) -> None:
+    optimizer = torch.optim.LBFGS(
+        [weights],
+        max_iter=_ITERATIONS,
+        history_size=20,
+        tolerance_grad=_TOLERANCE,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(inputs @ weights, labels) + penalty * weights[1:].square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+
+
+def _accuracy(weights: Tensor, features: Tensor, sentences: Sentences) -> float:
+    chosen = (F.pad(features, (1, 0), value=1.0) @ weights).argmax(1).numpy()
+    return float((chosen == sentences.labels).mean())
+
+
+def similarity(frozen: Frozen, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
+    """`spearman`: the rank correlation of cosines with the scores of `pairs`, for each layer, pooling and form.
+
+    Whitened as Su et al. (2021): fitted on the same texts, without their scores.
+
+    Raises:
+        RunError: the task has no second texts, or fewer than two pairs. MissingPackage: no scipy.
+    """
+    if pairs.second is None or len(pairs) < 2:
+        raise RunError(
+            "similarity needs pairs of texts with a score, two at least", remedy="give such a task"
+        )
+    pooled = pooled_states(frozen, rows_of_texts(frozen, [*pairs.first, *pairs.second]), poolings)
+    return [
+        Figure(measure="spearman", value=_spearman(vectors, pairs), layer=layer, pooling=pooling, form=form)
+        for pooling in poolings
+        for layer, points in enumerate(pooled[pooling])
+        for form, vectors in _forms(points).items()
+    ]
+
+
+def _forms(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
+    return {"raw": points, "whitened": Whitening.fit(points)(points)}
+
+
+def cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
+    """[N] cosines of N pairs of vectors; 0 where one has length 0."""
+    products = np.einsum("nh,nh->n", first.astype(np.float64), second.astype(np.float64))
+    lengths = np.linalg.norm(first, axis=1).astype(np.float64) * np.linalg.norm(second, axis=1)
+    found: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return found
+
+
+def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
+    """Not a number if all cosines, or all scores, are the same."""
+    found = cosines(vectors[: len(pairs)], vectors[len(pairs) :])
+    if np.ptp(found) == 0 or np.ptp(pairs.labels) == 0:
+        return float("nan")
+    optional("scipy", "similarity", EVALUATE)
+    stats = optional("scipy.stats", "similarity", EVALUATE)
+    return float(stats.spearmanr(found, pairs.labels).statistic)
+
+
+_SHORTEST = 32  # tokens of a row
+_MOST_ROWS = 64  # at a time
+
+
+def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
+    """Each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and source.
+
+    `rows`: of the run's own length at most; of shorter ones as many as hold as many tokens, but where the loss couples
+    the rows of a batch: there a batch of another size would be another task.
+
+    Raises CorpusError, PlanError, StoreError: the held-out text cannot be read; for teachers, as
+    `launcher.runtime.run.teachers.read_teachers`.
+    """
+    spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer)
+    teach(checkpoint.objective, checkpoint.run, checkpoint.frozen.tokenizer)
+    coupled = isinstance(checkpoint.objective, CoupledObjective)
+    found = []
+    for length in _lengths(spec):
+        cut = StreamSpec.model_validate(spec.model_dump() | {"length": length})
+        count = rows if coupled else rows * spec.length // length
+        figures = _evaluate(checkpoint, cut, count)
+        found += [Figure(measure=name, value=value, length=length) for name, value in figures.items()]
+    for source in spec.sources:
+        alone = source.model_copy(update={"weight": None})
+        own = spec.model_copy(update={"sources": (alone,)})
+        figures = _evaluate(checkpoint, own, rows)
+        found += [Figure(measure=name, value=value, source=source.name) for name, value in figures.items()]
+    return found
+
+
+def _lengths(spec: StreamSpec) -> list[int]:
+    """Lanes (XLNet) fix where a row's parts begin, so such rows have one length only."""
+    if isinstance(spec.input, Lanes):
+        return [spec.length]
+    shorter = [1 << power for power in range(5, 17) if _SHORTEST <= 1 << power < spec.length]
+    return [*shorter, spec.length]
+
+
+def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
+    run = checkpoint.run
+    stream = Stream(spec, cache=run.store.at("cache"))
+    last, size = min(rows, stream.samples_per_epoch), min(run.recipe.phase_microbatches[-1], _MOST_ROWS)
+    microbatches = (
+        Microbatch(
+            index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first)
+        )
+        for index, first in enumerate(range(0, last, size))
+    )
+    return means(sum_losses(checkpoint.objective, checkpoint.objective, microbatches, run.recipe.seed))
