@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from filelock import FileLock
-
+from data_service.processes import locked
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import first_finetuned
 from launcher.after.finetune.settings import MACHINE, FinetuneSettings
@@ -37,7 +36,7 @@ def shared_first(
     text = json.dumps([pretrained.digest, dict(before), of_machine], sort_keys=True)
     folder = place / f"first-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
     place.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # the system frees it when its process dies
+    with locked(Path(f"{folder}.lock")):
         if not folder.is_dir():
             _make(pretrained, task, chosen, folder)
     return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
