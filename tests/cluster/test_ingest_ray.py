@@ -172,6 +172,6 @@ def test_an_error_of_the_reader_is_raised_as_it_is(tmp_path: Path) -> None:
             path.write_bytes(path.read_bytes()[:-5000].ljust(path.stat().st_size, b"x"))
 
     options = FINE.model_copy(update={"workers": 2})
-    with pytest.raises(InputError, match=r"a\.jsonl\.gz.*\bgz data") as failure:
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz.*\bgz\b") as failure:
         build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, options, cut_short)
     assert type(failure.value) is InputError

@@ -131,7 +131,7 @@ def test_a_truncated_file_among_good_ones_loses_nothing_silently(tmp_path: Path)
     data = path.read_bytes()
     for length in (len(data) - 1, len(data) // 2, 10):
         path.write_bytes(data[:length])
-        with pytest.raises(InputError, match=r"damaged.* (gz|zst) data"):
+        with pytest.raises(InputError, match=r"damaged.* (gz|zst)\b"):
             build(tmp_path / "inputs", tmp_path / "corpus")
 
 

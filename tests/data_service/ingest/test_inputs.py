@@ -141,7 +141,8 @@ def test_a_tokenizer_below_the_text_is_not_text(folder: Path) -> None:
     assert keys == sorted(["a.jsonl", "b.txt", "vocab.txt", *NAMES[2:5], NAMES[6], "x/wordpiece/notes.txt"])
     out = reasons(folder)
     assert "kind" in out.pop("x/notes.md")
-    assert set(out.values()) == {"a tokenizer's file"}
+    (why,) = set(out.values())
+    assert "tokenizer" in why
     assert {"bpe/merges.txt", "bpe/tokenizer.json", "x/wordpiece/vocab.txt"} <= set(out)
     assert [file.key for file in list_inputs([f"{folder}/**/*.txt"]).files].count(
         "x/wordpiece/vocab.txt"
@@ -163,7 +164,7 @@ def test_a_corpus_below_the_text_is_not_text(tmp_path: Path) -> None:
     for _ in range(2):
         build_corpus(*arguments, ignore_progress)
     assert [file.key for file in list_inputs([str(tmp_path / "in")]).files] == ["a.jsonl"]
-    assert reasons(tmp_path / "in")["corpus/"] == "a corpus"
+    assert "corpus" in reasons(tmp_path / "in")["corpus/"]
 
 
 def test_a_folder_of_unknown_kinds_names_them(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_damage_is_found_before_any_text_is_used(tmp_path: Path, big: Path) -> N
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     (inputs / source.name).write_bytes(source.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"damaged.* (gz|zst) data"):
+    with pytest.raises(InputError, match=r"damaged.* (gz|zst)\b"):
         build(inputs, tmp_path / "corpus", FINE)
     assert files_of(tmp_path / "corpus") == {}
     (inputs / source.name).write_bytes(source.read_bytes())
