@@ -117,25 +117,11 @@ def figures(
     )
 
 
-def of_steps(metric: Metric, fields: Container[str], column: Callable[[str], Floats]) -> Floats | None:
-    """[n] values of a figure, given a column of each of the `fields` of n steps; None if it is not there."""
-    if metric.name in fields:
-        return column(metric.name)
-    if metric.ratio is None or not all(name in fields for name in metric.ratio):
-        return None
-    part, whole = map(column, metric.ratio)
-    return part / np.maximum(whole, 1e-9)
-
-
-def medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, float]:
-    """Of each figure that a display shows, by name: over the `newest` steps, or over all. Raises StoreError."""
-    found = {}
-    for metric in shown_on(display):
-        values = of_steps(metric, steps.fields, steps.column)
-        middle = None if values is None else median(values[-newest:].copy())
-        if middle is not None:
-            found[metric.name] = middle
-    return found
+def rate(steps: StepHistory) -> Floats:
+    """[n] tokens/s of each step. In place: a column of a million steps is 8 MB."""
+    seconds, tokens = steps.column("seconds"), steps.column("tokens")
+    np.maximum(seconds, 1e-9, out=seconds)
+    return np.divide(tokens, seconds, out=tokens)
 
 
 def median(values: Floats) -> float | None:
