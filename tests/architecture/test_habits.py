@@ -1,5 +1,6 @@
 """The counts of "Contributing" hold: each addition is made in a scratch copy, in so many files, and works."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -48,9 +49,18 @@ class Scratch:
 
 @pytest.fixture
 def data_service(tmp_path: Path) -> Scratch:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "data_service", tmp_path / "data_service", ignore=ignored)
-    return Scratch(tmp_path)
+    return copied(tmp_path, "data_service")
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Scratch:
+    return copied(tmp_path, "data_service", "encoder_core", "checkpoints", "launcher")
+
+
+def copied(root: Path, *packages: str) -> Scratch:
+    for package in packages:
+        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return Scratch(root)
 
 
 def counted(heading: str) -> int:
@@ -216,6 +226,104 @@ def test_an_input_format(data_service: Scratch) -> None:
     )
     assert said.split() == ["first", "second"]
     assert len(data_service.touched) == counted("Add an input format")
+
+
+DISPLAYS = """
+import io
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from data_service.store.local import LocalStore
+from encoder_core.train.engine import Update
+from encoder_core.train.exchange import Signals
+from encoder_core.train.metrics import StepReport
+from encoder_core.train.state import TrainState
+from launcher.observe.inspect.report.page import ReportSubject, render
+from launcher.observe.inspect.status import describe, status_by
+from launcher.observe.trackers.publish import row_of
+from launcher.runtime.cluster import gauges
+from launcher.runtime.cluster.display import Watch
+from launcher.runtime.rank.tensorboard import TensorBoardFiles
+from launcher.runtime.run.history import History, StepHistory
+
+signals = Signals(False, False, False, True, 0.1, 1000, 7, {"mlm": 150.0})
+sums = {"mlm_weighted": 300.0, "mlm_loss": 300.0, "mlm_targets": 150.0}
+record = StepReport(TrainState(), (), signals, sums, 1e-3, {"all": Update(True, 1.0)}, 0.5).record()
+
+out = io.StringIO()
+Watch(Console(file=out, width=200), 10).update(SimpleNamespace(record=record, evaluation=None))
+
+gauged = {}
+
+
+class Gauge:
+    def __init__(self, name, *_):
+        self.name = name
+
+    def set(self, value, labels=None):
+        gauged[" ".join((self.name, *(labels or {}).values()))] = value
+
+
+gauges.gauge = Gauge
+gauges.Gauges("run").record(record)
+
+files = TensorBoardFiles(Path("events"), 0)
+files.step(record)
+assert files.close(60.0)
+board = EventAccumulator("events")
+board.Reload()
+
+history = History(StepHistory.of([record]), (), (), 0, 0.0)
+run = SimpleNamespace(
+    uri="run", store=LocalStore(Path("run")), name="run", total_steps=10, flush_seconds=1.0, origins=()
+)
+found = status_by(run, history, time.time(), brief=True)
+subject = ReportSubject("run", "run", "today", 10, "", {}, {})
+print(
+    json.dumps(
+        {
+            "progress": out.getvalue(),
+            "status": "\\n".join(describe(found, time.time())),
+            "json": found.figures,
+            "report": render(subject, history, datetime.now()),
+            "gauges": gauged,
+            "TensorBoard": [event.value for event in board.Scalars("train/target_share")],
+            "tracker": row_of(record, 0).figures,
+        }
+    )
+)
+"""
+
+
+def test_a_metric(packages: Scratch) -> None:
+    step = '            "skipped": not all(self.applied.values()),\n'
+    packages.replace(
+        "encoder_core/train/metrics.py",
+        step,
+        f'            "target_share": sum(self.signals.counts.values()) / self.signals.tokens,\n{step}',
+    )
+    row = '    Metric("mfu", '
+    packages.replace(
+        "launcher/runtime/run/metrics.py",
+        row,
+        f'    Metric("target_share", "Targets", "share of all tokens", _percent),\n{row}',
+    )
+    shown = json.loads(packages.run(DISPLAYS))
+    assert "  targets 15%  " in shown["progress"]
+    assert ", targets 15%" in shown["status"]
+    assert shown["json"]["target_share"] == 0.15
+    assert "<b>15%</b><span>targets, share of all tokens</span>" in shown["report"]
+    assert "<b>Targets</b> <small>share of all tokens</small>" in shown["report"]
+    assert shown["gauges"]["figure target_share"] == 0.15
+    assert shown["TensorBoard"] == [pytest.approx(0.15)]
+    assert shown["tracker"]["train/target_share"] == 0.15
+    assert len(packages.touched) == counted("Add a metric")
 
 
 def test_a_family() -> None:
