@@ -1,4 +1,4 @@
-"""The stream over real shards: every token once, any cut the same bytes, clear refusals; whole words from raw text on."""
+"""The stream over real shards: every token once, any cut the same bytes, refusals; whole words from raw text on."""
 
 import itertools
 from collections import Counter
