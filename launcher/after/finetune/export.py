@@ -24,9 +24,8 @@ from data_service.tokenizers.files import TOKENIZER_FILES
 from data_service.visible import one_line
 from launcher.after.finetune.heads import HeadConfig, MixedHead
 from launcher.after.finetune.network import TaskNetwork, quiet
-from launcher.after.finetune.outcome import FinetuneOutcome
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import FinetuneOutcome, FinetuneSettings
 from launcher.after.tasks.task import Task
 from launcher.extras import EVALUATE, optional, reason
 from launcher.runtime.run.log import encode

@@ -28,9 +28,8 @@ from checkpoints.hf.folder import file_digest
 from data_service.processes import locked
 from launcher.after.finetune.measure import SplitScores
 from launcher.after.finetune.network import TaskNetwork
-from launcher.after.finetune.outcome import Epoch
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import Epoch, FinetuneSettings
 from launcher.errors import RunError
 from launcher.output import write_file
 

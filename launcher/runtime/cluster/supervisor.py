@@ -31,21 +31,20 @@ from data_service.store.errors import StoreError
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
+from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
 from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
+from launcher.runtime.cluster.nodes import logs, lost, room_for
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,
     data_workers,
     gpus_of,
-    logs,
-    lost,
     plan_resources,
-    room_for,
     sizing,
 )
-from launcher.runtime.cluster.standing import Assignment, CoordinatorLost, Status
+from launcher.runtime.cluster.standing import CoordinatorLost, Status
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.rank.journal import Startup
