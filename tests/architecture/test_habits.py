@@ -1,5 +1,6 @@
 """The counts of "Contributing" hold: each addition is made in a scratch copy, in so many files, and works."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -35,22 +36,34 @@ class Scratch:
 
     def run(self, program: str) -> str:
         """What a program prints that imports the packages of the copy."""
-        command = [
-            sys.executable,
-            "-P",
-            "-c",
-            f"import sys; sys.path.insert(0, {str(self.root)!r})\n{program}",
-        ]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
+        path = f"{self.root}{os.pathsep}{ROOT}"  # also of processes that it starts; tests are not copied
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
 
+def copied(folder: Path, *packages: str) -> Scratch:
+    ignored = shutil.ignore_patterns("__pycache__")
+    for package in packages:
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    return Scratch(folder)
+
+
 @pytest.fixture
 def data_service(tmp_path: Path) -> Scratch:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "data_service", tmp_path / "data_service", ignore=ignored)
-    return Scratch(tmp_path)
+    return copied(tmp_path, "data_service")
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> Scratch:
+    return copied(tmp_path, "data_service", "encoder_core", "checkpoints", "launcher")
 
 
 def counted(heading: str) -> int:
@@ -216,6 +229,102 @@ def test_an_input_format(data_service: Scratch) -> None:
     )
     assert said.split() == ["first", "second"]
     assert len(data_service.touched) == counted("Add an input format")
+
+
+SETTER = """
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.rate = rate
+"""
+
+KEY = """
+    layer_key(
+        "dropout",
+        "dropout",
+        lambda recipe: recipe.model.dropout,
+        lambda recipe, own: recipe.model_copy(
+            update={"model": recipe.model.model_copy(update={"dropout": own})}
+        ),
+        lambda recipe: None if recipe.objective.mlm else ("only mlm has it", "leave it out"),
+    ),
+"""
+
+
+@pytest.mark.heavy
+def test_a_key_of_a_phase(product: Scratch) -> None:
+    """Two runs: losses are the same up to the phase that sets the key. A fork may set it, too."""
+    plain = product.run(IDENTITY)
+    schema, field = (
+        "launcher/runtime/recipe/schema.py",
+        "    rope_base: Annotated[float, Field(gt=0)] | None = None\n",
+    )
+    product.replace(schema, field, f"{field}    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None\n")
+    keys = "launcher/runtime/recipe/phases.py"
+    entry = '    layer_key("rope_base", '
+    product.replace(keys, entry, KEY.removeprefix("\n") + entry)
+    layer = "encoder_core/layers/dropout.py"
+    product.replace(layer, "\n\ndef dropout(\n", f"{SETTER}\n\ndef dropout(\n")
+    loop = "encoder_core/train/loop.py"
+    product.replace(loop, '{"rope_base": ', '{"dropout": set_dropout, "rope_base": ')
+    imported = "from encoder_core.train.engine import "
+    product.replace(loop, imported, f"from encoder_core.layers.dropout import set_dropout\n{imported}")
+    assert product.run(IDENTITY) == plain  # old runs are the same runs
+    said = product.run(RUNS)
+    assert said.splitlines()[-1] == "done"
+    assert len(product.touched) == counted("Add a key of a phase")
+
+
+IDENTITY = """
+from launcher.runtime.recipe import identity
+from launcher.runtime.recipe.load import load
+
+for name in ("roberta-base", "modernbert-base"):
+    recipe = load(name)
+    print(identity.fingerprint(identity.identity(recipe)), recipe.to_yaml())
+"""
+
+RUNS = """
+from datetime import UTC, datetime
+from pathlib import Path
+import pytest
+from checkpoints.listing import committed
+from launcher.app.cli.recipe_timeline import print_timeline, timeline_records
+from launcher.errors import RecipeError
+from launcher.runtime.recipe.load import load
+from launcher.runtime.run.fork import fork
+from launcher.runtime.run.record import open_run
+from tests.support.ranks.run_group import finish
+from tests.support.runs import small_runs
+
+root = Path("inputs").absolute()
+root.mkdir()
+small_runs.prepare_corpus(root)
+short = ("phases.0.steps=3", "phases.1.steps=2")
+without = finish(small_runs.new_run(root, "without", *short), 1)
+having = finish(small_runs.new_run(root, "having", *short, "phases.1.dropout=0"), 1)
+first, second = small_runs.losses(without), small_runs.losses(having)
+assert first[:3] == second[:3] and first[3] != second[3]
+
+recipe = open_run(having).recipe
+assert {(at["phase"], at["dropout"]) for at in timeline_records(recipe)} == {(0, 0.1), (1, 0.0)}
+print_timeline(recipe)
+
+step = committed(open_run(without).store)[0].step
+forked = fork(
+    open_run(without),
+    str(root / "fork"),
+    step,
+    ("phases.1.dropout=0", "phases.1.steps=9"),
+    now=datetime.now(UTC),
+    keep_position=False,
+)
+assert "- phases.1.dropout: (absent) -> 0.0" in forked.changes and not forked.restarted
+with pytest.raises(RecipeError, match="phases.0.dropout: only mlm has it"):
+    load("xlnet-base", ("phases.0.dropout=0",))
+print("done")
+"""
 
 
 def test_a_family() -> None:
