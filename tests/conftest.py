@@ -6,10 +6,12 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -27,7 +29,7 @@ _DAY = "MASKFLEET_TEST_DAY"  # in the environment, so that all processes of a ru
 
 decide()  # whether Triton's kernels are compiled for a GPU or interpreted on the CPU
 
-_HANDLERS = {
+_HANDLERS: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,

@@ -13,7 +13,6 @@ from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.config import AnyEncoder as AnyEncoder
-from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig
@@ -43,7 +42,7 @@ DetectorConfig = (
 ModelConfig = Annotated[DetectorConfig | XlnetConfig, Field(discriminator="family")]
 """The configuration of any family, told apart by its `family` field."""
 
-FAMILIES: tuple[type[EncoderConfig], ...] = (*get_args(DetectorConfig), XlnetConfig)
+FAMILIES: tuple[type[DetectorConfig | XlnetConfig], ...] = (*get_args(DetectorConfig), XlnetConfig)
 
 
 def language_table(config: ModelConfig) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def _flash(record: Callable[[str], None]) -> Callable[..., Tensor]:
             return out
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
             record("flash backward")
             return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
 

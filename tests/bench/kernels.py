@@ -24,6 +24,7 @@ from dataclasses import asdict, astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import torch
 import typer
@@ -159,14 +160,12 @@ def compiling(device: _Device) -> Iterator[list[tuple[str, str, Any]]]:
         return compiled
 
     before, driver_before = KernelInterface.__getitem__, driver._active
-    generation_before = fused_attention.generation_of
-    fused_attention.generation_of = lambda device_of_tensors: device.architecture // 10
     KernelInterface.__getitem__ = launch
     driver.set_active(device)
     try:
-        yield found
+        with patch.object(fused_attention, "generation_of", lambda of: device.architecture // 10):
+            yield found
     finally:
-        fused_attention.generation_of = generation_before
         KernelInterface.__getitem__ = before
         driver._active = driver_before
 
@@ -243,7 +242,7 @@ def _attention(form: str, width: int, dtype: torch.dtype, cuts: Any) -> None:
     from tests.support.models.relative_attention import Form, fused, problem
 
     relative_attention.DEVICE = torch.device("cpu")  # nothing is launched
-    given = {"dropout": True, "width": width, "dtype": dtype} | FORMS[form]
+    given: dict[str, Any] = {"dropout": True, "width": width, "dtype": dtype} | FORMS[form]
     fused(problem(LENGTHS, Form(**given)), cuts)
 
 
@@ -284,7 +283,7 @@ def _inspect(cubin: bytes) -> tuple[int, int, int, int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [tool, "-res-usage", "-sass", file.name]
+        command = [str(tool), "-res-usage", "-sass", file.name]
         code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers = max(map(int, re.findall(r"REG:(\d+)", code)))
 
@@ -308,7 +307,7 @@ def read(path: Path) -> list[Compiled]:
     kinds = {field.name: field.type for field in fields(Compiled)}
     with path.open(newline="") as file:
         return [
-            Compiled(**{n: v if kinds[n] is str else int(v) for n, v in row.items()})
+            Compiled(**dict[str, Any]({n: v if kinds[n] is str else int(v) for n, v in row.items()}))
             for row in csv.DictReader(file)
         ]
 

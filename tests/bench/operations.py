@@ -113,7 +113,7 @@ def counted(recipe: Recipe) -> Counted:
             memory = losses.memory
             active.append(backward)
             with backward:
-                loss.backward()  # type: ignore[union-attr]
+                loss.backward()
             set_update(optimizer, lr=1e-4, count=1, update_group=group)
             optimizer.step()  # the first one makes the moments
             with update:

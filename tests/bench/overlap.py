@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import typer
 from program import note, run
 from step_batch import make_batch
+from torch.multiprocessing.spawn import spawn
 
 from encoder_core.families.roberta import BASE
 from encoder_core.layers.initialise import initialise
@@ -77,7 +77,7 @@ def overlap(
 ) -> None:
     """Medians of seconds a step, and the ratio of steps that were taken one after the other."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (ranks, rounds, rows, folder), nprocs=ranks)  # type: ignore[no-untyped-call]
+        spawn(_rank, (ranks, rounds, rows, folder), nprocs=ranks)  # type: ignore[no-untyped-call]
         found = json.loads(Path(folder, "found.json").read_text())
     ratios = [during / after for during, after in zip(found["during"], found["after"], strict=True)]
     for side, seconds in found.items():

@@ -228,12 +228,12 @@ def _recipe(job: Job, tokens: int) -> Recipe:
 def tokenizer_kind(recipe: Recipe) -> Kind:
     """The kind of tokenizer that the family was published with."""
     match recipe.model.family:
-        case "bert" | "electra" | "xlm":
-            return "wordpiece"
         case "roberta" | "deberta" | "modernbert" | "eurobert":
             return "byte_bpe"
         case "albert" | "xlnet" | "deberta_v2":
             return "unigram"
+        case _:
+            return "wordpiece"
 
 
 def render(title: str, measured: Sequence[Measured]) -> str:

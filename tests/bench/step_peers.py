@@ -17,7 +17,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.losses import ObjectiveModule, last_weight
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.objectives.replaced import (
@@ -191,7 +191,7 @@ class ReplacedPair(Pair):
     def _with_detection(self, loss: Tensor, logits: Tensor) -> Tensor:
         with torch.no_grad():
             drawn = torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
-        return loss + self.settings.weight * self._detection(drawn)
+        return loss + last_weight(self.settings.weight) * self._detection(drawn)
 
     def _detection(self, drawn: Tensor) -> Tensor:
         tokens = self.rectangle.tokens.flatten().index_copy(0, self.at, drawn)

@@ -12,6 +12,8 @@ from cpu import tree_seconds
 from data_peer import need_peer
 from program import BenchError
 
+from encoder_core.cost.products import Shape
+
 
 def quiet(_: str) -> None: ...
 
@@ -57,7 +59,7 @@ def test_a_program_ends_like_the_commands(
 
 
 def test_a_share_of_the_core_is_below_one_and_above_nothing() -> None:
-    shape = core_share.Shape(1, 16, 3)
+    shape = Shape(1, 16, 3)
     config = core_share.configurations()["bert"].model_copy(
         update={"layers": 1, "hidden": 32, "heads": 2, "feed_forward": 64, "vocab": 100}
     )

@@ -1,5 +1,6 @@
 """Every recipe of claims.yaml can be trained, within its row's budget, and its row differs in what it says."""
 
+import json
 from pathlib import Path
 
 import claims
@@ -57,7 +58,7 @@ def test_the_page_says_what_was_found_and_what_was_not_run(tmp_path: Path) -> No
         "held": [{"what": "documents", "equal": True}, {"what": "what is predicted", "equal": False}],
         "recipes": {"fifteen": first, "thirty": first | {"against": {"mlm_loss": less}}},
     }
-    (tmp_path / "rate" / "compare.json").write_text(claims.json.dumps(record))
+    (tmp_path / "rate" / "compare.json").write_text(json.dumps(record))
     page = claims.page(FILE, tmp_path)
     assert "| thirty less the first | | -0.25 (-0.5 to 0.125) |" in page
     assert "Equal: documents. Not equal: what is predicted." in page
@@ -86,5 +87,5 @@ def test_the_page_says_where_recipes_did_the_same(tmp_path: Path) -> None:
         "held": [],
         "recipes": {"static": one, "dynamic": one | {"against": {"mlm_loss": none}}},
     }
-    (tmp_path / "masks" / "compare.json").write_text(claims.json.dumps(record))
+    (tmp_path / "masks" / "compare.json").write_text(json.dumps(record))
     assert "To the last digit as the first: dynamic." in claims.page(FILE, tmp_path)

@@ -85,6 +85,13 @@ def test_the_quickstart_runs_outside_the_repository(
     hidden = ("PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     for command in ([*install, distributions[kind]], [programs / "maskfleet", "demo", "--out", "demo"]):
-        done = subprocess.run(command, cwd=away, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(word) for word in command],
+            cwd=away,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert list((away / "demo").rglob("model.safetensors"))

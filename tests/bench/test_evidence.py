@@ -65,7 +65,10 @@ KILLS = 3
 def write_inputs(folder: Path) -> list[str]:
     """Text with sections, a task of films and pairs with scores; the program's options that name them."""
     draw = random.Random(1)
-    sentence = lambda: " ".join(draw.choices(WORDS, k=16)) + " ."  # noqa: E731
+
+    def sentence() -> str:
+        return " ".join(draw.choices(WORDS, k=16)) + " ."
+
     records = []
     for number in range(60):
         parts = [

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from evidence.figures import Basis, Figures, RunFigures, keep
 
 from launcher.errors import OptionError
-from tests.bench.evidence.figures import Basis, Figures, RunFigures, keep
 
 BASIS = Basis(digest="a", text={"technical": 10, "reviews": 1}, examples={}, sts=("sts-words",))
 

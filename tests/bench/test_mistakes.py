@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from mistakes import MISTAKES, Answer, answer, prepare, row
 
-from tests.bench.mistakes import MISTAKES, Answer, answer, prepare, row
 from tests.launcher.app.cli.test_said_at_once import RIGHT, mistakes
 from tests.support.checks.silence import seen
 

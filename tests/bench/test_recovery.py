@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ def kinds(uri: str, kind: str) -> list[Mapping[str, object]]:
     return [event for event in read_history(open_run(uri).store).events if event["kind"] == kind]
 
 
-def breakdown(killed: float, death: Mapping, underway: Mapping) -> dict[str, float]:
+def breakdown(killed: float, death: Mapping[str, Any], underway: Mapping[str, Any]) -> dict[str, float]:
     """Seconds by part, from `killed` to the end of the first step: the driver's, then the new rank's."""
     rank = underway["seconds"]
     began = underway["time"] - sum(rank.values())

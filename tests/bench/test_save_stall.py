@@ -5,6 +5,7 @@ The last save of a run waits for its upload: that is the synchronous save to whi
 `infra/test -m long tests/bench/test_save_stall.py -rP` prints the figures.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_training_hardly_waits_for_a_save(
     assert max(blocked) < 0.05 * synchronous
 
 
-def slow_down(steps: tuple[Record, ...], saves: list[Record]) -> float:
+def slow_down(steps: Iterable[Record], saves: list[Record]) -> float:
     """Median time of a step while a save is under way, over that of the others."""
     seconds = np.array([step["seconds"] for step in steps])
     beside = np.zeros(len(seconds), bool)

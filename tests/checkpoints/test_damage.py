@@ -66,7 +66,7 @@ def changed(manifest: dict[str, Any], place: Place, value: object) -> dict[str, 
         inner = inner[name]
     if value == "gone":
         del inner[place[-1]]
-    elif value == "twice" and isinstance(inner, list):
+    elif value == "twice" and isinstance(inner, list) and isinstance(place[-1], int):
         inner.append(inner[place[-1]])
     else:
         inner[place[-1]] = value

@@ -1,5 +1,6 @@
 """Loading: any range, verified; the newest checkpoint that verifies, and why newer ones were passed over."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from checkpoints.listing import read_manifest, rows
 from checkpoints.load import Good, Reader, newest_good
 from checkpoints.save import Saver
 from checkpoints.verify import verify_all
+from data_service.store.base import Entry
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
@@ -111,7 +113,7 @@ def test_ranks_agree_and_share_the_work(store: LocalStore) -> None:
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_store_that_fails_on_one_rank_is_an_error_on_all(store: LocalStore, failing: int) -> None:
     def work(peers: Peers) -> str:
-        mine = _Unreachable(store) if peers.rank == failing else store
+        mine = _Unreachable(store.root) if peers.rank == failing else store
         with pytest.raises(StoreError) as caught:
             newest_good(mine, peers)
         return caught.value.problem
@@ -183,9 +185,6 @@ def test_a_read_never_returns_damage(store: LocalStore) -> None:
         [reader.read_full(name) for name in SHAPES]
 
 
-class _Unreachable:
-    def __init__(self, store: LocalStore) -> None:
-        self.uri = store.uri
-
-    def list(self, prefix: str) -> list[object]:
+class _Unreachable(LocalStore):
+    def list(self, prefix: str = "") -> Iterator[Entry]:
         raise StoreUnavailable.at(self.uri, "no route to host")

@@ -18,7 +18,7 @@ from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
 
 SHAPES = {"matrix": (4, 3), "bias": (4,)}
-OWN = {"matrix": ("master", "momentum")}
+OWN: dict[str, tuple[str, ...]] = {"matrix": ("master", "momentum")}
 ADAM = ("exp_avg", "exp_avg_sq", "master")
 
 

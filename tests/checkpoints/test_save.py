@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_a_checkpoint_on_every_kind_of_store(any_store: Store) -> None:
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_cut_loads_as_any_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    shapes = data.draw(
+    shapes: dict[str, tuple[int, ...]] = data.draw(
         st.dictionaries(
             st.text(min_size=1, max_size=4), st.tuples(st.integers(0, 40)), min_size=1, max_size=5
         )
@@ -113,22 +114,25 @@ def test_manifests_are_plain_json(store: Store, attempt: Attempt) -> None:
     assert manifest["versions"]["torch"] == metadata.version("torch")  # without a build's tag, +cu130
 
 
-def test_what_is_saved_is_what_was_there_when_it_began(store: Store, attempt: Attempt) -> None:
+def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attempt: Attempt) -> None:
     gate = threading.Event()
-    saver = Saver(_Gated(store, gate), attempt, Alone())
-    state, numbers = random_state(1), {"loss": [1.0]}
-    saver.begin(10, cut(state, (), 0), SHAPES, {"metrics": numbers})
+    saver = Saver(_Gated(store.root, gate), attempt, Alone())
+    losses: list[JsonValue] = [1.0]
+    state = random_state(1)
+    saver.begin(10, cut(state, (), 0), SHAPES, {"metrics": {"loss": losses}})
     for kinds in state.values():  # training goes on
         for tensor in kinds.values():
             tensor.zero_()
-    numbers["loss"].append(2.0)
+    losses.append(2.0)
     assert saver.underway == 10
     assert not saver.ready()
     gate.set()
     saver.wait()
     assert saver.ready()
     assert isinstance(saver.commit(), Committed)
-    assert (saver.underway, saver.ready(), saver.last_step) == (None, False, 10)
+    assert saver.underway is None
+    assert not saver.ready()
+    assert saver.last_step == 10
     manifest = read_manifest(store, CheckpointName(1, 10))
     assert manifest.state == {"metrics": {"loss": [1.0]}}
     assert_holds(store, manifest, random_state(1))
@@ -296,41 +300,39 @@ def test_superseded_is_what_every_rank_hears(store: Store, attempt: Attempt) -> 
     assert len(set(on_threads(2, work))) == 1
 
 
-def test_a_commit_that_failed_can_be_tried_again(store: Store, attempt: Attempt) -> None:
-    flaky = _Full(store)
+def test_a_commit_that_failed_can_be_tried_again(store: LocalStore, attempt: Attempt) -> None:
+    flaky = _Full(store.root, threading.Event())
     saver = Saver(flaky, attempt, Alone())
     outcome = save(saver, 10, seed=1)
     assert isinstance(outcome, Failed)
     assert "rank 0: no space left" in outcome.reason
     assert saver.last_step is None
-    flaky.full = False
+    flaky.emptied.set()
     assert isinstance(save(saver, 10, seed=1), Committed)
 
 
-class _Gated:
-    """A store whose uploads wait for `gate`."""
+@dataclass(frozen=True)
+class _Gated(LocalStore):
+    """A folder into which uploads wait for `gate`."""
 
-    def __init__(self, store: Store, gate: threading.Event) -> None:
-        self._store, self._gate = store, gate
+    gate: threading.Event
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
-        assert self._gate.wait(60)
-        self._store.put_buffers(key, buffers)
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        assert self.gate.wait(60)
+        super().put_buffers(key, buffers, sent)
 
 
-class _Full:
-    """A store without room for large objects while `full`."""
+@dataclass(frozen=True)
+class _Full(LocalStore):
+    """A folder without room for large objects until `emptied`."""
 
-    def __init__(self, store: Store) -> None:
-        self._store, self.full = store, True
+    emptied: threading.Event
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
-        if self.full:
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        if not self.emptied.is_set():
             raise OutOfSpace.at(key, "quota")
-        self._store.put_buffers(key, buffers)
+        super().put_buffers(key, buffers, sent)

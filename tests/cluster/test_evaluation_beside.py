@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -139,7 +140,7 @@ def test_evaluation_changes_nothing_of_the_run(tmp_path: Path, capsys: pytest.Ca
         open_run(uris["with"]),
         tmp_path / "page.html",
         with_baselines=False,
-        now=small_runs.datetime.now(small_runs.UTC),
+        now=datetime.now(UTC),
     )
     page = (tmp_path / "page.html").read_text()
     assert all(

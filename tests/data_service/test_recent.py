@@ -3,6 +3,7 @@
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,14 @@ from tests.support.faults.process import switching_often
 def test_the_last_that_were_made_are_remembered(most: int, asked: list[int]) -> None:
     recent: RecentResults[int, str] = RecentResults(most)
     order: list[int] = []
+
+    def make(key: int, made: list[int]) -> str:
+        made.append(key)
+        return str(key)
+
     for key in asked:
         made: list[int] = []
-        assert recent.get(key, lambda key=key, made=made: made.append(key) or str(key)) == str(key)
+        assert recent.get(key, partial(make, key, made)) == str(key)
         assert (made == []) == (key in order[-most:])
         order += made
     assert pickle.loads(pickle.dumps(recent)).get(-1, lambda: "new") == "new"  # noqa: S301
@@ -39,7 +45,7 @@ def test_threads_share_it(seed: int) -> None:
         draw = random.Random(100 * seed + number)
         for _ in range(2000):
             key = draw.randrange(9)
-            assert recent.get(key, lambda key=key: key * key) == key * key
+            assert recent.get(key, partial(pow, key, 2)) == key * key
 
     with switching_often(), ThreadPoolExecutor(8) as threads:
         list(threads.map(ask, range(8)))

@@ -40,7 +40,7 @@ def test_neighbouring_keys_share_no_structure() -> None:
     keys = [stream_key(seed, epoch, block) for seed in range(4) for epoch in range(10) for block in range(10)]
     words = np.stack([draws64(key, 0, 256) for key in keys])
     assert len(np.unique(words)) == words.size
-    correlation = np.corrcoef(words.astype(np.float64))
+    correlation = np.asarray(np.corrcoef(words.astype(np.float64)))
     np.fill_diagonal(correlation, 0)
     assert np.abs(correlation).max() < 5.5 / np.sqrt(256)
 

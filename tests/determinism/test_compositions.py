@@ -73,8 +73,11 @@ def taught(texts: Path) -> Path:
 
 
 def settings(family: str, row: Row) -> tuple[str, ...]:
-    values = {
-        "model": SHAPE | FAMILIES[family] | {"dropout": 0.1, "initializer_range": 0.1},
+    model = SHAPE | FAMILIES[family] | {"dropout": 0.1, "initializer_range": 0.1}
+    if family == "XLNet":
+        model |= {"memory_refresh": 4}
+    values: dict[str, object] = {
+        "model": model,
         "objective": row.objective,
         "input": row.input.model_dump(mode="json"),
         "phases": [{"steps": STEPS, "length": 32, "batch": {"sequences": 16}}],
@@ -88,8 +91,6 @@ def settings(family: str, row: Row) -> tuple[str, ...]:
     if family == "XLM" or row.packing == "translations":
         both = row.packing == "translations"
         values["corpus.sources.text.languages"] = [*LANGUAGES[: 2 if both else 1]]
-    if family == "XLNet":
-        values["model"] |= {"memory_refresh": 4}
     return tuple(
         f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in values.items()
     )

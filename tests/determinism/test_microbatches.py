@@ -67,7 +67,7 @@ def step(module: ObjectiveModule, parts: list[Batch]) -> tuple[float, dict[str, 
             remembered = losses.memory
             loss = sum(term.weight * term.loss_sum for term in losses.terms)
             assert isinstance(loss, torch.Tensor)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.item()
     return total, {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 

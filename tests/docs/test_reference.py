@@ -87,7 +87,7 @@ def _spelt(value: object) -> str:
 def test_the_page_begins_with_ten_keys_that_can_be_set_as_it_says() -> None:
     rows = list(table_rows("recipes.md", "## The ten keys that people change"))
     assert len(rows) == 10
-    examples = [how.strip("`").removeprefix("--set ") for _, _, how in rows]
+    examples = tuple(how.strip("`").removeprefix("--set ") for _, _, how in rows)
     usual, changed = load("roberta-base").to_data(), load("roberta-base", examples).to_data()
     for (key, *_), example in zip(rows, examples, strict=True):
         path, (name, _, value) = key.strip("`"), example.partition("=")
@@ -106,7 +106,7 @@ def test_recipes_deviate_as_the_page_says() -> None:
         path, ours, published = (cell.strip("`") for cell in (key, here, theirs))
         for name in re.findall(r"`([\w-]+)`", names):
             assert value_at(load(name).to_data(), path) == yaml.safe_load(ours), (name, path)
-            changed = load(name, [f"{path}={published}"]).to_data()
+            changed = load(name, (f"{path}={published}",)).to_data()
             assert value_at(changed, path) == yaml.safe_load(published), (name, path)
 
 

@@ -1,6 +1,6 @@
 """BERT and ALBERT against transformers, with token types, both heads and lengths mixed."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -24,7 +24,14 @@ from tests.support.models.parity import (
     random_weights,
 )
 
-SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "feed_forward": 80, "max_length": 40, "vocab": 101}
+SHAPE: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 48,
+    "heads": 4,
+    "feed_forward": 80,
+    "max_length": 40,
+    "vocab": 101,
+}
 LENGTHS = [17, 40, 3, 1, 28]
 
 CONFIGS = {
@@ -33,7 +40,7 @@ CONFIGS = {
     "albert": AlbertConfig(**SHAPE, embedding=16),
     "albert-groups": AlbertConfig(**SHAPE, embedding=16, groups=3, activation="gelu_tanh"),
 }
-TASKS = {"bert": "nsp", "albert": "sop"}
+TASKS: dict[str, Literal["nsp", "sop"]] = {"bert": "nsp", "albert": "sop"}
 
 
 def our_model(config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: Attend = automatic) -> Any:
@@ -55,7 +62,7 @@ def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype) -> Any:
 def their_inputs(config: ModelConfig, heads: Heads) -> tuple[Any, Any, dict[str, Any]]:
     batch = make_batch(LENGTHS, config.vocabulary, segments=True)
     padded = pad(batch, config.pad_id)
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": padded.input_ids,
         "attention_mask": padded.attention_mask,
         "token_type_ids": padded.token_type_ids,

@@ -1,10 +1,12 @@
 """DeBERTa v1 and v2/v3 against transformers with the plain decoder; the enhanced one against its formula."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
@@ -14,21 +16,40 @@ from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
+    FusedProjections,
+    SharedProjections,
     automatic,
     log_buckets,
     padded,
     reference,
 )
+from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
-from tests.support.models.parity import assert_close, copy_from, copy_into, make_batch, pad, random_weights
+from tests.support.models.parity import (
+    assert_close,
+    copy_from,
+    copy_into,
+    gradients_of,
+    make_batch,
+    pad,
+    random_weights,
+    states_of,
+)
 
 Config = DebertaConfig | DebertaV2Config
 
 # Head width 12: transformers rounds sqrt(3 * 12) = 6 to fp32 without loss, so fp64 can be compared as fp64.
-SHAPE = {"layers": 3, "hidden": 48, "heads": 4, "feed_forward": 80, "max_length": 40, "vocab": 101}
+SHAPE: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 48,
+    "heads": 4,
+    "feed_forward": 80,
+    "max_length": 40,
+    "vocab": 101,
+}
 LENGTHS = [17, 40, 3, 1, 28]
-CONFIGS = {
+CONFIGS: dict[str, Config] = {
     "v1": DebertaConfig(**SHAPE, mask_decoder="plain"),
     "v2": DebertaV2Config(**SHAPE, buckets=8, mask_decoder="plain"),
     "v2_convolution": DebertaV2Config(**SHAPE, buckets=8, convolution=3, mask_decoder="plain"),
@@ -45,13 +66,13 @@ def config(request: pytest.FixtureRequest) -> Config:
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' v1 LayerNorm computes in fp32 whatever it is given; here in the precision of its input."""
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
+    def forward(self: modeling_deberta.DebertaLayerNorm, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.variance_epsilon)
 
     monkeypatch.setattr(modeling_deberta.DebertaLayerNorm, "forward", forward)
 
 
-def their_model(config: Config, dtype: torch.dtype) -> nn.Module:
+def their_model(config: Config, dtype: torch.dtype) -> PreTrainedModel:
     their_config = AutoConfig.for_model(**interchange(config).fields)
     return random_weights(AutoModelForMaskedLM.from_config(their_config)).to(dtype).eval()
 
@@ -59,6 +80,7 @@ def their_model(config: Config, dtype: torch.dtype) -> nn.Module:
 def our_model(config: Config, dtype: torch.dtype, attend: AttendDisentangled = automatic) -> MultitaskModel:
     model = random_weights(masked_language_model(config))
     for layer in model.encoder.layers:
+        assert isinstance(layer, DisentangledLayer)
         layer.attention.attend = attend
     return model.to(dtype).eval()
 
@@ -72,7 +94,7 @@ def check_outputs(ours: MultitaskModel, theirs: nn.Module, lengths: list[int]) -
         labels=padded_batch.labels,
         output_hidden_states=True,
     )
-    states = list(ours.encoder.states(batch))
+    states = states_of(ours.encoder, batch)
     assert len(states) == len(expected.hidden_states)
     for state, hidden in zip(states, expected.hidden_states, strict=True):
         assert_close(state, padded_batch.flat(hidden))
@@ -141,8 +163,10 @@ def test_buckets_are_theirs(buckets: int, longest: int) -> None:
 def literal_decoder(model: MultitaskModel, config: Config, length: int) -> Tensor:
     """He et al. 2021, section 3.2, as microsoft/DeBERTa runs it, for one row: every token a query, no kernel."""
     batch = make_batch([length], 101)
-    x = list(model.encoder.states(batch))[-2]
+    x = states_of(model.encoder, batch)[-2]
     layer = model.encoder.layers[-1]
+    assert isinstance(layer, DisentangledLayer)
+    assert model.decoder is not None
     query = x + model.decoder.position.weight[:length]
     for _ in range(2):
         query = literal_layer(model, layer, config, query, x)
@@ -150,18 +174,22 @@ def literal_decoder(model: MultitaskModel, config: Config, length: int) -> Tenso
 
 
 def literal_layer(
-    model: MultitaskModel, layer: nn.Module, config: Config, query: Tensor, x: Tensor
+    model: MultitaskModel, layer: DisentangledLayer, config: Config, query: Tensor, x: Tensor
 ) -> Tensor:
     """Queries `query` (the same tokens as `x`) look at `x`, one head and one pair of tokens at a time."""
     length, width = len(x), config.hidden // config.heads
-    table = model.encoder.positions.embedding.weight
+    assert isinstance(model.encoder, DisentangledEncoder)
+    table: Tensor = model.encoder.positions.embedding.weight
     projections = layer.attention.projections
     if isinstance(config, DebertaV2Config):
+        assert isinstance(projections, SharedProjections)
+        assert model.encoder.positions.norm is not None
         table = model.encoder.positions.norm(table)
         q, k, v = projections.query(query), projections.key(x), projections.value(x)
         pq, pk = projections.query(table), projections.key(table)
         span, steps = config.buckets, log_buckets(config.buckets, config.max_length)
     else:
+        assert isinstance(projections, FusedProjections)
         w = projections.content.weight.view(config.heads, 3, width, config.hidden)
         q = query @ w[:, 0].reshape(-1, config.hidden).T + projections.query.bias
         k = x @ w[:, 1].reshape(-1, config.hidden).T
@@ -181,7 +209,8 @@ def literal_layer(
                 )
         context[:, head] = (scores / (3 * width) ** 0.5).softmax(-1) @ v[:, head]
     y = layer.attention_norm(query + layer.attention.output(context))
-    return layer.feed_forward_norm(y + layer.feed_forward.down(F.gelu(layer.feed_forward.up(y))))
+    out: Tensor = layer.feed_forward_norm(y + layer.feed_forward.down(F.gelu(layer.feed_forward.up(y))))
+    return out
 
 
 @torch.no_grad()
@@ -191,6 +220,8 @@ def test_the_enhanced_decoder_is_its_formula(config: Config, attend: AttendDisen
     model = our_model(config, torch.float64, attend)
     expected = literal_decoder(model, config, 13)
     batch = make_batch([13], 101)
+    assert model.decoder is not None
+    assert isinstance(model.encoder, DisentangledEncoder)
     assert_close(model.decoder(model.encoder, batch), expected[batch.target_positions])
     assert_close(model.logits(batch), model.head.logits(expected[batch.target_positions]))
 
@@ -211,6 +242,7 @@ def test_the_enhanced_decoder_is_theirs_run_again_on_their_own_layer() -> None:
     hidden = base(
         rectangle.input_ids, attention_mask=rectangle.attention_mask, output_hidden_states=True
     ).hidden_states[-2]
+    assert ours.decoder is not None
     query = hidden + ours.decoder.position.weight[: hidden.shape[1]]
     for _ in range(2):
         query, _ = base.encoder.layer[-1](
@@ -247,6 +279,7 @@ def test_the_last_layer_at_chosen_tokens_is_the_last_layer(
 ) -> None:
     config = config.model_copy(update={"layers": layers, "position_to_position": between_positions})
     encoder = our_model(config, torch.float64).encoder
+    assert isinstance(encoder, DisentangledEncoder)
     batch = make_batch(LENGTHS, 101)
     expected = encoder(batch)[batch.target_positions]
     torch.testing.assert_close(encoder.at(batch.target_positions, batch), expected, rtol=1e-12, atol=1e-12)
@@ -260,7 +293,7 @@ def test_activation_checkpointing_changes_no_bit(config: Config) -> None:
         model = random_weights(masked_language_model(config, checkpoint_activations=flag)).train()
         torch.manual_seed(7)
         model(batch).terms[0].loss_sum.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        gradients.append(gradients_of(model))
     for name, gradient in gradients[0].items():
         assert torch.equal(gradient, gradients[1][name]), name
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from encoder_core.cost.memory import Stage
 from tests.support.ranks import replaced_tokens as ranks
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.replaced_tokens import Setting, Trace
@@ -37,7 +38,7 @@ def trained(settings: list[Setting]) -> dict[Setting, Trace]:
     ("family", "stages"),
     [*SOME.items(), *(pytest.param(f, STAGES, marks=pytest.mark.long) for f in FAMILIES)],
 )
-def test_ten_steps_equal_two_plain_networks(family: str, stages: tuple[int, ...]) -> None:
+def test_ten_steps_equal_two_plain_networks(family: str, stages: tuple[Stage, ...]) -> None:
     norms, weights = ranks.reference(family)
     assert len(norms[0]) == (1 if family == "electra" else 2)
     traces = trained([Setting(family, stage) for stage in stages])
@@ -57,7 +58,7 @@ def gradient(trace: Trace, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_electras_embeddings_learn_from_both_networks(traces: dict[Setting, Trace], stage: int) -> None:
+def test_electras_embeddings_learn_from_both_networks(traces: dict[Setting, Trace], stage: Stage) -> None:
     found = traces[Setting("electra", stage, clip=None, steps=1)]
     assert found.shared
     generator, discriminator = ranks.gradients("electra")
@@ -70,7 +71,7 @@ def test_electras_embeddings_learn_from_both_networks(traces: dict[Setting, Trac
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_debertas_embeddings_are_disentangled(traces: dict[Setting, Trace], stage: int) -> None:
+def test_debertas_embeddings_are_disentangled(traces: dict[Setting, Trace], stage: Stage) -> None:
     """E_G learns from the generator alone, E_delta from the discriminator alone."""
     found = traces[Setting("deberta", stage, clip=None, steps=1)]
     assert not found.shared

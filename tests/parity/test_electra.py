@@ -22,7 +22,14 @@ from tests.support.models.parity import (
     random_weights,
 )
 
-SHAPE = {"layers": 3, "hidden": 48, "heads": 4, "feed_forward": 80, "max_length": 40, "vocab": 101}
+SHAPE: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 48,
+    "heads": 4,
+    "feed_forward": 80,
+    "max_length": 40,
+    "vocab": 101,
+}
 CONFIGS = {
     "projected": ElectraConfig(**SHAPE, embedding=16),
     "projected-tanh": ElectraConfig(**SHAPE, embedding=16, activation="gelu_tanh"),
@@ -36,7 +43,8 @@ def both_models(config: ElectraConfig, heads: Heads, dtype: torch.dtype) -> tupl
     their = interchange(config, heads)
     assert CLASSES[heads].__name__ == their.architecture
     theirs = CLASSES[heads](TheirConfig(**their.fields))
-    return (random_weights(model).to(dtype).eval() for model in (network(config, heads), theirs))
+    ours, theirs = (random_weights(model).to(dtype).eval() for model in (network(config, heads), theirs))
+    return ours, theirs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])

@@ -76,15 +76,22 @@ class Layer(nn.Module):
         return out
 
 
+class Body(nn.Module):
+    """The encoder, its parts by their published names."""
+
+    def __init__(self, config: NeoBertConfig) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(config.vocabulary, config.hidden)
+        self.transformer_encoder = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layer_norm = Norm(config.hidden, config.layer_norm_eps)
+
+
 class Written(nn.Module):
     """The paper's model for one row after the other: [length] to states [length, hidden] and logits [length, vocab]."""
 
     def __init__(self, config: NeoBertConfig) -> None:
         super().__init__()
-        self.model = nn.Module()
-        self.model.encoder = nn.Embedding(config.vocabulary, config.hidden)
-        self.model.transformer_encoder = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.model.layer_norm = Norm(config.hidden, config.layer_norm_eps)
+        self.model = Body(config)
         self.decoder = nn.Linear(config.hidden, config.vocabulary)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,12 @@ from encoder_core.families import albert, bert, deberta, electra, eurobert, mode
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.objectives.compose import network
-from encoder_core.objectives.replaced import ReplacedTokenConfig, gradient_disentangled_detection
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.replaced import (
+    ReplacedTokenConfig,
+    discriminator_model,
+    gradient_disentangled_detection,
+)
 
 SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     # name: configuration, heads, published millions of parameters from, to
@@ -74,8 +79,9 @@ def test_electra_generators_are_the_published_share(
 def test_albert_factorises_its_embeddings() -> None:
     """V * E + E * H against BERT's V * H (ALBERT, section 3.1)."""
     with torch.device("meta"):
-        encoder = network(albert.BASE, "mlm").encoder
-    table, projection = encoder.embeddings.word.weight, encoder.projection.weight
+        encoder = masked_language_model(albert.BASE).encoder
+    table = encoder.get_parameter("embeddings.word.weight")
+    projection = encoder.get_parameter("projection.weight")
     assert table.numel() + projection.numel() == 30_000 * 128 + 128 * 768
 
 
@@ -94,7 +100,7 @@ def test_deberta_v3_has_the_published_parameters(
 ) -> None:
     """The discriminator alone, as published: millions of parameters without the words, and of the words."""
     with torch.device("meta"):
-        alone = network(config, "rtd")
+        alone = discriminator_model(config)
         both = gradient_disentangled_detection(
             config, ReplacedTokenConfig(embeddings="gradient_disentangled")
         )

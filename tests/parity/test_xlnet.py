@@ -1,5 +1,6 @@
 """XLNet against transformers: one stream and two, with memory, segments, padding and reversed rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,7 +18,15 @@ from encoder_core.families.catalogue import Interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
-from tests.support.models.parity import assert_close, copy_from, copy_into, make_batch, pad, random_weights
+from tests.support.models.parity import (
+    assert_close,
+    copy_from,
+    copy_into,
+    gradients_of,
+    make_batch,
+    pad,
+    random_weights,
+)
 
 CONFIG = XlnetConfig(
     layers=3,
@@ -66,7 +75,7 @@ def permuted(lengths: list[int], *, segments: bool = True, seed: int = 0) -> Bat
         chosen = start + torch.randperm(stop - start, generator=draws)[: (stop - start) // 3]
         target[chosen] = True
         order[chosen] = 1 + torch.randperm(len(chosen), generator=draws)
-        if segments:
+        if batch.segments is not None:
             batch.segments[stop - 1] = 2  # XLNet's [CLS], last in its row
     at = target.nonzero().flatten()
     ids = torch.randint(8, 101, (len(at),), generator=draws)
@@ -79,7 +88,7 @@ class Theirs:
 
     arguments: dict[str, Tensor]
     real: Tensor
-    flat: object
+    flat: Callable[[Tensor], Tensor]
 
 
 def their_inputs(batch: Batch, dtype: torch.dtype) -> Theirs:
@@ -96,6 +105,7 @@ def their_inputs(batch: Batch, dtype: torch.dtype) -> Theirs:
     for row, (start, length, count) in enumerate(
         zip(batch.cu_seqlens.tolist(), lengths, counts, strict=False)
     ):
+        assert batch.order is not None
         orders[row, :length] = batch.order[start : start + length]
         own = batch.target_positions[done : done + count] - start
         mapping[row, torch.arange(count), own] = 1
@@ -134,6 +144,7 @@ def check_two_streams(
     assert 2 * len(states) == len(expected.hidden_states)
     for depth, state in enumerate(states):
         assert_close(state.content, inputs.flat(expected.hidden_states[2 * depth]))
+        assert state.query is not None
         assert_close(state.query, expected.hidden_states[2 * depth + 1][inputs.real])
     assert_close(ours.logits(batch, memory), expected.logits[inputs.real])
     sums = ours(batch, memory)
@@ -176,7 +187,8 @@ def test_one_stream_sees_every_token(dtype: torch.dtype, lengths: list[int]) -> 
 def test_memory_over_several_steps(dtype: torch.dtype, bi_data: bool) -> None:
     """The memory fills (10 tokens a step, 14 kept), is passed on, and stays equal."""
     ours, theirs = models(dtype, bi_data=bi_data)
-    memory, their_memory = (), None
+    memory: Memory = ()
+    their_memory: list[Tensor] | None = None
     flags = torch.tensor([False, False, True, True]) if bi_data else None
     for step in range(4):
         batch = replace(permuted(FULL, seed=step), reversed_rows=flags)
@@ -207,6 +219,7 @@ def test_the_reuse_half_does_not_see_the_other_but_is_seen() -> None:
     ours, _ = models(torch.float64)
     batch = permuted([20])
     half = torch.arange(20) >= 10
+    assert batch.order is not None
     batch = replace(batch, order=batch.order + 100 * half)
     before = ours.encoder.states(batch)[-1].content
     changed = replace(batch, tokens=torch.where(half, (batch.tokens + 1) % 101, batch.tokens))
@@ -220,6 +233,7 @@ def test_a_prediction_does_not_see_its_own_token_nor_later_ones() -> None:
     ours, _ = models(torch.float64)
     batch = permuted([30])
     logits = ours.logits(batch)
+    assert batch.order is not None
     order = batch.order[batch.target_positions]
     for i, at in enumerate(batch.target_positions.tolist()):
         tokens = batch.tokens.clone()
@@ -260,7 +274,7 @@ def test_activation_checkpointing_changes_no_bit() -> None:
         model = random_weights(permuted_language_model(CONFIG, checkpoint_activations=flag)).train()
         torch.manual_seed(7)
         model(batch, ()).terms[0].loss_sum.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        gradients.append(gradients_of(model))
     for name, gradient in gradients[0].items():
         assert torch.equal(gradient, gradients[1][name]), name
 
@@ -316,6 +330,7 @@ def test_predictions_with_memory_are_those_in_the_full_context() -> None:
     late = whole.positions >= 12
     keep = late[whole.target_positions]
     targets, ids = whole.target_positions[keep], whole.target_ids[keep]
+    assert whole.order is not None
     order = torch.where(late, whole.order + 1, 0)
     whole = replace(whole, order=order, target_positions=targets, target_ids=ids)
     within = torch.cumsum(late, 0)[targets] - 1

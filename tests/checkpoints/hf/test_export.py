@@ -4,6 +4,7 @@ shared or gradient-disentangled.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.mlm import MultitaskModel, masked_language_model
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.replaced import (
     ReplacedTokenConfig,
     ReplacedTokenDetection,
@@ -116,7 +118,14 @@ def test_any_store_will_do(
     assert json.loads(any_store.get("config.json"))["architectures"] == ["RobertaForMaskedLM"]
 
 
-SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 90}
+SHAPE: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "feed_forward": 48,
+    "max_length": 40,
+    "vocab": 90,
+}
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
 DEBERTA = DebertaV2Config(**SHAPE, buckets=8, mask_decoder="plain")
 CASES: dict[str, tuple[DetectorConfig, Sharing]] = {

@@ -1,9 +1,11 @@
 """Every family and head out to transformers and back, bit for bit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from checkpoints.hf.export import export_model, export_pair, pair_weights_for
@@ -24,7 +26,15 @@ from encoder_core.objectives.compose import network
 from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
 from tests.support.models.parity import parameters_of, random_weights
 
-SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 261}
+NOTHING: dict[str, Tensor] = {}
+SHAPE: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "feed_forward": 48,
+    "max_length": 40,
+    "vocab": 261,
+}
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
 CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "bert": (BertConfig(**SHAPE), "mlm"),
@@ -88,13 +98,13 @@ def test_a_missing_head_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", ["mlm_pair", "plm"])
 def test_heads_without_a_class_are_refused(tmp_path: Path, heads: Heads) -> None:
     with pytest.raises(ModelError, match=f"no class for roberta with the heads '{heads}'"):
-        export_model({}.__getitem__, RobertaConfig(**SHAPE), {}, open_store(str(tmp_path)), heads)
+        export_model(NOTHING.__getitem__, RobertaConfig(**SHAPE), {}, open_store(str(tmp_path)), heads)
 
 
 def test_relative_positions_cannot_be_exported(tmp_path: Path) -> None:
     config = BertConfig(**SHAPE, position="relative_key")
     with pytest.raises(ModelError, match="relative_key"):
-        export_model({}.__getitem__, config, {}, open_store(str(tmp_path)))
+        export_model(NOTHING.__getitem__, config, {}, open_store(str(tmp_path)))
 
 
 def test_an_electra_pair_out_and_back(tmp_path: Path) -> None:
@@ -107,10 +117,11 @@ def test_an_electra_pair_out_and_back(tmp_path: Path) -> None:
 
 
 def test_strangers_are_not_a_pair(tmp_path: Path) -> None:
-    for seed, part, config, heads in (
+    strangers: tuple[tuple[int, str, ElectraConfig, Heads], ...] = (
         (1, "generator", ELECTRA.generator, "mlm"),
         (2, "discriminator", ELECTRA, "rtd"),
-    ):
+    )
+    for seed, part, config, heads in strangers:
         parameters = parameters_of(random_weights(network(config, heads), seed))
         export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / part)), heads)
     with pytest.raises(ModelError, match="do not share their embeddings"):

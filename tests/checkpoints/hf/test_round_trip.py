@@ -11,8 +11,7 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from checkpoints.hf.load import load_pretrained
 from encoder_core.families.albert import AlbertConfig
@@ -87,7 +86,7 @@ def configs(draw: st.DrawFn, family: type[ModelConfig]) -> ModelConfig:
     return family(**known)
 
 
-def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype = torch.float32) -> nn.Module:
+def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     their = interchange(config, heads)
     described = {name: value for name, value in their.fields.items() if name != "model_type"}
     settings_ = AutoConfig.for_model(their.fields["model_type"], **described)
@@ -144,7 +143,7 @@ def assert_same_states(
     padded = pad(batch, config.pad_id)
     given = {"token_type_ids": padded.token_type_ids} if segments else {}
     expected = theirs(padded.input_ids, attention_mask=padded.attention_mask, **given).last_hidden_state
-    *_, last = encoder.states(batch)
+    last = encoder(batch)
     difference = (last - padded.flat(expected)).abs().max() / expected.abs().max()
     assert difference < most
 

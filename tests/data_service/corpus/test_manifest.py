@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert dump_manifest(loaded) == dump_manifest(MANIFEST)
     assert loaded.fingerprint == MANIFEST.fingerprint
     np.testing.assert_array_equal(loaded.train.offset, TRAIN.offset)
-    assert (loaded.train.shard.dtype, loaded.train.tokens.dtype) == (np.int32, np.int64)
+    assert (loaded.train.shard.dtype, loaded.train.tokens.dtype) == (np.dtype(np.int32), np.dtype(np.int64))
     assert loaded.train.shards == TRAIN.shards
     assert loaded.options == MANIFEST.options
     assert len(loaded.heldout) == 0
@@ -78,7 +79,7 @@ def test_a_later_version_is_refused_by_its_number() -> None:
         ({"train": replace(TRAIN, offset=TRAIN.offset - 1)}, "greater than or equal to 0"),
     ],
 )
-def test_contents_that_contradict_themselves_are_refused(change: dict[str, object], problem: str) -> None:
+def test_contents_that_contradict_themselves_are_refused(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(CorpusError, match=problem):
         parse_manifest(dump_manifest(replace(MANIFEST, **change)), "corpus/manifest.json")
 

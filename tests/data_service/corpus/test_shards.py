@@ -121,7 +121,7 @@ def test_bytes_that_are_no_block_are_refused(tmp_path: Path, damage: str) -> Non
         "pickled": Block(np.array([{}, {}], dtype=object), block.sentences, block.documents),
         "boundaries": Block(block.tokens, block.sentences + 1, block.documents),
         "two-dimensional": Block(block.tokens.reshape(1, -1), block.sentences, block.documents),
-        "floats": Block(block.tokens.astype(np.float32), block.sentences, block.documents),
+        "floats": Block(block.tokens.astype(np.float32), block.sentences, block.documents),  # type: ignore[arg-type]
     }
     shard = write_shard(tmp_path / "s.tar", [broken.get(damage, block)])
     data = (tmp_path / "s.tar").read_bytes()[: shard.blocks[0].length]

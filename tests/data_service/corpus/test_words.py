@@ -103,7 +103,8 @@ def test_words_of_the_input_are_placed_on_its_text(words: list[str], data: st.Da
 
 def token_begins(tokenizer: Tokenizer, sentence: str, starts: list[bool]) -> list[bool]:
     """Said plainly: a token begins a word if the first character of its text, spaces aside, is a word's first."""
-    found, before = [], -1
+    found: list[bool] = []
+    before = -1
     encoding = tokenizer.encode_with_places([sentence])[0]
     for place in encoding[1].tolist():
         while place < len(sentence) and sentence[place].isspace():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def test_parquet_cut_anywhere(
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_every_form_of_text_file(tmp_path: Path, suffix: str) -> None:
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
+    packers: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+    pack = packers.get(suffix, bytes)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(pack("\ufeffOne é\nstill one\n\nTwo\n".encode()))
     assert read(path, OPTIONS) == ["One é\nstill one\n\nTwo\n"]

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ LETTERS = {
     "utf-8-sig": "aß中🙂 ",
 }
 MARKED = ("utf-16", "utf-32", "utf-8-sig")
-PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 def as_file(texts: list[str], kind: str) -> str:

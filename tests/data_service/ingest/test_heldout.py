@@ -19,7 +19,8 @@ from data_service.ingest.scan import encoded_text, folded_text, hash_text, hash_
 from data_service.ingest.sentences import split_sentences
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
-from data_service.tokenizers.train import Kind, TokenizerOptions, train_tokenizer
+from data_service.tokenizers.tokenizer import Kind
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from tests.support.data.raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
 
 HALF = BuildOptions(heldout_fraction=0.5, split_bytes=4096, block_tokens=500)
@@ -69,7 +70,7 @@ def written_in_ways(random: Random) -> list[str]:
         words = random.choices(WORDS, k=random.randint(1, 6))
         for _ in range(4):
             text = "".join(random.choice(SPACES) + word for word in words) + random.choice(SPACES)
-            form = random.choice(["NFC", "NFD", "NFKC"])
+            form: Literal["NFC", "NFD", "NFKC"] = random.choice(("NFC", "NFD", "NFKC"))
             texts.append(unicodedata.normalize(form, random.choice([text, text.upper()])))
     return texts
 

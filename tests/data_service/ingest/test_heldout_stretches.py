@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule
 from data_service.corpus.reader import read_block
 from data_service.errors import InputError
@@ -29,7 +30,7 @@ from data_service.ingest.heldout import (
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import hash_text
 from data_service.store.open import open_store
-from data_service.stream.statistics import corpus_stats, open_corpus
+from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import (
     DOCUMENTS,
     build,
@@ -136,7 +137,7 @@ def test_what_is_held_out_is_a_matter_of_content_alone(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / f"other/{name}.txt").write_bytes(text.encode())
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    held = []
+    held: list[tuple[HeldoutRule | None, list[str]]] = []
     for name, source in (("a", one), ("b", tmp_path / "other")):
         options = BuildOptions(split_bytes=5000, block_tokens=2000 + 1000 * len(held))
         manifest = build_corpus(

@@ -3,6 +3,7 @@
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.inputs import InputFile, list_inputs
+from data_service.ingest.inputs import Compression, Format, InputFile, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import plan_splits
 from data_service.store.errors import StoreError
@@ -189,7 +190,13 @@ def test_mistakes_name_the_pattern(folder: Path) -> None:
         list_inputs(["ftp://somewhere/x.txt"])
 
 
-FORMATS = [("txt", ""), ("txt", "gz"), ("jsonl", ""), ("jsonl", "zst"), ("parquet", "")]
+FORMATS: list[tuple[Format, Compression]] = [
+    ("txt", ""),
+    ("txt", "gz"),
+    ("jsonl", ""),
+    ("jsonl", "zst"),
+    ("parquet", ""),
+]
 files = st.lists(st.tuples(st.sampled_from(FORMATS), st.integers(0, 400_000)), min_size=1, max_size=30)
 
 
@@ -197,9 +204,9 @@ files = st.lists(st.tuples(st.sampled_from(FORMATS), st.integers(0, 400_000)), m
 @given(files, st.integers(5_000, 200_000), st.sampled_from(["file", "blank_line"]))
 def test_splits_cover_every_byte_once_in_order(
     tmp_path_factory: pytest.TempPathFactory,
-    files: list[tuple[tuple[str, str], int]],
+    files: list[tuple[tuple[Format, Compression], int]],
     split_bytes: int,
-    txt_documents: str,
+    txt_documents: Literal["file", "blank_line"],
 ) -> None:
     root = tmp_path_factory.mktemp("r")
     inputs = tuple(InputFile(str(root), f"{i}", size, *kind) for i, (kind, size) in enumerate(files))

@@ -191,7 +191,9 @@ def test_text_without_fields_and_tables_without_the_columns_are_refused(tmp_path
 
 
 def test_few_examples_are_held_out_whole(tmp_path: Path) -> None:
-    long = [{"query": f"{i} {SENTENCES[i]}", "positive": " ".join(SENTENCES[i : i + 60])} for i in range(3)]
+    long: list[Record] = [
+        {"query": f"{i} {SENTENCES[i]}", "positive": " ".join(SENTENCES[i : i + 60])} for i in range(3)
+    ]
     build(write(tmp_path / "in" / "a.jsonl", long).parent, tmp_path / "corpus", options(0))
     found = examples_of(tmp_path / "corpus")
     assert len(found["heldout"]) in (1, 2)

@@ -4,6 +4,7 @@
 import json
 from collections.abc import Callable
 from functools import cache
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from data_service.ingest.blocks import encode_sentences
 from data_service.ingest.sentences import LONGEST, split_sentences
 from data_service.tokenizers.load import load_tokenizer
-from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from tests.support.data.made_up import SCRIPTS, scripts_text
 from tests.support.data.published_tokenizers import published_folder
@@ -24,7 +25,7 @@ KINDS = (*TRAINED, "albert", "xlnet", "deberta-v3", *CHANGED)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory):
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
     texts = [scripts_text(seed, script) for script in SCRIPTS for seed in range(60)]
 
     @cache
@@ -36,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
         if kind in CHANGED:
             return {"unprefixed": _unprefixed, "spaced": _spaced, "added": _added}[kind](of)
         options = TokenizerOptions(coverage=0.99, min_frequency=1, alphabet=500)
-        return train_tokenizer(kind, texts, 1100, options)
+        return train_tokenizer(cast(Kind, kind), texts, 1100, options)
 
     return of
 
@@ -80,7 +81,9 @@ def _same(tokenizer: Tokenizer, text: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_tokens_of_a_document_are_those_of_its_sentences(trained, kind: str, script: str) -> None:
+def test_the_tokens_of_a_document_are_those_of_its_sentences(
+    trained: Callable[[str], Tokenizer], kind: str, script: str
+) -> None:
     for seed in range(4):
         text = "\n".join(scripts_text(1000 * seed + line, script) for line in range(3))
         _same(trained(kind), text)
@@ -96,12 +99,12 @@ def test_the_tokens_of_a_document_are_those_of_its_sentences(trained, kind: str,
 )
 @example("今日は。「明日も！」 そう。'sあ。")
 @example("a。\u0301b。\u3099 c")
-def test_random_text_of_many_scripts(trained, text: str) -> None:
+def test_random_text_of_many_scripts(trained: Callable[[str], Tokenizer], text: str) -> None:
     for kind in KINDS:
         _same(trained(kind), text)
 
 
-def test_the_issues_example_has_no_space_mark_inside(trained) -> None:
+def test_the_issues_example_has_no_space_mark_inside(trained: Callable[[str], Tokenizer]) -> None:
     tokenizer = trained("unigram")
     text = "今日は良い天気です。明日も晴れるでしょう。散歩に行きましょう。"
     parts = [one.ids for one in encode_sentences(tokenizer, [split_sentences(text)])]
@@ -111,7 +114,9 @@ def test_the_issues_example_has_no_space_mark_inside(trained) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_document_longer_than_a_run_loses_nothing_and_gains_no_space(trained, kind: str) -> None:
+def test_a_document_longer_than_a_run_loses_nothing_and_gains_no_space(
+    trained: Callable[[str], Tokenizer], kind: str
+) -> None:
     tokenizer = trained(kind)
     text = "".join(scripts_text(seed, "kana", 40).replace(" ", "") for seed in range(60)) + "x" * (
         2 * LONGEST
@@ -119,13 +124,13 @@ def test_a_document_longer_than_a_run_loses_nothing_and_gains_no_space(trained, 
     assert len(text) > 3 * LONGEST
     parts = [one.ids for one in encode_sentences(tokenizer, [split_sentences(text)])]
     whole = tokenizer.encode(text)
-    laid = np.concatenate(parts)
+    laid = np.concatenate(parts).tolist()
     if kind != "wordpiece":  # for which a word of so many letters is unknown, and its parts are, too
         assert tokenizer.decode(laid) == tokenizer.decode(whole)
         assert abs(len(laid) - len(whole)) <= 8
 
 
-def test_documents_do_not_run_into_each_other(trained) -> None:
+def test_documents_do_not_run_into_each_other(trained: Callable[[str], Tokenizer]) -> None:
     tokenizer = trained("unigram")
     first, second = (split_sentences(scripts_text(seed)) for seed in (1, 2))
     both = [one.ids for one in encode_sentences(tokenizer, [first, [], second])]

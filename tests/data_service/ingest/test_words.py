@@ -1,6 +1,7 @@
 """Words at the build: stored with the tokens, part of the corpus's identity, masked whole; without them, as before."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -82,7 +83,11 @@ def test_words_of_the_input_are_stored(tmp_path: Path, form: str) -> None:
             "text,words\n" + "".join(f"{t},{' '.join(w)}\n" for t, w in zip(texts, DOCUMENTS, strict=True))
         )
     else:
-        held = {"nested": lambda words: [words[:9], words[9:]], "spaced": "  ".join}.get(form, list)
+        forms: dict[str, Callable[[list[str]], object]] = {
+            "nested": lambda words: [words[:9], words[9:]],
+            "spaced": "  ".join,
+        }
+        held = forms.get(form, list)
         lines = [json.dumps({"text": t, "words": held(w)}) for t, w in zip(texts, DOCUMENTS, strict=True)]
         data = "\n".join(lines).encode()
         text.write_bytes(zstandard.compress(data) if form.endswith("zst") else data)

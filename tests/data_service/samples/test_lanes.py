@@ -150,6 +150,7 @@ def test_the_share_of_random_second_segments() -> None:
     for random in (0.5, 0.2):
         rows, text = laid_out(block, lanes_of(6, random=random), 6 + 21 + EDGE_TOKENS)
         every = np.arange(len(rows))
+        assert text.backward is not None
         step = np.where(text.backward, -1, 1)
         last_of_a = text.tokens[every, text.segment_starts - 2].astype(np.int64)
         goes_on = text.tokens[every, text.segment_starts] == last_of_a + step

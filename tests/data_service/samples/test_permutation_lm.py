@@ -57,7 +57,7 @@ def literal_ngrams(
         start = at + before
         while start < width and (fixed[start] or not begins[start]):
             start += 1
-        ends = []  # after one word, after two, ...
+        ends: list[int] = []  # after one word, after two, ...
         place = start + 1
         while place < width and len(ends) < n:
             if config.unit == "piece" or begins[place]:

@@ -1,6 +1,7 @@
 """Rows of translations: a sentence and its own, each opened and closed, cut to fit; plain text beside them."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from tests.support.data.corpora import (
 ENGLISH, FRENCH = ("en",), ("fr",)
 KEY = stream_key("test")
 KNOWN = ("de", "en", "fr")
-NOWHERE = {"uri": "nowhere", "manifest_fingerprint": "f" * 64}
+NOWHERE: dict[str, Any] = {"uri": "nowhere", "manifest_fingerprint": "f" * 64}
 PAIRS, TEXT = 0, 1  # sources of `translations`
 WORDS = np.arange(VOCABULARY) % 3 > 0
 
@@ -86,7 +87,7 @@ def test_a_row_is_a_sentence_and_its_translation(seed: int, negatives: int, leng
         assert other == texts[1][: len(other)]
         if sum(map(len, texts)) > length - 4:
             assert len(row) == length, "no place is left empty"
-            assert (one, other) == literally_cut(*texts, length - 4)
+            assert (one, other) == literally_cut(texts[0], texts[1], length - 4)
         else:
             assert (one, other) == tuple(texts)
     assert samples.restarts is not None
@@ -134,7 +135,9 @@ def test_text_beside_translations_is_packed_as_it_is_alone() -> None:
     assert not samples.restarts.any()
     assert samples.languages is not None
     assert (samples.languages == 1).all()
-    assert alone.languages is alone.segment_starts is alone.restarts is None
+    assert alone.languages is None
+    assert alone.segment_starts is None
+    assert alone.restarts is None
     together = join_rows([samples, made(block_of_pairs(1, 4, 2), spec)])
     order = np.random.default_rng(0).permutation(together.rows)
     (dealt,) = deal_rows(together, [order])

@@ -2,17 +2,19 @@
 
 import io
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_service.store.open import open_store
-from data_service.stream.counts import Runner, count_rows, measure_rows, run_here
+from data_service.stream.counts import Counted, Found, Pass, Runner, count_rows, measure_rows, run_here
 from data_service.stream.sources import Corpora
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
-KINDS = [count_rows, measure_rows]
+Counting = Callable[..., tuple[np.ndarray, ...]]
+KINDS: list[Counting] = [count_rows, measure_rows]
 
 
 @pytest.fixture(scope="module")
@@ -21,18 +23,18 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
     return Corpora(spec_of(source_of(uri)))
 
 
-def watched(blocks: list[int]) -> Runner:
+def watched(gone_through: list[int]) -> Runner:
     """The usual runner, and how many blocks it has gone through."""
 
-    def run(job, corpora, source, which, counted):
-        blocks.append(len(which))
-        return run_here(job, corpora, source, which, counted)
+    def run(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
+        gone_through.append(len(blocks))
+        return run_here(job, corpora, source, blocks, counted)
 
     return run
 
 
 @pytest.mark.parametrize("count", KINDS)
-def test_what_is_kept_is_not_counted_again(corpora: Corpora, count, tmp_path: Path) -> None:
+def test_what_is_kept_is_not_counted_again(corpora: Corpora, count: Counting, tmp_path: Path) -> None:
     cache, gone_through = open_store(tmp_path), list[int]()
     first = count(corpora, cache, watched(gone_through))
     second = count(corpora, cache, watched(gone_through))
@@ -43,7 +45,7 @@ def test_what_is_kept_is_not_counted_again(corpora: Corpora, count, tmp_path: Pa
 
 @pytest.mark.parametrize("count", KINDS)
 def test_damage_of_any_kind_is_found_and_said(
-    corpora: Corpora, count, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    corpora: Corpora, count: Counting, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, draws = open_store(tmp_path), random.Random(5)
     true = count(corpora, cache)

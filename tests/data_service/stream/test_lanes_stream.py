@@ -83,6 +83,7 @@ def test_each_lane_of_a_step_continues_itself(
             if same_window and (one.block, one.epoch) == (two.block, two.epoch):
                 continued += 1
                 # The row's text after its reused part begins A, and is the next row's reused part.
+                assert rows.segment_starts is not None
                 size = min(REUSE, int(rows.segment_starts[lane]) - 1 - REUSE)
                 here = rows.tokens.reshape(-1, LENGTH)[lane, REUSE : REUSE + size]
                 np.testing.assert_array_equal(reused(coming)[lane, :size], here)

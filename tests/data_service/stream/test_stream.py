@@ -14,7 +14,7 @@ from data_service.samples.packing import Packing
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.open import open_store
-from data_service.stream.counts import count_rows, measure_rows, run_here
+from data_service.stream.counts import Counted, Found, Pass, count_rows, measure_rows, run_here
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import random_block, source_of, spec_of, text_of, write_corpus
@@ -134,7 +134,7 @@ def test_masks_belong_to_the_row_not_to_its_neighbours(tmp_path: Path) -> None:
 def test_counts_are_kept_and_used(corpus: str, tmp_path: Path) -> None:
     spec, cache = spec_of(source_of(corpus)), open_store(tmp_path / "cache")
 
-    def never(*_: object) -> np.ndarray:
+    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
         raise AssertionError("counted again")
 
     corpora = Corpora(spec)
@@ -154,7 +154,7 @@ def test_a_pass_that_was_interrupted_goes_on(
 ) -> None:
     monkeypatch.setattr("data_service.stream.counts._KEPT_TOGETHER", 2)
     corpora, cache = Corpora(spec_of(source_of(corpus))), open_store(tmp_path / "cache")
-    blocks, done = len(corpora.tables[0]), []
+    blocks, done = len(corpora.tables[0]), list[range]()
 
     def dies_at_the_third(job: Any, corpora: Corpora, source: int, part: range, counted: Any) -> Any:
         if len(done) == 2:
@@ -188,7 +188,7 @@ def test_damaged_counts_are_made_again(corpus: str, tmp_path: Path) -> None:
 
 
 def test_contiguous_packing_counts_without_reading(corpus: str) -> None:
-    def never(*_: object) -> np.ndarray:
+    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
         raise AssertionError("read")
 
     corpora = Corpora(spec_of(source_of(corpus), input={"packing": "contiguous"}))

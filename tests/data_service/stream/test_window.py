@@ -1,6 +1,8 @@
 """Slabs: every sample of a window in one of them, found again by arithmetic, whatever steps they are laid for."""
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,7 +68,7 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
 
 
 @pytest.mark.parametrize("steps", [None, StepLayout(30, 1, 17), StepLayout(7, 0, 0)])
-def test_a_window_built_in_any_layout_holds_the_stream(tmp_path, steps: StepLayout | None) -> None:
+def test_a_window_built_in_any_layout_holds_the_stream(tmp_path: Path, steps: StepLayout | None) -> None:
     spec = spec_of(source_of(write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(4)])))
     stream, corpora = Stream(spec), Corpora(spec)
     grid = stream.plan.epoch_layout
@@ -84,7 +86,7 @@ def test_a_window_built_in_any_layout_holds_the_stream(tmp_path, steps: StepLayo
 def test_as_many_reads_as_a_long_run_has_cost_the_same_each() -> None:
     """While memory is full, what comes next is looked at by every read: 400,000 of them ended the process once."""
 
-    def spans():
+    def spans() -> Iterator[tuple[tuple[int, int], int, int]]:
         for number in range(10):
             yield (0, number), 0, 10
 

@@ -1,12 +1,15 @@
 """The report on real text says what is true of it."""
 
+from collections.abc import Callable
+
 import pytest
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.check import check_tokenizer
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 
 
-def test_byte_level_loses_nothing(trained, documents: list[str]) -> None:
+def test_byte_level_loses_nothing(trained: Callable[[Kind], Tokenizer], documents: list[str]) -> None:
     report = check_tokenizer(trained("byte_bpe"), documents)
     assert report.exact == report.stable == 1.0
     assert report.unknown == report.byte_pieces == 0.0
@@ -21,7 +24,7 @@ def test_byte_level_loses_nothing(trained, documents: list[str]) -> None:
     assert 0.7 < report.coverage <= 1.0
 
 
-def test_unknown_text_shows(trained) -> None:
+def test_unknown_text_shows(trained: Callable[[Kind], Tokenizer]) -> None:
     report = check_tokenizer(trained("wordpiece"), ["日本語 the the the"])
     assert report.unknown == pytest.approx(0.5)
     assert report.exact == 0.0
@@ -31,6 +34,6 @@ def test_unknown_text_shows(trained) -> None:
     assert fallback.exact == 1.0
 
 
-def test_blank_text_is_an_error(trained) -> None:
+def test_blank_text_is_an_error(trained: Callable[[Kind], Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match="no text"):
         check_tokenizer(trained("byte_bpe"), ["", " \n "])

@@ -3,13 +3,15 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
-from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 
 
 def test_ids_are_compact_arrays_without_special_tokens(tokenizer: Tokenizer, lines: list[str]) -> None:
@@ -40,20 +42,22 @@ def test_special_mask_covers_exactly_the_special_pieces(tokenizer: Tokenizer) ->
     assert not tokenizer.special_mask.flags.writeable
 
 
-def test_byte_level_text_survives(trained, lines: list[str]) -> None:
+def test_byte_level_text_survives(trained: Callable[[Kind], Tokenizer], lines: list[str]) -> None:
     tokenizer = trained("byte_bpe")
     assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(lines)] == lines
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_byte_fallback_leaves_nothing_unknown(trained, kind, lines: list[str]) -> None:
+def test_byte_fallback_leaves_nothing_unknown(
+    trained: Callable[[Kind], Tokenizer], kind: Kind, lines: list[str]
+) -> None:
     tokenizer = trained(kind)
     assert not any((ids == tokenizer.special.unk).any() for ids in tokenizer.encode_batch(lines))
     assert tokenizer.decode(tokenizer.encode("日本語 😀 text")) == "日本語 😀 text"
 
 
 def test_saving_loading_and_pickling_keep_everything(
-    tokenizer: Tokenizer, lines: list[str], tmp_path
+    tokenizer: Tokenizer, lines: list[str], tmp_path: Path
 ) -> None:
     save_tokenizer(tokenizer, str(tmp_path))
     expected = [ids.tolist() for ids in tokenizer.encode_batch(lines)]
@@ -68,7 +72,7 @@ def test_saving_loading_and_pickling_keep_everything(
         assert [ids.tolist() for ids in copy.encode_batch(lines)] == expected
 
 
-def test_hash_follows_the_content(trained, documents: list[str]) -> None:
+def test_hash_follows_the_content(trained: Callable[[Kind], Tokenizer], documents: list[str]) -> None:
     hashes = {trained(kind).hash for kind in ("byte_bpe", "wordpiece", "unigram", "bpe")}
     assert len(hashes) == 4
     files = trained("byte_bpe").save_files()
@@ -78,7 +82,7 @@ def test_hash_follows_the_content(trained, documents: list[str]) -> None:
     assert from_files(files | cls).hash != trained("byte_bpe").hash
 
 
-def test_large_vocabularies_use_uint32(trained) -> None:
+def test_large_vocabularies_use_uint32(trained: Callable[[Kind], Tokenizer]) -> None:
     import json
 
     definition = json.loads(trained("wordpiece").save_files()["tokenizer.json"])
@@ -89,7 +93,9 @@ def test_large_vocabularies_use_uint32(trained) -> None:
     assert large.encode("filler64036").dtype == np.uint32
 
 
-def test_truncation_in_a_file_does_not_cut_documents(trained, documents: list[str]) -> None:
+def test_truncation_in_a_file_does_not_cut_documents(
+    trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     import json
 
     definition = json.loads(trained("byte_bpe").save_files()["tokenizer.json"])
@@ -104,7 +110,7 @@ def test_truncation_in_a_file_does_not_cut_documents(trained, documents: list[st
     assert cut.hash == trained("byte_bpe").hash
 
 
-def test_a_missing_piece_is_named(trained) -> None:
+def test_a_missing_piece_is_named(trained: Callable[[Kind], Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match="<eod>"):
         trained("unigram").piece_id("<eod>")
 

@@ -2,23 +2,25 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from data_service.errors import InputError, TokenizerError
+from data_service.tokenizers.specials import Style
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 _TRAIN = """
 import sys, pydoc_data.topics
-from data_service.tokenizers.train import train_tokenizer
-from data_service.tokenizers.train import TokenizerOptions
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 texts = [topic for _, topic in sorted(pydoc_data.topics.topics.items())][:20]
 print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).hash)
 """
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind) -> None:
+def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> None:
     hashes = {
         subprocess.run(
             [sys.executable, "-c", _TRAIN, kind], capture_output=True, text=True, check=True
@@ -28,36 +30,36 @@ def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind) -> None:
     assert len(hashes) == 1
 
 
-def test_the_same_text_gives_the_same_files(tokenizer, documents: list[str]) -> None:
+def test_the_same_text_gives_the_same_files(tokenizer: Tokenizer, documents: list[str]) -> None:
     assert train_tokenizer(tokenizer.kind, iter(documents), 1500).save_files() == tokenizer.save_files()
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 @pytest.mark.parametrize("texts", [[], ["", " \n\t"]])
-def test_no_text_is_an_error(kind, texts) -> None:
-    with pytest.raises(TokenizerError, match="no text"):
+def test_no_text_is_an_error(kind: Kind, texts: list[str]) -> None:
+    with pytest.raises(TokenizerError, match=r"\btext\b"):
         train_tokenizer(kind, texts, 1000)
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_a_vocabulary_too_small_names_the_least(kind, documents: list[str]) -> None:
-    with pytest.raises(TokenizerError, match=r"too small.*\n.*ask for") as raised:
+def test_a_vocabulary_too_small_names_the_least(kind: Kind, documents: list[str]) -> None:
+    with pytest.raises(TokenizerError, match=r"\b20\b.*small") as raised:
         train_tokenizer(kind, documents, 20)
     least = int("".join(c for c in raised.value.remedy.split(",")[0] if c.isdigit()))
     assert train_tokenizer(kind, documents, least + 1).vocab_size == least + 1
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_a_vocabulary_too_large_names_the_most(kind, documents: list[str]) -> None:
-    with pytest.raises(TokenizerError, match=r"too large.*\n.*ask for") as raised:
+def test_a_vocabulary_too_large_names_the_most(kind: Kind, documents: list[str]) -> None:
+    with pytest.raises(TokenizerError, match=r"\b50000\b.*large") as raised:
         train_tokenizer(kind, documents[:3], 50_000)
     most = int(raised.value.remedy.split()[2])
     assert train_tokenizer(kind, documents[:3], most).vocab_size == most
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
-def test_an_error_while_reading_comes_through_as_it_is(kind) -> None:
-    def texts():
+def test_an_error_while_reading_comes_through_as_it_is(kind: Kind) -> None:
+    def texts() -> Iterator[str]:
         yield "some text"
         raise InputError("book.txt: byte 17 is not UTF-8", remedy="replace it")
 
@@ -113,7 +115,9 @@ def test_a_line_longer_than_sentencepiece_takes_is_not_lost() -> None:
         ("xlnet", "bpe", ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]),
     ],
 )
-def test_special_tokens_stand_first_in_the_family_order(style, kind, first, documents: list[str]) -> None:
+def test_special_tokens_stand_first_in_the_family_order(
+    style: Style, kind: Kind, first: list[str], documents: list[str]
+) -> None:
     tokenizer = train_tokenizer(kind, documents, 1200, TokenizerOptions(specials=style))
     assert list(tokenizer.pieces[: len(first)]) == first
     assert tokenizer.piece(tokenizer.special.mask) == next(

@@ -1,26 +1,32 @@
 """The same files give the same ids in transformers and in SentencePiece."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import sentencepiece
-from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
 from data_service.tokenizers.load import from_files, save_tokenizer
+from data_service.tokenizers.specials import Style
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 
-def _theirs(tokenizer, texts: list[str]) -> list[list[int]]:
+def _theirs(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
-def _ours(tokenizer, texts: list[str]) -> list[list[int]]:
+def _ours(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [ids.tolist() for ids in tokenizer.encode_batch(texts)]
 
 
 @pytest.mark.drawn(8)
 @pytest.mark.parametrize("model_type", [None, "roberta", "bert", "albert", "xlnet", "deberta-v2", "electra"])
-def test_auto_tokenizer_gives_the_same_ids(tokenizer, model_type, lines: list[str], tmp_path) -> None:
+def test_auto_tokenizer_gives_the_same_ids(
+    tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path
+) -> None:
     save_tokenizer(tokenizer, str(tmp_path))
     if model_type is not None:  # as in an exported model's folder
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -31,7 +37,7 @@ def test_auto_tokenizer_gives_the_same_ids(tokenizer, model_type, lines: list[st
         assert getattr(theirs, f"{role}_token_id") == getattr(tokenizer.special, role)
 
 
-def test_what_transformers_saves_loads_back(tokenizer, lines: list[str], tmp_path) -> None:
+def test_what_transformers_saves_loads_back(tokenizer: Tokenizer, lines: list[str], tmp_path: Path) -> None:
     save_tokenizer(tokenizer, str(tmp_path / "ours"))
     AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     files = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
@@ -49,7 +55,7 @@ def test_what_transformers_saves_loads_back(tokenizer, lines: list[str], tmp_pat
     ],
 )
 def test_rows_are_laid_out_as_the_family_does(
-    kind, style, one, two, types, documents: list[str], tmp_path
+    kind: Kind, style: Style, one: str, two: str, types: list[int], documents: list[str], tmp_path: Path
 ) -> None:
     tokenizer = train_tokenizer(kind, documents, 1200, TokenizerOptions(specials=style))
     save_tokenizer(tokenizer, str(tmp_path))
@@ -60,7 +66,7 @@ def test_rows_are_laid_out_as_the_family_does(
     assert ("token_type_ids" in theirs("a", "a")) == (style != "roberta")
 
 
-def test_the_mask_takes_the_space_before_it(trained, tmp_path) -> None:
+def test_the_mask_takes_the_space_before_it(trained: Callable[[Kind], Tokenizer], tmp_path: Path) -> None:
     tokenizer = trained("byte_bpe")
     save_tokenizer(tokenizer, str(tmp_path))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -68,7 +74,9 @@ def test_the_mask_takes_the_space_before_it(trained, tmp_path) -> None:
     assert ids == [*tokenizer.encode("the"), tokenizer.special.mask, *tokenizer.encode(" is")]
 
 
-def test_the_vocabulary_files_alone_are_the_same_tokenizer(trained, lines: list[str], tmp_path) -> None:
+def test_the_vocabulary_files_alone_are_the_same_tokenizer(
+    trained: Callable[[Kind], Tokenizer], lines: list[str], tmp_path: Path
+) -> None:
     byte_bpe = trained("byte_bpe")
     files = {name: byte_bpe.save_files()[name] for name in ("vocab.json", "merges.txt")}
     assert _ours(from_files(files), lines) == _ours(byte_bpe, lines)
@@ -83,7 +91,9 @@ def test_the_vocabulary_files_alone_are_the_same_tokenizer(trained, lines: list[
     assert _theirs(BertTokenizer.from_pretrained(tmp_path / "wordpiece"), lines) == _ours(wordpiece, lines)
 
 
-def test_a_bert_vocabulary_alone_is_uncased_as_in_transformers(documents, lines: list[str], tmp_path) -> None:
+def test_a_bert_vocabulary_alone_is_uncased_as_in_transformers(
+    documents: list[str], lines: list[str], tmp_path: Path
+) -> None:
     uncased = train_tokenizer("wordpiece", documents, 1200, TokenizerOptions(lowercase=True))
     files = {"vocab.txt": uncased.save_files()["vocab.txt"]}
     _write(files, tmp_path / "uncased")
@@ -92,7 +102,7 @@ def test_a_bert_vocabulary_alone_is_uncased_as_in_transformers(documents, lines:
     )
 
 
-def test_sentencepiece_bpe_gives_the_same_ids(trained, lines: list[str]) -> None:
+def test_sentencepiece_bpe_gives_the_same_ids(trained: Callable[[Kind], Tokenizer], lines: list[str]) -> None:
     tokenizer = trained("bpe")
     original = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.save_files()["spiece.model"])
     assert _ours(tokenizer, lines) == [original.encode(line) for line in lines]
@@ -100,7 +110,9 @@ def test_sentencepiece_bpe_gives_the_same_ids(trained, lines: list[str]) -> None
     assert _ours(alone, lines) == _ours(tokenizer, lines)
 
 
-def test_sentencepiece_unigram_gives_the_same_ids_up_to_ties(trained, lines: list[str]) -> None:
+def test_sentencepiece_unigram_gives_the_same_ids_up_to_ties(
+    trained: Callable[[Kind], Tokenizer], lines: list[str]
+) -> None:
     tokenizer = trained("unigram")
     original = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.save_files()["spiece.model"])
     pairs = [(ours, original.encode(line)) for ours, line in zip(_ours(tokenizer, lines), lines, strict=True)]
@@ -112,7 +124,7 @@ def test_sentencepiece_unigram_gives_the_same_ids_up_to_ties(trained, lines: lis
         )
 
 
-def _write(files: dict[str, bytes], folder) -> None:
+def _write(files: dict[str, bytes], folder: Path) -> None:
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)

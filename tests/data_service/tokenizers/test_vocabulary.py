@@ -3,6 +3,8 @@ another.
 """
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from transformers import AutoTokenizer
 from data_service.errors import TokenizerError
 from data_service.tokenizers.check import check_tokenizer
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
-from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from data_service.tokenizers.vocabulary import Origins, extend_tokenizer, origins
 
@@ -44,13 +46,15 @@ def test_each_term_is_one_token(tokenizer: Tokenizer) -> None:
     assert not new.special_mask[tokenizer.vocab_size :].any()
 
 
-def test_byte_level_terms_begin_words_after_a_space(trained) -> None:
+def test_byte_level_terms_begin_words_after_a_space(trained: Callable[[Kind], Tokenizer]) -> None:
     new = extend_tokenizer(trained("byte_bpe"), ["neurotransmitter"]).tokenizer
     assert new.pieces[-2:] == ("neurotransmitter", "Ġneurotransmitter")
     assert new.word_starts[-2:].tolist() == [False, True]
 
 
-def test_existing_ids_stay_and_text_without_terms_is_split_as_before(tokenizer, lines: list[str]) -> None:
+def test_existing_ids_stay_and_text_without_terms_is_split_as_before(
+    tokenizer: Tokenizer, lines: list[str]
+) -> None:
     new = extend_tokenizer(tokenizer, TERMS).tokenizer
     assert new.pieces[: tokenizer.vocab_size] == tokenizer.pieces
     assert new.special == tokenizer.special
@@ -64,7 +68,9 @@ def test_existing_ids_stay_and_text_without_terms_is_split_as_before(tokenizer, 
 
 @pytest.mark.drawn(4)
 @pytest.mark.parametrize("model_type", [None, "roberta", "deberta-v2"])
-def test_auto_tokenizer_gives_the_same_ids(tokenizer, model_type, lines: list[str], tmp_path) -> None:
+def test_auto_tokenizer_gives_the_same_ids(
+    tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path
+) -> None:
     new = extend_tokenizer(tokenizer, TERMS).tokenizer
     save_tokenizer(new, str(tmp_path))
     if model_type is not None:  # as in an exported model's folder
@@ -83,7 +89,7 @@ def tokenizer_row(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.special.cls, *tokenizer.encode(text).tolist(), tokenizer.special.sep]
 
 
-def test_extending_twice_is_extending_once(tokenizer, lines: list[str]) -> None:
+def test_extending_twice_is_extending_once(tokenizer: Tokenizer, lines: list[str]) -> None:
     once = extend_tokenizer(tokenizer, ["neuro", "Zürich"]).tokenizer
     twice = extend_tokenizer(extend_tokenizer(tokenizer, ["neuro"]).tokenizer, ["Zürich"]).tokenizer
     assert sorted(once.pieces) == sorted(twice.pieces)
@@ -92,7 +98,7 @@ def test_extending_twice_is_extending_once(tokenizer, lines: list[str]) -> None:
     assert decoded == [[twice.piece(i) for i in ids] for ids in _ids(twice, texts)]
 
 
-def test_the_check_passes(tokenizer, documents: list[str]) -> None:
+def test_the_check_passes(tokenizer: Tokenizer, documents: list[str]) -> None:
     before, after = (
         check_tokenizer(t, documents) for t in (tokenizer, extend_tokenizer(tokenizer, TERMS).tokenizer)
     )
@@ -100,7 +106,7 @@ def test_the_check_passes(tokenizer, documents: list[str]) -> None:
     assert after.tokens <= before.tokens
 
 
-def test_the_sentencepiece_model_is_extended_too(trained) -> None:
+def test_the_sentencepiece_model_is_extended_too(trained: Callable[[Kind], Tokenizer]) -> None:
     new = extend_tokenizer(trained("unigram"), TERMS).tokenizer
     model = new.save_files()["spiece.model"]
     original = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -108,7 +114,9 @@ def test_the_sentencepiece_model_is_extended_too(trained) -> None:
     assert from_files({"spiece.model": model}).pieces == new.pieces
 
 
-def test_added_tokens_after_the_model_keep_their_ids(trained, documents: list[str]) -> None:
+def test_added_tokens_after_the_model_keep_their_ids(
+    trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     """As in DeBERTa's folders, whose [MASK] is no piece of the SentencePiece model."""
     files = trained("unigram").save_files()
     definition = json.loads(files["tokenizer.json"])
@@ -132,7 +140,7 @@ def test_an_uncased_vocabulary_folds_its_terms(documents: list[str]) -> None:
 
 
 @pytest.mark.parametrize("terms", [["two words"], ["", "  "]])
-def test_what_cannot_be_one_word_is_refused(tokenizer, terms: list[str]) -> None:
+def test_what_cannot_be_one_word_is_refused(tokenizer: Tokenizer, terms: list[str]) -> None:
     with pytest.raises(TokenizerError, match=r"'two words' is not one word|no terms"):
         extend_tokenizer(tokenizer, terms)
 
@@ -153,7 +161,9 @@ def test_a_new_word_comes_from_the_pieces_it_was_split_into(tokenizer: Tokenizer
         assert len(_of(found, new_id)) > 1
 
 
-def test_pieces_are_matched_by_name_whatever_their_ids(tokenizer, trained, documents: list[str]) -> None:
+def test_pieces_are_matched_by_name_whatever_their_ids(
+    tokenizer: Tokenizer, trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     other = train_tokenizer(tokenizer.kind, documents[20:], 1300)
     found = origins(tokenizer, other)
     known = {piece: i for i, piece in enumerate(tokenizer.pieces)}
@@ -164,7 +174,9 @@ def test_pieces_are_matched_by_name_whatever_their_ids(tokenizer, trained, docum
     assert found.ids.max() < tokenizer.vocab_size
 
 
-def test_word_beginnings_and_continuations_are_told_apart(trained, documents: list[str]) -> None:
+def test_word_beginnings_and_continuations_are_told_apart(
+    trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     wordpiece = trained("wordpiece")
     other = train_tokenizer("wordpiece", documents, 3000)
     found = origins(wordpiece, other)
@@ -179,7 +191,9 @@ def test_word_beginnings_and_continuations_are_told_apart(trained, documents: li
         assert all(piece.startswith("##") for piece in rest)
 
 
-def test_special_tokens_follow_their_roles(trained, documents: list[str]) -> None:
+def test_special_tokens_follow_their_roles(
+    trained: Callable[[Kind], Tokenizer], documents: list[str]
+) -> None:
     old = trained("unigram")
     new = train_tokenizer("unigram", documents, 1300, TokenizerOptions(specials="xlnet"))
     found = origins(old, new)
@@ -187,7 +201,7 @@ def test_special_tokens_follow_their_roles(trained, documents: list[str]) -> Non
         assert _of(found, getattr(new.special, role)) == [getattr(old.special, role)]
 
 
-def test_part_of_a_character_comes_from_its_bytes(trained) -> None:
+def test_part_of_a_character_comes_from_its_bytes(trained: Callable[[Kind], Tokenizer]) -> None:
     old = trained("byte_bpe")
     files = old.save_files()
 
@@ -198,7 +212,7 @@ def test_part_of_a_character_comes_from_its_bytes(trained) -> None:
     assert _of(origins(old, new), 1500) == [old.piece_id(byte) for byte in piece]
 
 
-def test_unrelated_tokenizers_are_refused(trained) -> None:
+def test_unrelated_tokenizers_are_refused(trained: Callable[[Kind], Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match="write words in different ways"):
         origins(trained("wordpiece"), trained("byte_bpe"))
     latin, greek = (

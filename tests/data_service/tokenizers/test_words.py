@@ -2,6 +2,7 @@
 """Word beginnings, kind by kind, on real segmentations."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
 from data_service.tokenizers.load import from_files
-from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.words import word_starts
 
 # Blocks in which scripts without spaces lie; text of others keeps its words.
@@ -27,15 +28,15 @@ def byte_level() -> ByteLevel:
     return ByteLevel(add_prefix_space=False, use_regex=False)
 
 
-def _words(tokenizer, text: str) -> list[str]:
+def _words(tokenizer: Tokenizer, text: str) -> list[str]:
     """Split a segmentation where `word_starts` says, the first piece counting as a beginning."""
     ids = tokenizer.encode(text)
     starts = tokenizer.word_starts[ids].copy()
     starts[0] = True
-    return [tokenizer.decode(group).strip() for group in np.split(ids, np.flatnonzero(starts)[1:])]
+    return [tokenizer.decode(group.tolist()).strip() for group in np.split(ids, np.flatnonzero(starts)[1:])]
 
 
-def test_byte_level_words_carry_their_punctuation(trained) -> None:
+def test_byte_level_words_carry_their_punctuation(trained: Callable[[Kind], Tokenizer]) -> None:
     tokenizer = trained("byte_bpe")
     assert _words(tokenizer, "Unbelievable exceptions, don't worry.\nNew line") == [
         "Unbelievable",
@@ -47,20 +48,22 @@ def test_byte_level_words_carry_their_punctuation(trained) -> None:
     ]
 
 
-def test_wordpiece_words_are_berts(trained) -> None:
+def test_wordpiece_words_are_berts(trained: Callable[[Kind], Tokenizer]) -> None:
     tokenizer = trained("wordpiece")
     words = [word.replace(" ", "") for word in _words(tokenizer, "unbelievable exceptions, see f(x)")]
     assert words == ["unbelievable", "exceptions", ",", "see", "f", "(", "x", ")"]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sentencepiece_words_begin_at_the_space_mark(trained, kind) -> None:
+def test_sentencepiece_words_begin_at_the_space_mark(
+    trained: Callable[[Kind], Tokenizer], kind: Kind
+) -> None:
     tokenizer = trained(kind)
     words = _words(tokenizer, "unbelievable exceptions don't 日本")
     assert words[:3] == ["unbelievable", "exceptions", "don't"]
 
 
-def test_special_tokens_and_only_they_are_words_by_role(tokenizer) -> None:
+def test_special_tokens_and_only_they_are_words_by_role(tokenizer: Tokenizer) -> None:
     assert tokenizer.word_starts[tokenizer.special_mask].all()
     assert not tokenizer.word_starts.all()
     assert tokenizer.word_starts.shape == (tokenizer.vocab_size,)
@@ -68,7 +71,7 @@ def test_special_tokens_and_only_they_are_words_by_role(tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_only_bytes_that_must_be_han_begin_a_word(trained, kind) -> None:
+def test_only_bytes_that_must_be_han_begin_a_word(trained: Callable[[Kind], Tokenizer], kind: Kind) -> None:
     tokenizer = trained(kind)
     begins = {i for i in range(256) if tokenizer.word_starts[tokenizer.piece_id(f"<0x{i:02X}>")]}
     assert begins == set(range(0xE4, 0xEA))
@@ -101,7 +104,7 @@ def test_a_sentence_without_spaces_is_many_words(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_han_spelled_in_bytes_is_a_word_a_character(trained, kind: str) -> None:
+def test_han_spelled_in_bytes_is_a_word_a_character(trained: Callable[[Kind], Tokenizer], kind: Kind) -> None:
     assert _words(trained(kind), "我们今天去公园") == ["", *"我们今天去公园"]
 
 

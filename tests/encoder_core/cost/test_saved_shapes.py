@@ -49,7 +49,8 @@ class Case:
     @classmethod
     def drawn(cls, seed: int) -> "Case":
         draw = random.Random(seed)
-        targets, kernel = 2 * draw.randint(1, 4), draw.choice(["cpu", "gpu"])
+        targets = 2 * draw.randint(1, 4)
+        kernel: Kernel = draw.choice(("cpu", "gpu"))
         length = draw.randint(max(24, 8 + 3 * targets), 48)
         return cls(
             shape=Shape(2 * draw.randint(1, 4), length, targets),

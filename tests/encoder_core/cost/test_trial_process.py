@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -151,7 +152,12 @@ DAMAGE = ("raise", "hang", "exit", "die", "abort", "segfault", "allocate", "scri
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 30))])
 def test_whatever_a_compiler_does_is_only_on_record(seed: int) -> None:
     draw = random.Random(seed)
-    arguments = {"raise": [*ERRORS, *TRITONS], "hang": HANGS, "exit": range(256), "die": DEADLY}
+    arguments: dict[str, Sequence[str | int | None]] = {
+        "raise": [*ERRORS, *TRITONS],
+        "hang": HANGS,
+        "exit": range(256),
+        "die": DEADLY,
+    }
     name = draw.choice(DAMAGE)
     how = Misbehaviour("compiler", name, draw.choice(arguments.get(name, [None])))
     before = children(), len(os.listdir("/proc/self/fd"))

@@ -1,12 +1,14 @@
 """Configurations refuse what cannot be built, and take their vocabulary from the tokenizer."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
 
-SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "feed_forward": 128}
+SHAPE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "feed_forward": 128}
 
 
 @pytest.mark.parametrize(

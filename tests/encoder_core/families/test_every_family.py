@@ -46,7 +46,7 @@ def test_it_is_trained_by_any_objective_but_xlnets(name: str, terms: str) -> Non
     module = compose(DETECTORS[name], OBJECTIVES[terms])
     initialise(module, 0.1)
     sums = module(make_batch([9, 20, 5], VOCABULARY))
-    sum(term.loss_sum for term in sums.terms).backward()  # type: ignore[union-attr]
+    torch.stack([term.loss_sum for term in sums.terms]).sum().backward()
     for parameter_name, parameter in module.named_parameters():
         if UNREACHED & set(parameter_name.split(".")):
             continue

@@ -3,17 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from encoder_core.heads import cross_entropy
 from encoder_core.heads.cross_entropy import linear_cross_entropy
 from encoder_core.layers.kernel_choice import Kernel, asked, only
 
 
-def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[list[torch.Tensor], torch.Tensor]:
+def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(2)
     shapes = [(targets, 6), (13, 6), (13,)]
-    tensors = [torch.randn(s, generator=generator, dtype=dtype, requires_grad=True) for s in shapes]
-    return tensors, torch.randint(13, (targets,), generator=generator)
+    features, weight, bias = (
+        torch.randn(s, generator=generator, dtype=dtype, requires_grad=True) for s in shapes
+    )
+    return (features, weight, bias), torch.randint(13, (targets,), generator=generator)
 
 
 @pytest.mark.parametrize("chunk", [1, 13 * 4, 2**24])
@@ -37,10 +40,9 @@ def test_equals_the_formula(chunk: int, targets: int, monkeypatch: pytest.Monkey
 def test_a_vocabulary_that_is_rounded_up_changes_nothing(
     multiple: int, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors, ids = inputs(11)
-    if not biased:
-        tensors = tensors[:2]
-    features, weight, bias = (*tensors, None)[:3]
+    (features, weight, offset), ids = inputs(11)
+    bias = offset if biased else None
+    tensors = [x for x in (features, weight, bias) if x is not None]
     keys = torch.arange(11)
     torch.manual_seed(3)
     expected = linear_cross_entropy(features, weight, bias, ids, temperature=0.7, keys=keys)
@@ -116,6 +118,7 @@ def test_samples_follow_the_tempered_softmax(
     )
     logits = F.linear(features, weight, bias)
     expected = draws * (logits[0] / temperature).softmax(-1)
+    assert sums.sampled is not None
     observed = torch.bincount(sums.sampled, minlength=13).double()
     assert len(observed) == 13
     chi_square = ((observed - expected).square() / expected).sum().item()
@@ -125,11 +128,13 @@ def test_samples_follow_the_tempered_softmax(
 
 def test_sampling_repeats_with_the_seed_however_it_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, ids = inputs(11)
-    outcomes = []
+    outcomes: list[Tensor] = []
     for chunk in (2**24, 13 * 2, 2**24):
         monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", chunk)
         torch.manual_seed(5 if len(outcomes) < 2 else 6)
-        outcomes.append(linear_cross_entropy(*tensors, ids, temperature=1.0, keys=torch.arange(11)).sampled)
+        sampled = linear_cross_entropy(*tensors, ids, temperature=1.0, keys=torch.arange(11)).sampled
+        assert sampled is not None
+        outcomes.append(sampled)
     assert torch.equal(outcomes[0], outcomes[1])
     assert not torch.equal(outcomes[0], outcomes[2])
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def products() -> Iterator[None]:
 
 
 @triton.jit
-def _dot_kernel(a, b, c):
+def _dot_kernel(a: Any, b: Any, c: Any) -> None:
     i = tl.arange(0, 16)
     at = i[:, None] * 16 + i[None, :]
     tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)))

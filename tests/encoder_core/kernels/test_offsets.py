@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def moved(given: Problem, far: Move) -> Problem:
     """All that belongs to tokens stands START rows further on."""
     layout, terms = given.layout, given.terms
 
-    def each(of: object, *names: str) -> dict[str, Tensor]:
+    def each(of: object, *names: str) -> dict[str, Any]:
         return {name: far(getattr(of, name).detach()) for name in names if getattr(of, name) is not None}
 
     changed = each(layout, "segments_q", "segments_k", "ranks_q", "ranks_k", "draws")

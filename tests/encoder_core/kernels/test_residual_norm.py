@@ -1,5 +1,7 @@
 """Residual, dropout and norm in one kernel, under Triton's interpreter, against the formula that layers write."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,10 @@ from encoder_core.draws import draw_key
 from encoder_core.kernels.residual_norm import Norm, residual_norm
 from encoder_core.layers.dropout import dropout, threshold_of
 
-TOLERANCES = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
+TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
+    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
+}
 
 
 def norm_of(kind: str, width: int, dtype: torch.dtype) -> nn.LayerNorm | nn.RMSNorm:
@@ -34,7 +39,8 @@ def both_ways(
     weights = [torch.randn(rows, width, dtype=dtype) for _ in range(2)]
 
     def results(total: Tensor, normed: Tensor) -> list[Tensor]:
-        loss = sum(((y * w).sum() for y, w, u in zip((total, normed), weights, uses, strict=True) if u))
+        terms = ((y * w).sum() for y, w, u in zip((total, normed), weights, uses, strict=True) if u)
+        loss = sum(terms, start=torch.zeros((), dtype=total.dtype))
         gradients = torch.autograd.grad(loss, [x, residual, *parameters], materialize_grads=True)
         return [total, normed, *gradients]
 

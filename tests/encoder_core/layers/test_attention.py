@@ -1,5 +1,6 @@
 """Every attention kernel against the formula: values, gradients, and what dropout does."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -29,14 +30,27 @@ from tests.support.models.small_networks import NETWORKS, build
 LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
 
 
-def random_heads(rows: Rows, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value."""
+
+
+def three(make: Callable[[], Tensor]) -> Inputs:
+    return make(), make(), make()
+
+
+def each(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    q, k, v = inputs
+    return change(q), change(k), change(v)
+
+
+def random_heads(rows: Rows, dtype: torch.dtype = torch.float64) -> Inputs:
     generator = torch.Generator().manual_seed(1)
     shape = (rows.positions.numel(), 3, 8)
-    return [torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True) for _ in range(3)]
+    return three(lambda: torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True))
 
 
 def outcome(
-    attend: Attend, rows: Rows, inputs: list[Tensor], dropout: float = 0.0, window: int | None = None
+    attend: Attend, rows: Rows, inputs: Inputs, dropout: float = 0.0, window: int | None = None
 ) -> list[Tensor]:
     """The context, and gradients of a weighted sum of it."""
     context = attend(*inputs, rows, dropout, window)
@@ -156,7 +170,7 @@ def test_blocked_repeats_with_the_seed_and_changes_with_it() -> None:
 def test_bf16_is_near_the_formula(attend: Attend) -> None:
     rows = rows_of(LENGTHS["mixed"])
     inputs = random_heads(rows, torch.bfloat16)
-    exact = [x.detach().double().requires_grad_() for x in inputs]
+    exact = each(lambda x: x.detach().double().requires_grad_(), inputs)
     for actual, expected in zip(outcome(attend, rows, inputs), outcome(reference, rows, exact), strict=True):
         assert actual.dtype == torch.bfloat16
         error = (actual.double() - expected).abs().max() / expected.abs().max()
@@ -168,7 +182,7 @@ def test_a_row_never_sees_another() -> None:
     inputs = random_heads(rows)
     for attend in (padded_sdpa, blocked, reference):
         context = attend(*inputs, rows, 0.0)
-        changed = [x.detach().clone() for x in inputs]
+        changed = each(lambda x: x.detach().clone(), inputs)
         for x in changed:
             x[5:14] += 1.0  # the second row
         moved = (attend(*changed, rows, 0.0) != context).flatten(1).any(1)
@@ -180,7 +194,7 @@ def test_a_row_never_sees_another() -> None:
 def test_no_tokens_at_all_keep_the_graph_whole() -> None:
     """An idle rank's batch: nothing to do, but every parameter must get a gradient."""
     rows = Rows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), 0)
-    inputs = [torch.zeros(0, 3, 8, requires_grad=True) for _ in range(3)]
+    inputs = three(lambda: torch.zeros(0, 3, 8, requires_grad=True))
     context = automatic(*inputs, rows, 0.1)
     assert context.shape == (0, 3, 8)
     assert all(grad is not None for grad in torch.autograd.grad(context.sum(), inputs))
@@ -197,7 +211,7 @@ def stand_in(
     *rest: object,
     window_size_left: int | None,
     window_size_right: int | None,
-):
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """torch's flash operator, for a processor: same arguments, same five results, no dropout."""
     assert window_size_left == window_size_right
     lengths = cu_q.diff().tolist()
@@ -242,9 +256,7 @@ def test_varlen_fits_the_real_operators_signature_and_derivative(window: int | N
         torch.empty(20, dtype=torch.int64, device="meta"),
         9,
     )
-    inputs = [
-        torch.empty(20, 3, 8, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3)
-    ]
+    inputs = three(lambda: torch.empty(20, 3, 8, dtype=torch.bfloat16, device="meta", requires_grad=True))
     context = kernels.varlen_flash(*inputs, rows, 0.1, window)
     assert context.shape == (20, 3, 8)
     for grad in torch.autograd.grad(context.sum(), inputs):
@@ -255,10 +267,10 @@ def test_varlen_fits_the_real_operators_signature_and_derivative(window: int | N
 @pytest.mark.parametrize("window", [None, 64])
 def test_varlen_on_a_gpu_is_near_the_formula(window: int | None) -> None:
     rows = rows_of([300, 512, 1, 77])
-    inputs = [torch.randn(890, 4, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-    exact = [x.detach().double().requires_grad_() for x in inputs]
+    inputs = three(lambda: torch.randn(890, 4, 64, dtype=torch.bfloat16, requires_grad=True))
+    exact = each(lambda x: x.detach().double().requires_grad_(), inputs)
     moved = Rows(rows.cu_seqlens.cuda(), rows.positions.cuda(), rows.max_length)
-    on_gpu = [x.detach().cuda().requires_grad_() for x in inputs]
+    on_gpu = each(lambda x: x.detach().cuda().requires_grad_(), inputs)
     context = automatic(*on_gpu, moved, 0.0, window)
     expected = reference(*exact, rows, 0.0, window)
     assert (context.cpu().double() - expected).abs().max() / expected.abs().max() < 0.02

@@ -1,13 +1,14 @@
 """What the encoder promises whatever the family."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import Initializer, initialise
-from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.parity import gradients_of, make_batch, random_weights
 
 CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)
 
@@ -16,7 +17,7 @@ def gradients(checkpoint_activations: bool) -> dict[str, torch.Tensor]:
     model = random_weights(CONFIG.encoder(checkpoint_activations=checkpoint_activations)).train()
     torch.manual_seed(7)
     model(make_batch([5, 24, 9], 50)).square().sum().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    return gradients_of(model)
 
 
 def test_activation_checkpointing_changes_no_bit() -> None:
@@ -25,14 +26,17 @@ def test_activation_checkpointing_changes_no_bit() -> None:
         assert torch.equal(grad, recomputed[name]), name
 
 
+def _count(sizes: list[int], x: torch.Tensor) -> torch.Tensor:
+    sizes.append(x.numel())
+    return x
+
+
 def test_activation_checkpointing_holds_less() -> None:
     held: dict[bool, int] = {}
     for flag in (False, True):
         model = random_weights(CONFIG.encoder(checkpoint_activations=flag)).train()
         sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
-        ):
+        with torch.autograd.graph.saved_tensors_hooks(partial(_count, sizes), lambda x: x):
             model(make_batch([24] * 8, 50))
         held[flag] = sum(sizes)
     assert held[True] < held[False] / 3

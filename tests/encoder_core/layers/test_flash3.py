@@ -71,7 +71,7 @@ def test_torch_is_told_once_and_has_its_own_again_for_every_other_kernel(
     monkeypatch.setattr(attention, "varlen_flash", lambda *given: given[0])
     try:
         for order in (("flash3",), ("flash3",), ("padded",), ("flash3", "padded")):
-            prefer(Preference(order, order))  # type: ignore[arg-type]
+            prefer(Preference(order, order))
             attention.automatic(q, q, q, rows, 0.0)
     finally:
         prefer(None)

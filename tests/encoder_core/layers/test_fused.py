@@ -42,11 +42,11 @@ def same(one: Callable[[], Tensor], other: Callable[[], Tensor], inputs: list[Te
 @pytest.mark.parametrize(("dropout", "window"), [(0.3, None), (0.3, 4)])
 def test_plain(dropout: float, window: int | None) -> None:
     rows = rows_of(LENGTHS)
-    inputs = [random(sum(LENGTHS), HEADS, WIDTH) for _ in range(3)]
+    q, k, v = (random(sum(LENGTHS), HEADS, WIDTH) for _ in range(3))
     same(
-        lambda: attention.fused(*inputs, rows, dropout, window),
-        lambda: attention.reference(*inputs, rows, dropout, window),
-        inputs,
+        lambda: attention.fused(q, k, v, rows, dropout, window),
+        lambda: attention.reference(q, k, v, rows, dropout, window),
+        [q, k, v],
     )
 
 

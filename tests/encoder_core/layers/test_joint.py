@@ -40,8 +40,8 @@ def test_outputs_and_gradients_are_those_of_the_linears(seed: int) -> None:
         assert other.is_contiguous()
     if not wanted:
         return
-    for one, other in zip(gradients(apart, wanted), gradients(together, wanted), strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+    for first, second in zip(gradients(apart, wanted), gradients(together, wanted), strict=True):
+        torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12)
 
 
 def test_a_cpu_and_weights_of_unlike_shapes_or_of_zero_3_take_the_linears_one_by_one() -> None:
@@ -83,7 +83,7 @@ def test_networks_stay_what_they_are(network: Network, monkeypatch: pytest.Monke
         ]
         for loss in losses:
             assert isinstance(loss, torch.Tensor)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         found = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
         return [torch.as_tensor(loss).item() for loss in losses], found
 

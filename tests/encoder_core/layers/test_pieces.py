@@ -53,7 +53,7 @@ def pieces_for(network: Network, backend: str) -> Pieces:
 
 def trained(module: ObjectiveModule, batch: Batch, remembered: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """Losses of some steps of plain descent, and the last gradients."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for step in range(STEPS):
         torch.manual_seed(step)
         losses = [
@@ -66,7 +66,7 @@ def trained(module: ObjectiveModule, batch: Batch, remembered: tuple[Tensor, ...
         with torch.no_grad():
             for p in module.parameters():
                 if p.grad is not None:
-                    p -= RATE * p.grad
+                    p.sub_(RATE * p.grad)
     return found | {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 

@@ -1,5 +1,7 @@
 """Relative positions in the scores against a literal statement, query by query and key by key."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -36,14 +38,14 @@ def test_equals_the_formula(lengths: list[int], both_sides: bool, max_length: in
     torch.manual_seed(0)
     attention = RelativeKeyAttention(max_length, 4, both_sides=both_sides).double()
     rows = rows_of(lengths)
-    inputs = [torch.randn(sum(lengths), 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    q, k, v = (torch.randn(sum(lengths), 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     torch.testing.assert_close(
-        attention(*inputs, rows, 0.0), literal(*inputs, rows, attention), rtol=1e-12, atol=1e-12
+        attention(q, k, v, rows, 0.0), literal(q, k, v, rows, attention), rtol=1e-12, atol=1e-12
     )
 
 
 @pytest.mark.parametrize("position", ["relative_key", "relative_key_query"])
-def test_bert_with_relative_positions(position: str) -> None:
+def test_bert_with_relative_positions(position: Literal["relative_key", "relative_key_query"]) -> None:
     config = BertConfig(
         layers=2, hidden=16, heads=2, feed_forward=32, max_length=12, vocab=50, position=position
     )
@@ -51,7 +53,7 @@ def test_bert_with_relative_positions(position: str) -> None:
     names = {name for name, _ in encoder.named_parameters()}
     assert "embeddings.position.weight" not in names
     assert "layers.1.attention.attend.distance.weight" in names
-    assert encoder.layers[0].attention.attend.distance.weight.shape == (23, 8)
+    assert encoder.get_parameter("layers.0.attention.attend.distance.weight").shape == (23, 8)
 
 
 def test_no_tokens_keep_the_graph_whole() -> None:

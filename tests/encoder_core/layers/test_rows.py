@@ -23,6 +23,7 @@ def test_pad_and_back(lengths: list[int]) -> None:
         assert torch.equal(row[:length], flat[start:stop])
         assert not row[length:].any()
     if not rows.full:
+        assert rows.mask is not None
         assert torch.equal(rows.mask[:, 0, 0], padded[..., 0] > 0)
     else:
         assert rows.mask is None

@@ -1,6 +1,7 @@
 """A student's losses beside the others, for every family: values and gradients against plain statements, and memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,15 +21,23 @@ from encoder_core.heads import cross_entropy
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.distil import CosineConfig, DistilConfig, Places, TeacherSource, hold_teachers
-from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.sentence_pairs import SopConfig
 from encoder_core.objectives.teacher import Teacher
+from encoder_core.objectives.term import TermConfig
 from tests.support.models.dispatch import Largest
 from tests.support.models.parity import make_batch
 
 VOCAB, TEMPERATURE = 40, 3.0
-SHAPE = {"layers": 2, "hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 32, "vocab": VOCAB}
+SHAPE: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 2,
+    "feed_forward": 24,
+    "max_length": 32,
+    "vocab": VOCAB,
+}
 SHAPE |= {"dropout": 0.0, "attention_dropout": 0.0}
 FAMILIES: dict[str, ModelConfig] = {
     "bert": BertConfig(**SHAPE),
@@ -50,10 +59,10 @@ def teachers(*configs: ModelConfig) -> list[Teacher]:
 
 
 def student(
-    config: ModelConfig, its: list[ModelConfig], places: Places, **further: object
-) -> ObjectiveModule:
+    config: ModelConfig, its: list[ModelConfig], places: Places, **further: TermConfig
+) -> MultitaskModel:
     sources = tuple(TeacherSource(uri="somewhere", model=model) for model in its)
-    terms = {
+    terms: dict[str, TermConfig] = {
         "mlm": MlmConfig(),
         "distil": DistilConfig(temperature=TEMPERATURE, places=places, teachers=sources),
         "cosine": CosineConfig(),
@@ -62,6 +71,7 @@ def student(
     model = compose(config, terms | further).double()
     initialise(model, std=0.2)
     hold_teachers(model, teachers(*its))
+    assert isinstance(model, MultitaskModel)
     return model
 
 
@@ -69,9 +79,7 @@ def batch_of(seed: int = 3) -> Batch:
     return make_batch([9, 20, 5], VOCAB, segments=False, seed=seed)
 
 
-def stated(
-    model: ObjectiveModule, networks: list[Teacher], batch: Batch, places: Places
-) -> dict[str, Tensor]:
+def stated(model: MultitaskModel, networks: list[Teacher], batch: Batch, places: Places) -> dict[str, Tensor]:
     """The terms of the student, with every logit held at once."""
     everywhere = torch.arange(len(batch.tokens))
     at = everywhere if places == "all" else batch.target_positions
@@ -99,7 +107,7 @@ def test_a_student_of_any_family_learns_from_teachers_of_any_family(family: str,
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
     actual = torch.autograd.grad(sum(found.values()), weights, allow_unused=True)
-    wanted = torch.autograd.grad(sum(expected.values()), weights, allow_unused=True)
+    wanted = torch.autograd.grad(torch.stack(list(expected.values())).sum(), weights, allow_unused=True)
     for a, b in zip(actual, wanted, strict=True):
         torch.testing.assert_close(
             torch.zeros(()) if a is None else a, torch.zeros_like(a) if b is None else b, rtol=1e-7, atol=1e-9

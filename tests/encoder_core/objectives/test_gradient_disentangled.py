@@ -1,6 +1,7 @@
 """DeBERTa v3's co-training: its two turns, its embeddings, its head. Ten steps are held in test_detection_zero.py."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,15 @@ from encoder_core.objectives.replaced import (
 )
 from tests.support.models.parity import make_batch, random_weights
 
-SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 40, "vocab": 60}
-EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
+SHAPE: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "feed_forward": 48,
+    "max_length": 40,
+    "vocab": 60,
+}
+EXACT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
 DEBERTA = DebertaV2Config(**SHAPE, **EXACT, buckets=8)
 ELECTRA = ElectraConfig(**SHAPE, **EXACT, embedding=16, generator_divisor=2)
 WORDS = "encoder.embeddings.word.weight"
@@ -124,6 +132,7 @@ def test_the_head_joins_each_token_with_its_rows_first() -> None:
     hidden = torch.randn(5, 8, dtype=torch.float64)
     scores = head(hidden, torch.tensor([0, 0, 2, 2, 2]))
     for token, first in enumerate((0, 0, 2, 2, 2)):
+        assert head.norm is not None
         joined = F.layer_norm(hidden[first] + hidden[token], (8,), head.norm.weight, head.norm.bias, 1e-7)
         inner = F.gelu(head.dense.weight @ joined + head.dense.bias)
         torch.testing.assert_close(scores[token], (head.score.weight @ inner + head.score.bias)[0])

@@ -18,18 +18,19 @@ from encoder_core.objectives.distil import (
     TeacherSource,
     hold_teachers,
 )
-from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.objectives.term import TermConfig
 from encoder_core.train.collate import idle_batch
 from tests.encoder_core.objectives.test_distil import FAMILIES, SHAPE, batch_of
+from tests.support.models.parity import states_of
 
 STUDENTS: dict[str, ModelConfig] = {**FAMILIES, "xlm": XlmConfig(**SHAPE | {"feed_forward": 64})}
 TEACHER = BertConfig(**SHAPE | {"layers": 5, "hidden": 24})
 
 
-def student(config: ModelConfig, teacher: ModelConfig, **settings: object) -> tuple[ObjectiveModule, Teacher]:
+def student(config: ModelConfig, teacher: ModelConfig, **settings: object) -> tuple[MultitaskModel, Teacher]:
     source = TeacherSource(uri="somewhere", model=teacher)
     terms: Mapping[str, TermConfig] = {
         "mlm": MlmConfig(),
@@ -41,6 +42,7 @@ def student(config: ModelConfig, teacher: ModelConfig, **settings: object) -> tu
     initialise(model, std=0.2)
     initialise(network, std=0.3)
     hold_teachers(model, [network])
+    assert isinstance(model, MultitaskModel)
     return model, network
 
 
@@ -51,10 +53,10 @@ def test_the_loss_is_the_sum_over_layers_of_mean_squares(family: str, activation
     model, teacher = student(STUDENTS[family], TEACHER, layers=learnt, projection=24)
     model.encoder.checkpoint_activations = activations
     (term,) = (term for term in model(batch).terms if term.name == "hidden")
-    its = list(teacher.encoder.states(batch))
+    its = states_of(teacher.encoder, batch)
     expected = torch.zeros(())
-    for own, number in zip(model.encoder.states(batch), learnt, strict=True):
-        difference = model.hidden_projection(own) - its[number].detach()
+    for own, number in zip(states_of(model.encoder, batch), learnt, strict=True):
+        difference = model.get_submodule("hidden_projection")(own) - its[number].detach()
         expected = expected + difference.square().mean(-1).sum()
     torch.testing.assert_close(term.loss_sum, expected, rtol=1e-9, atol=1e-9)
     assert term.targets == len(batch.tokens)

@@ -17,7 +17,7 @@ def test_an_idle_batch_reaches_every_parameter(network: Network, training: bool)
     coupled = memory(network, module, batch) if isinstance(module, CoupledObjective) else ()
     for losses in turns(module, batch, coupled):
         assert all(term.targets == 0 for term in losses.terms)
-        sum(term.loss_sum for term in losses.terms).backward()
+        torch.stack([term.loss_sum for term in losses.terms]).sum().backward()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
         assert not parameter.grad.any(), name

@@ -7,6 +7,7 @@ import torch
 from dispatched import Dispatched
 from gpu_path import as_on_a_gpu
 from step_batch import in_random_order, make_batch
+from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.layers.kernel_choice import only
@@ -54,7 +55,8 @@ def test_a_pass_copies_nothing_that_is_waited_for(network: Network) -> None:
     batch = make_batch([5, 20, 33, 1], 500)
     if network.objective.plm is not None:
         batch = in_random_order(make_batch([40] * 3, 500))
-    network, coupled = replace(network, model=model), ()
+    network = replace(network, model=model)
+    coupled: tuple[Tensor, ...] = ()
     if network.objective.contrastive is not None:
         coupled = tuple(x.to("meta") for x in memory(network, build(network), batch))
     with torch.device("meta"):

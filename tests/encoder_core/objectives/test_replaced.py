@@ -12,7 +12,10 @@ from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.replaced import (
+    Discriminator,
+    Part,
     ReplacedTokenConfig,
     ReplacedTokenDetection,
     corrupt,
@@ -42,14 +45,14 @@ def test_the_networks_share_exactly_their_embeddings() -> None:
     assert generator.head.decoder.weight is generator.encoder.embeddings.word.weight
     shared = {*map(id, generator.parameters())} & {*map(id, discriminator.parameters())}
     assert shared == {*map(id, generator.encoder.embeddings.parameters())}
-    assert generator.encoder.projection.weight.shape == (16, 8)
-    assert discriminator.encoder.projection.weight.shape == (32, 8)
+    assert generator.get_parameter("encoder.projection.weight").shape == (16, 8)
+    assert discriminator.get_parameter("encoder.projection.weight").shape == (32, 8)
 
 
 def test_stored_names_are_those_of_the_module() -> None:
     model = joint()
     names = {name for name, _ in model.named_parameters()}
-    parts = {"generator": model.generator, "discriminator": model.discriminator}
+    parts: dict[Part, torch.nn.Module] = {"generator": model.generator, "discriminator": model.discriminator}
     found = {
         stored_name(part, name) for part, module in parts.items() for name, _ in module.named_parameters()
     }
@@ -69,7 +72,7 @@ def test_corruption_draws_at_targets_only_and_labels_what_differs() -> None:
     assert torch.equal(replaced[batch.target_positions], drawn != batch.target_ids)
 
 
-def plain_step(generator: torch.nn.Module, discriminator: torch.nn.Module, batch: Batch, seed: int) -> Tensor:
+def plain_step(generator: MultitaskModel, discriminator: Discriminator, batch: Batch, seed: int) -> Tensor:
     """The loss of the paper, written out: two networks, the drawn tokens between them."""
     torch.manual_seed(seed)
     logits = generator.logits(batch)
@@ -93,8 +96,9 @@ def test_ten_steps_equal_two_plain_networks_with_one_optimizer() -> None:
     discriminator = discriminator_model(CONFIG).double().eval()
     discriminator.encoder.embeddings = generator.encoder.embeddings
     own = dict(ours.named_parameters())
+    parts: dict[Part, torch.nn.Module] = {"generator": generator, "discriminator": discriminator}
     with torch.no_grad():
-        for part, module in (("generator", generator), ("discriminator", discriminator)):
+        for part, module in parts.items():
             for name, parameter in module.named_parameters():
                 parameter.copy_(own[stored_name(part, name)])
     plain = {*generator.parameters(), *discriminator.parameters()}
@@ -111,7 +115,7 @@ def test_ten_steps_equal_two_plain_networks_with_one_optimizer() -> None:
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-    for part, module in (("generator", generator), ("discriminator", discriminator)):
+    for part, module in parts.items():
         for name, parameter in module.named_parameters():
             torch.testing.assert_close(own[stored_name(part, name)], parameter, rtol=1e-7, atol=1e-9)
 

@@ -22,6 +22,7 @@ def test_sums_are_the_literal_formula() -> None:
     mlm, nsp = outcome.terms
     hidden = model.encoder(batch)
     total = torch.zeros((), dtype=torch.float64)
+    assert batch.pair_labels is not None
     for first, label in zip((0, 9, 39), batch.pair_labels.tolist(), strict=True):
         pooled = torch.tanh(model.pair_head.pooler(hidden[first]))
         total = total - model.pair_head.classifier(pooled).log_softmax(0)[label]
@@ -35,6 +36,7 @@ def test_sums_are_the_literal_formula() -> None:
 def test_the_second_segment_changes_the_outcome() -> None:
     model = random_weights(masked_language_model_with_pairs(CONFIG, "sop")).eval()
     batch = make_batch([9, 30], 50, segments=True)
+    assert batch.segments is not None
     swapped = replace(batch, segments=1 - batch.segments)
     assert model(batch).terms[1].loss_sum != model(swapped).terms[1].loss_sum
 
@@ -66,6 +68,7 @@ def test_debertas_masks_go_through_its_decoder_and_its_pairs_through_the_last_la
     mlm, sop = model(batch).terms
     torch.testing.assert_close(mlm.loss_sum, alone(batch).terms[0].loss_sum)
     torch.testing.assert_close(model.logits(batch), alone.logits(batch))
+    assert batch.pair_labels is not None
     scores = model.pair_head.logits(model.encoder(batch)[[0, 9, 39]])
     torch.testing.assert_close(sop.loss_sum, F.cross_entropy(scores, batch.pair_labels, reduction="sum"))
     assert (

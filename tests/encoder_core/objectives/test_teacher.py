@@ -1,6 +1,7 @@
 """Teachers: what they hold likely, for every family; and which of their layers a student begins as."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.compose import network
+from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.teacher import (
     FrozenNetworks,
     Teacher,
@@ -30,7 +32,14 @@ from encoder_core.objectives.teacher import (
 from tests.support.models.parity import make_batch
 
 VOCAB = 40
-SHAPE = {"layers": 4, "hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 32, "vocab": VOCAB}
+SHAPE: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 16,
+    "heads": 2,
+    "feed_forward": 24,
+    "max_length": 32,
+    "vocab": VOCAB,
+}
 FAMILIES: dict[str, ModelConfig] = {
     "bert": BertConfig(**SHAPE),
     "roberta": RobertaConfig(**SHAPE),
@@ -42,9 +51,9 @@ FAMILIES: dict[str, ModelConfig] = {
 }
 
 
-def trained(config: ModelConfig) -> nn.Module:
+def trained(config: ModelConfig) -> MultitaskModel:
     torch.manual_seed(4)
-    model = network(config, "mlm")
+    model = masked_language_model(config)
     initialise(model, std=0.2)
     return model
 
@@ -68,9 +77,10 @@ def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
 
 
 def test_frozen_networks_are_no_part_of_their_holder_and_follow_it() -> None:
-    holder = nn.Sequential(nn.Linear(2, 2), FrozenNetworks())
+    frozen = FrozenNetworks()
+    holder = nn.Sequential(nn.Linear(2, 2), frozen)
     teacher = nn.Sequential(nn.Linear(3, 3), Dropout(0.5))
-    holder[1].hold([teacher])
+    frozen.hold([teacher])
     holder.train()
     assert [name for name, _ in holder.named_parameters()] == ["0.weight", "0.bias"]
     assert not teacher[1].training

@@ -1,5 +1,7 @@
 """AdamW against torch's, and without bias correction against BERT's update written out."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -87,7 +89,7 @@ def test_the_update_is_a_function_of_moments_and_count_alone(bias_correction: bo
 
 def test_groups_have_their_own_rate_and_decay() -> None:
     fast, slow, still = (nn.Parameter(torch.ones(4)) for _ in range(3))
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [fast], "weight_decay": 0.0},
         {"params": [slow], "weight_decay": 0.0, "lr_scale": 0.1},
         {"params": [still]},

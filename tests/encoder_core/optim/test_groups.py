@@ -1,10 +1,14 @@
 """Who decays, who has a trust ratio, and who learns more slowly, on a real model."""
 
+from typing import Any
+
 import pytest
+from torch import nn
 
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.optim.groups import parameter_groups
 
@@ -13,23 +17,23 @@ XLNET = XlnetConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=8,
 
 
 @pytest.fixture
-def model():
+def model() -> MultitaskModel:
     return masked_language_model(CONFIG)
 
 
-def _by_name(model, groups) -> dict[str, dict]:
+def _by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     names = {id(p): name for name, p in model.named_parameters()}
     return {names[id(p)]: group for group in groups for p in group["params"]}
 
 
-def test_every_parameter_is_in_exactly_one_group(model) -> None:
+def test_every_parameter_is_in_exactly_one_group(model: MultitaskModel) -> None:
     for decay in (1.0, 0.8):
         groups = parameter_groups(model, 0.01, layer_decay=decay)
         placed = [id(p) for group in groups for p in group["params"]]
         assert sorted(placed) == sorted(id(p) for p in model.parameters())
 
 
-def test_layer_norms_and_biases_neither_decay_nor_scale(model) -> None:
+def test_layer_norms_and_biases_neither_decay_nor_scale(model: MultitaskModel) -> None:
     groups = _by_name(model, parameter_groups(model, 0.01))
     for name, group in groups.items():
         plain = name.endswith("bias") or "norm" in name
@@ -39,7 +43,7 @@ def test_layer_norms_and_biases_neither_decay_nor_scale(model) -> None:
     assert len(parameter_groups(model, 0.01)) == 2
 
 
-def test_fairseq_decays_every_parameter_and_trust_ratios_stay(model) -> None:
+def test_fairseq_decays_every_parameter_and_trust_ratios_stay(model: MultitaskModel) -> None:
     groups = _by_name(model, parameter_groups(model, 0.01, decayed="all"))
     for name, group in groups.items():
         assert group["weight_decay"] == 0.01, name
@@ -59,7 +63,7 @@ def test_xlnet_decays_the_biases_of_attention_and_no_other_bias() -> None:
     assert not any(group["weight_decay"] for name, group in others.items() if name.endswith(attention))
 
 
-def test_layers_learn_more_slowly_the_deeper_they_lie(model) -> None:
+def test_layers_learn_more_slowly_the_deeper_they_lie(model: MultitaskModel) -> None:
     groups = _by_name(model, parameter_groups(model, 0.01, layer_decay=0.5))
     scale = {name: group["lr_scale"] for name, group in groups.items()}
     assert {scale[name] for name in scale if name.startswith("head.")} == {1.0}
@@ -68,12 +72,12 @@ def test_layers_learn_more_slowly_the_deeper_they_lie(model) -> None:
     assert {scale[name] for name in scale if "embeddings" in name} == {0.0625}
 
 
-def test_frozen_parameters_are_left_out(model) -> None:
+def test_frozen_parameters_are_left_out(model: MultitaskModel) -> None:
     model.encoder.embeddings.word.weight.requires_grad_(False)
     assert "encoder.embeddings.word.weight" not in _by_name(model, parameter_groups(model, 0.01))
 
 
-def test_turns_keep_their_order_and_share_no_group(model) -> None:
+def test_turns_keep_their_order_and_share_no_group(model: MultitaskModel) -> None:
     head = list(model.head.parameters())
     first = [p for p in model.parameters() if all(p is not other for other in head)]
     groups = parameter_groups(model, 0.01, update_groups={"second": head, "first": first})

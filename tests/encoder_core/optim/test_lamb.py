@@ -1,10 +1,12 @@
 """LAMB against its formula, and sharded by hand against itself whole. With DeepSpeed: test_lamb_zero.py."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 
 from encoder_core.errors import TrainingError
 from encoder_core.optim.lamb import Lamb, LambConfig
@@ -41,7 +43,7 @@ def _literal(w: Tensor, gradients: list[Tensor], *, scaled: bool, decay: float, 
 @pytest.mark.parametrize("corrected", [True, False])
 def test_it_is_the_papers_algorithm(corrected: bool) -> None:
     params, gradients = _parameters(), _gradients()
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [params[0], params[2]]},
         {"params": [params[1]], "weight_decay": 0.0, "trust_ratio": False},
     ]
@@ -70,7 +72,7 @@ def test_a_flat_tensor_of_several_parameters_steps_like_the_parameters() -> None
     sharded = Lamb([flat], LambConfig(lr=0.01))
     starts = [0, 91, 141, 157]
     segments = [ShardSegment(i, 0, start, stop) for i, (start, stop) in enumerate(pairwise(starts))]
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     try:
         sharded.shard({flat: segments}, SHAPES)
         for count in range(1, STEPS + 1):

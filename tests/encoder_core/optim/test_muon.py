@@ -1,5 +1,7 @@
 """Muon unsharded: torch's own of the same update, and which parameters it moves. With DeepSpeed: test_whole_zero.py."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +23,14 @@ from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.muon import MatrixExchange, Muon, MuonConfig
 from encoder_core.optim.updates import set_update
 
-SMALL = {"layers": 2, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 8, "vocab": 20}
+SMALL: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 2,
+    "feed_forward": 32,
+    "max_length": 8,
+    "vocab": 20,
+}
 RATE = 0.02
 FUSED = (("attention", "qkv.weight"), ("gated", "up.weight"), ("deberta", "content.weight"))
 
@@ -31,7 +40,7 @@ def test_matrices_move_as_torchs_muon_does_and_the_rest_as_adamw() -> None:
     torch.manual_seed(1)
     matrix, bias = nn.Parameter(torch.randn(24, 40)), nn.Parameter(torch.randn(24))
     theirs, plain = (nn.Parameter(p.detach().clone()) for p in (matrix, bias))
-    groups = [{"params": [matrix], "matrices": True}, {"params": [bias]}]
+    groups: list[dict[str, Any]] = [{"params": [matrix], "matrices": True}, {"params": [bias]}]
     config = MuonConfig(lr=RATE)
     ours = Muon(groups, config)
     reference = torch.optim.Muon([theirs], lr=RATE, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
@@ -98,8 +107,9 @@ def test_projections_in_one_parameter_move_as_they_would_in_parameters_of_their_
         *fused[1].detach().split(inner),
         *(deberta[:, i].flatten(0, 1) for i in range(3)),
     ]
-    separate = nn.ModuleList([nn.Linear(hidden, len(weight), bias=False) for weight in alone])
-    for linear, weight in zip(separate, alone, strict=True):
+    linears = [nn.Linear(hidden, len(weight), bias=False) for weight in alone]
+    separate = nn.ModuleList(linears)
+    for linear, weight in zip(linears, alone, strict=True):
         linear.weight.data.copy_(weight)
     gradients = [torch.randn(weight.shape) for weight in alone]
     _step(nn.ModuleDict({"layers": nn.ModuleList([separate])}), list(separate.parameters()), gradients)
@@ -167,5 +177,5 @@ def test_work_is_dealt_out_evenly_where_all_hold_alike(world: int, costs: list[i
     """As at stage 3: nobody has more to do than the mean and one matrix."""
     work = dict(enumerate(costs))
     rounds = MatrixExchange({matrix: [3] * world for matrix in work}).rounds(work)
-    load = [sum(work[one[rank]] for one in rounds if one[rank] is not None) for rank in range(world)]
+    load = [sum(work[at] for one in rounds if (at := one[rank]) is not None) for rank in range(world)]
     assert max(load) <= sum(costs) / world + max(costs)

@@ -15,6 +15,7 @@ from data_service.types import Block
 from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.train.collate import idle_batch, to_batch
 
 CPU = torch.device("cpu")
@@ -130,7 +131,7 @@ def changed(batch: Batch, where: torch.Tensor) -> Batch:
     return replace(batch, tokens=torch.where(where, (batch.tokens + 11) % VOCABULARY, batch.tokens))
 
 
-def query_states(encoder: torch.nn.Module, batch: Batch) -> torch.Tensor:
+def query_states(encoder: TwoStreamEncoder, batch: Batch) -> torch.Tensor:
     with torch.no_grad():
         query = encoder.streams(batch).query
     assert query is not None

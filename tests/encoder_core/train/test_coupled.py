@@ -50,7 +50,7 @@ def one_big_batch(case: Case) -> tuple[float, dict[str, np.ndarray]]:
     if case.double:
         model.double()
     vectors = model.embed(contrastive.to_rows(contrastive.examples(case.group)))
-    loss = sum(_loss(vectors[..., :width], model.config) for width in model.terms.values())
+    loss = torch.stack([_loss(vectors[..., :width], model.config) for width in model.terms.values()]).sum()
     named = contrastive.named(model)
     gradients = torch.autograd.grad(loss, [p for _, p in named])
     return loss.item(), {name: g.flatten().numpy() for (name, _), g in zip(named, gradients, strict=True)}

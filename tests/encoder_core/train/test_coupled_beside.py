@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.objectives.contrastive import twice
+from encoder_core.objectives.losses import last_weight
 from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive_beside
 from tests.support.ranks.contrastive_beside import CONTRAST, ROWS, SEED, SETS, Case, Outcome, rows
@@ -31,7 +32,7 @@ def one_big_batch(terms: str) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     losses["contrastive"] = info_nce(*F.normalize(vectors, dim=-1).unbind(1))
     weights = {term.name: term.weight for term in others.terms} | {"contrastive": CONTRAST.weight}
     named = list(model.named_parameters())
-    whole = sum(weights[name] * loss for name, loss in losses.items())
+    whole = torch.stack([last_weight(weights[name]) * loss for name, loss in losses.items()]).sum()
     gradients = torch.autograd.grad(whole, [p for _, p in named])
     return (
         {name: loss.item() for name, loss in losses.items()},

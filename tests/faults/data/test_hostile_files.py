@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.headers import check_weights
-from checkpoints.hf.load import WEIGHTS, read_folder_config
+from checkpoints.hf.load import read_folder_config
 from data_service.errors import TokenizerError
 from data_service.errors import UserError as DataError
 from data_service.store.open import open_store
@@ -199,7 +200,7 @@ def lies(draw: random.Random, content: bytes) -> bytes:
     header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
     name = draw.choice([name for name in header if name != "__metadata__"])
     entry, other = header[name], header[draw.choice(sorted(header.keys() - {name, "__metadata__"}))]
-    number = draw.choice([-1, 0, 1 << 31, 1 << 62, (1 << 64) - 1, 10**30, 1.5, None, "x", [], True])
+    number: object = draw.choice([-1, 0, 1 << 31, 1 << 62, (1 << 64) - 1, 10**30, 1.5, None, "x", [], True])
     match draw.randrange(9):
         case 0:
             entry["shape"] = [number] * draw.randint(1, 4)

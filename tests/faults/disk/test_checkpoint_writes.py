@@ -94,7 +94,7 @@ def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
         child = os.fork()
         if child == 0:
             try:
-                go_on(Dying(store, change), 20)  # type: ignore[arg-type]
+                go_on(Dying(store, change), 20)
             finally:
                 os._exit(0)
         died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

@@ -58,8 +58,8 @@ def test_copied_or_moved_it_goes_on_and_neither_disturbs_the_other(
         uri = shutil.move(uri, f"{folder}/moved-{draw}")
     assert contents(open_store(uri)) == before
     with ThreadPoolExecutor(2) as pool:
-        for one in (pool.submit(finish, copy, 2), pool.submit(finish, uri, draws.choice([1, 2]))):
-            one.result()
+        for going in (pool.submit(finish, copy, 2), pool.submit(finish, uri, draws.choice([1, 2]))):
+            going.result()
     for one in (copy, uri):
         small_runs.ensure_whole(one)
     small_runs.ensure_same(copy, calm, small_runs.STEPS)

@@ -56,7 +56,7 @@ class Host:
     ) -> None:
         self._clients = [FeedClient(feed, spec) for _ in ranks]
         self._shares = shares
-        batch = shares[0].rows * shares[0].world
+        batch = shares[0].rows[0] * shares[0].world
         self._positions = Positions(
             [PhaseBatches.of_samples(steps, batch, self._clients[0].samples_per_epoch)]
         )
@@ -86,7 +86,7 @@ class Host:
         ]
         mine: list[Range] = [r for ranges in coming for _, part in share.deal(ranges)[0] for r in part]
         first = coming[0][0]
-        batch = share.rows * share.world
+        batch = share.rows[0] * share.world
         client.prefetch(
             [(r.epoch, r.start, r.stop) for r in mine], StepLayout(batch, first.epoch, first.start)
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,30 +52,32 @@ def write_corpus(
 ) -> str:
     """Write a corpus of one shard a split, of pairs with so many negatives or of text; its URI."""
     store = open_store(folder)
-    tables, sizes, digests = [], {}, {}
+    tables, sizes, digests = {}, {}, {}
     for split, content in (("train", blocks), ("heldout", heldout or [])):
         key = f"{split}/000000.tar"
         table, size, digest = _write_shard(store, folder / "shard.tmp", key, content)
-        tables.append(table)
+        tables[split] = table
         sizes[key], digests[key] = size, digest
     unigram = np.bincount(np.concatenate([block.tokens for block in blocks]), minlength=VOCABULARY)
-    manifest = CorpusManifest("0" * 64, VOCABULARY, 0.1, *tables, unigram, sizes, digests, {}, {})
+    manifest = CorpusManifest(
+        "0" * 64, VOCABULARY, 0.1, tables["train"], tables["heldout"], unigram, sizes, digests, {}, {}
+    )
     if negatives is not None:
         manifest = replace(manifest, pairs=PairTexts(negatives))
     save_manifest(store, manifest)
     return str(folder)
 
 
-def spec_of(*sources: SourceSpec, length: int = 32, seed: int = 7, **settings: object) -> StreamSpec:
+def spec_of(*sources: SourceSpec, **settings: Any) -> StreamSpec:
     """A spec over corpora of random text."""
     return StreamSpec.model_validate(
         {
             "sources": sources,
-            "length": length,
+            "length": 32,
             "special": SPECIAL,
             "never_masked": NEVER_MASKED,
             "vocab_size": VOCABULARY,
-            "seed": seed,
+            "seed": 7,
             "window": {"least_tokens": 1000},
             **settings,
         }
@@ -112,9 +115,11 @@ def table_of(rows: list[int]) -> BlockTable:
     return block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
 
 
-def plan_of(rows: list[list[int]], weights: list[float] | None = None, **settings: object) -> StreamPlan:
+def plan_of(rows: list[list[int]], weights: list[float] | None = None, **settings: Any) -> StreamPlan:
     corpora = [
-        SourceSpec(name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}", weight=weights and weights[i])
+        SourceSpec(
+            name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}", weight=weights[i] if weights else None
+        )
         for i in range(len(rows))
     ]
     spec = spec_of(*corpora, **{"window": {"samples": 7, "least_tokens": 1}, **settings})

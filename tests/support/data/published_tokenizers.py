@@ -7,8 +7,8 @@ XLNet take out of text as symbols of their own, and DeBERTa's model without a [M
 
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -38,8 +38,13 @@ def published_folder(family: str, texts: list[str], folder: Path, size: int = 12
     return folder
 
 
-def _files(family: str, texts: list[str], size: int) -> Mapping[str, bytes | dict[str, object]]:
+Files = dict[str, bytes | dict[str, object]]
+"""A folder: bytes, or what is written as JSON."""
+
+
+def _files(family: str, texts: list[str], size: int) -> Files:
     lowercase = family in ("bert-uncased", "electra")
+    config: Files
     match family:
         case "bert-uncased" | "bert-cased" | "bert-chinese" | "electra" | "spanbert":
             model = "electra" if family == "electra" else "bert"
@@ -52,28 +57,27 @@ def _files(family: str, texts: list[str], size: int) -> Mapping[str, bytes | dic
         case "deberta":
             settings = {"do_lower_case": False, "vocab_type": "gpt2"}
             config = {"config.json": {"model_type": "deberta"}, "tokenizer_config.json": settings}
-            return _byte_bpe(texts, size, "deberta") | config
+            return {**_byte_bpe(texts, size, "deberta"), **config}
         case "albert":
-            model = _albert(texts, size)
             config = {
                 "config.json": {"model_type": "albert"},
                 "tokenizer_config.json": {"model_max_length": 512},
             }
-            return {"spiece.model": model} | config
+            return {"spiece.model": _albert(texts, size), **config}
         case "xlnet":
             return {"spiece.model": _xlnet(texts, size), "config.json": {"model_type": "xlnet"}}
         case _:
             settings = {"do_lower_case": False, "vocab_type": "spm"}
             config = {"config.json": {"model_type": "deberta-v2"}, "tokenizer_config.json": settings}
-            return {"spm.model": _deberta_v2(texts, size)} | config
+            return {"spm.model": _deberta_v2(texts, size), **config}
 
 
-def _wordpiece(texts: list[str], size: int, lowercase: bool) -> dict[str, bytes | dict[str, object]]:
+def _wordpiece(texts: list[str], size: int, lowercase: bool) -> Files:
     trained = train_tokenizer("wordpiece", texts, size, TokenizerOptions(lowercase=lowercase, alphabet=600))
     return {"vocab.txt": trained.save_files()["vocab.txt"]}
 
 
-def _byte_bpe(texts: list[str], size: int, style: str) -> dict[str, bytes | dict[str, object]]:
+def _byte_bpe(texts: list[str], size: int, style: str) -> Files:
     options = TokenizerOptions.model_validate({"specials": style})
     files = train_tokenizer("byte_bpe", texts, size, options).save_files()
     return {name: files[name] for name in ("vocab.json", "merges.txt")}
@@ -97,7 +101,7 @@ def _deberta_v2(texts: list[str], size: int) -> bytes:
     return _sentencepiece(texts, size, **ids, **pieces)
 
 
-def _sentencepiece(texts: list[str], size: int, **settings: object) -> bytes:
+def _sentencepiece(texts: list[str], size: int, **settings: Any) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in texts for line in text.splitlines() if line.strip()]),

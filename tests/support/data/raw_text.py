@@ -41,7 +41,8 @@ def tokenizer_folder(folder: Path) -> str:
 def write_jsonl(path: Path, documents: list[str], field: str = "text") -> Path:
     """One object a line, compressed as the name says."""
     data = "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(documents)).encode()
-    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)(data)
+    packers: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+    packed = packers.get(path.suffix, bytes)(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(packed)
     return path

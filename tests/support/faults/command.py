@@ -106,7 +106,7 @@ class RayChaos:
         moment = time.monotonic() + self.draws.uniform(0, _LATEST_S)
         wait_for(process, lambda: time.monotonic() > moment)
 
-    def _strike(self, process: "subprocess.Popen[str]", fault: Inside) -> None:
+    def _strike(self, process: "subprocess.Popen[str]", fault: Fault) -> None:
         match fault:
             case "rank killed":
                 kill(process, _RANK)
@@ -121,7 +121,7 @@ class RayChaos:
                 kill(process, "ray::_build_slabs", optional=True)
                 kill(process, "ray::IDLE", optional=True)
 
-    def _end(self, process: "subprocess.Popen[str]", fault: Ending) -> None:
+    def _end(self, process: "subprocess.Popen[str]", fault: Fault) -> None:
         if fault == "preempted":
             process.send_signal(signal.SIGTERM)
             assert process.wait(120) == REPEAT, output(process)

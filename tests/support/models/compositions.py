@@ -16,7 +16,7 @@ from encoder_core.objectives.compose import refusals
 from encoder_core.objectives.term import Refusal, Setting
 from launcher.runtime.recipe.objective import RecipeObjective, row_facts
 
-SHAPE = {
+SHAPE: dict[str, object] = {
     "layers": 2,
     "hidden": 16,
     "heads": 2,
@@ -42,10 +42,10 @@ FAMILIES: Mapping[str, dict[str, object]] = {
 }
 """Every family in small, as a recipe's `model`, by its column in the table."""
 
-_SPANS = {"unit": "span", "rate": 0.3}
-_TOKENS = {"rate": 0.3}
-_NGRAMS = {"unit": "ngram", "rate": 0.3}
-_DISENTANGLED = {"embeddings": "gradient_disentangled"}
+_SPANS: dict[str, object] = {"unit": "span", "rate": 0.3}
+_TOKENS: dict[str, object] = {"rate": 0.3}
+_NGRAMS: dict[str, object] = {"unit": "ngram", "rate": 0.3}
+_DISENTANGLED: dict[str, object] = {"embeddings": "gradient_disentangled"}
 # There is something to learn: at 0.05 fresh weights tell texts apart already.
 _FAR: dict[str, object] = {"temperature": 0.5}
 TEACHER = "teacher"  # its place

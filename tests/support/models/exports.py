@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ from launcher.runtime.recipe.objective import (
 from tests.support.data.made_up import WORDS
 
 LENGTH = 24
-SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": LENGTH}
+SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": LENGTH}
 MLM = MlmTerm()
 DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
+from encoder_core.families.config import AnyEncoder
 from encoder_core.layers.rows import Rows
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.multitask import MultitaskModel
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,7 +46,7 @@ def copy_from(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
     for name, theirs_name in matched.items():
         parameters[name].copy_(state[theirs_name])
     for fold in their.table.folds:
-        parameters[fold.ours] += state[fold.theirs][0]
+        parameters[fold.ours].add_(state[fold.theirs][0])
 
 
 @torch.no_grad()
@@ -53,7 +55,7 @@ def copy_into(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
     parameters = dict(ours.named_parameters())
     names = their.table.names(their.layers)
     assert set(names) == set(parameters)
-    state = {theirs_name: parameters[name] for name, theirs_name in names.items()}
+    state: dict[str, Tensor] = {theirs_name: parameters[name] for name, theirs_name in names.items()}
     for fold in their.table.folds:
         state[fold.theirs] = torch.zeros_like(theirs.state_dict()[fold.theirs])
     outcome = theirs.load_state_dict(state, strict=False)
@@ -131,6 +133,20 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Of every parameter; fails where one has none."""
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    missing = [name for name, gradient in found.items() if gradient is None]
+    assert not missing, missing
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+def states_of(encoder: AnyEncoder, batch: Batch) -> list[Tensor]:
+    """[T, H] each, from the embeddings to the last layer."""
+    assert not isinstance(encoder, TwoStreamEncoder)
+    return list(encoder.states(batch))
+
+
 def assert_same_masked_outputs(ours: MultitaskModel, theirs: nn.Module, batch: Batch, pad_id: int) -> None:
     """Hidden states of all layers, logits and loss of masked language models of the same weights."""
     padded = pad(batch, pad_id)
@@ -140,7 +156,7 @@ def assert_same_masked_outputs(ours: MultitaskModel, theirs: nn.Module, batch: B
         labels=padded.labels,
         output_hidden_states=True,
     )
-    states = list(ours.encoder.states(batch))
+    states = states_of(ours.encoder, batch)
     assert len(states) == len(expected.hidden_states)
     for state, hidden in zip(states, expected.hidden_states, strict=True):
         assert_close(state, padded.flat(hidden))

@@ -189,7 +189,7 @@ def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tup
     start, stop = (int(edge) for edge in layout.cu_seqlens[row : row + 2])
     keys = torch.arange(start + row * layout.carried, stop + (row + 1) * layout.carried)
     apart = positions[:, None] - (torch.arange(len(keys)) - layout.carried)
-    scores = sum(_terms(given, row, queries, keys, apart)) * layout.scale
+    scores = torch.stack(list(_terms(given, row, queries, keys, apart))).sum(0) * layout.scale
     seen = torch.ones_like(apart, dtype=torch.bool)
     if layout.window is not None:
         seen &= apart.abs() <= layout.window
@@ -250,7 +250,9 @@ def converted(given: Problem, dtype: torch.dtype) -> Problem:
     assert q is not None
     assert k is not None
     assert v is not None
-    layout = {n: x.cpu() if isinstance(x, Tensor) else x for n, x in vars(given.layout).items()}
+    layout: dict[str, Any] = {
+        n: x.cpu() if isinstance(x, Tensor) else x for n, x in vars(given.layout).items()
+    }
     return Problem(q, k, v, Terms(**{n: moved(x) for n, x in vars(given.terms).items()}), Layout(**layout))
 
 

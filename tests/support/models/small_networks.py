@@ -1,6 +1,7 @@
 """Every family's network and objective small, with a batch of full rows of equally many targets: for counting."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from step_batch import in_random_order, make_batch
@@ -32,7 +33,14 @@ from launcher.runtime.capacity.workload import terms
 from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6)
-_SIZE = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 96, "vocab": 500, "max_length": 64}
+_SIZE: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 32,
+    "heads": 4,
+    "feed_forward": 96,
+    "vocab": 500,
+    "max_length": 64,
+}
 _MLM, _VECTORS = MlmTerm(), ContrastiveConfig(projection=True)
 
 
@@ -58,7 +66,7 @@ _SHARED, _DISENTANGLED = (
 )
 
 
-def _taught(*teachers: ModelConfig, **further: object) -> dict[str, object]:
+def _taught(*teachers: ModelConfig, **further: object) -> dict[str, Any]:
     sources = [{"uri": "somewhere", "model": model.model_dump()} for model in teachers]
     return {"distil": {"teachers": sources, **further}, "cosine": {}}
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from checkpoints.load import Reader, newest_good
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
+from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
 
@@ -167,7 +169,7 @@ def save_and_fail_and_save(rank: int, world: int, uri: str) -> list[str]:
     saver = Saver(store, attempt, peers)
     saver.begin(10, cut_each(random_state(10), world, rank), SHAPES, {"rank": rank})
     outcomes = [saver.commit()]
-    failing = Saver(_Full(store) if rank == world - 1 else store, attempt, peers)
+    failing = Saver(_Full(Path(uri)) if rank == world - 1 else store, attempt, peers)
     failing.begin(20, cut_each(random_state(20), world, rank), SHAPES, {})
     outcomes.append(failing.commit())
     saver.begin(30, cut(random_state(30), (100, 1200), rank), SHAPES, {"rank": rank})
@@ -214,14 +216,8 @@ def _show(outcome: Committed | Failed) -> str:
             return f"failed {outcome.step}: {outcome.reason}"
 
 
-class _Full:
-    """A store without room."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
+class _Full(LocalStore):
+    """A folder without room."""
 
     def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
-        raise OutOfSpace.at(f"{self._store.uri}/{key}", "quota")
+        raise OutOfSpace.at(f"{self.uri}/{key}", "quota")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from encoder_core.cost.memory import Stage
 from encoder_core.layers.parameters import IntoHeads, JoinedLinear
 from encoder_core.optim.adamw import StableAdamW, StableAdamWConfig
 from encoder_core.optim.groups import parameter_groups
@@ -30,7 +31,7 @@ class Case:
     """`seed` draws the model: how many matrices, their shapes and weights."""
 
     optimizer: Literal["muon", "stableadamw"]
-    stage: int
+    stage: Stage
     seed: int
     precision: Precision = "fp32"
 
@@ -45,14 +46,14 @@ class Linear(nn.Linear):
 class Heads(IntoHeads):
     """A matrix of three dimensions."""
 
-    def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, weight: Tensor) -> Tensor:
         return (self.weight * weight).sum()
 
 
 class Several(JoinedLinear):
     """Matrices in one parameter."""
 
-    def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, weight: Tensor) -> Tensor:
         return (self.weight * weight).sum()
 
 

@@ -12,6 +12,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
+from encoder_core.cost.memory import Stage
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
@@ -56,7 +57,7 @@ class Case:
     microbatch: int
     objective: ContrastiveConfig = PLAIN
     group: int = 2
-    stage: int = 0
+    stage: Stage = 0
     double: bool = False
     model: ModelConfig = BERT
 
@@ -86,7 +87,8 @@ def _step(control: Control, case: Case) -> Outcome:
     counts = dict.fromkeys(objective.terms, float(EXAMPLES))
     sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
     if case.stage == 0:
-        gradient = [(n, 0, {"gradient": p.grad.flatten().numpy().copy()}) for n, p in named(objective)]
+        whole = {n: p.grad for n, p in named(objective) if p.grad is not None}
+        gradient = [(n, 0, {"gradient": its.flatten().numpy().copy()}) for n, its in whole.items()]
     else:
         engine.update(0.0, 1)
         moments = pieces(engine.fragments(), ["exp_avg"])

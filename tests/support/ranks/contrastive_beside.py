@@ -8,6 +8,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
+from encoder_core.cost.memory import Stage
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
@@ -52,7 +53,7 @@ class Case:
 
     terms: str
     microbatch: int
-    stage: int = 0
+    stage: Stage = 0
     double: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.compose import compose, network
+from encoder_core.objectives.compose import compose
 from encoder_core.objectives.distil import (
     CosineConfig,
     DistilConfig,
@@ -23,7 +24,8 @@ from encoder_core.objectives.distil import (
     hold_teachers,
 )
 from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.mlm import MlmConfig, masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.teacher import frozen_weights, teacher_of
 from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.adamw import AdamW, AdamWConfig
@@ -33,13 +35,13 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate
 from encoder_core.train.weight_check import CorruptReplica, ensure_same
-from tests.support.models.parity import make_batch
+from tests.support.models.parity import make_batch, states_of
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 from tests.support.ranks.small_training import BUCKET, Setting
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
 VOCAB, TEMPERATURE, MLM, DISTIL, COSINE = 60, 2.0, 2.0, 5.0, 1.0
-SHAPE = {"hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 24, "vocab": VOCAB}
+SHAPE: dict[str, Any] = {"hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 24, "vocab": VOCAB}
 STUDENT = BertConfig(**SHAPE, layers=2, token_types=1, dropout=0.0, attention_dropout=0.0)
 TEACHERS: tuple[ModelConfig, ...] = (  # with dropout, which a teacher never uses
     BertConfig(**SHAPE, layers=4, dropout=0.5, attention_dropout=0.5),
@@ -81,9 +83,9 @@ class Trace:
     damage_found: bool
 
 
-def teacher_network(number: int) -> nn.Module:
+def teacher_network(number: int) -> MultitaskModel:
     torch.manual_seed(30 + number)
-    made = network(TEACHERS[number], "mlm")
+    made = masked_language_model(TEACHERS[number])
     initialise(made, std=0.3)
     return made
 
@@ -158,7 +160,7 @@ def _whole(engine: Engine) -> Whole:
 
 def reference(case: Case) -> tuple[list[float], dict[str, np.ndarray]]:
     """Norms and the student's weights after all steps."""
-    student, own = network(case.student, "mlm"), dict(joint(case).named_parameters())
+    student, own = masked_language_model(case.student), dict(joint(case).named_parameters())
     if "hidden" in case.further:
         student.hidden_projection = nn.Linear(8, 16)
     with torch.no_grad():
@@ -183,7 +185,9 @@ def reference(case: Case) -> tuple[list[float], dict[str, np.ndarray]]:
     return norms, {name: p.detach().numpy().ravel() for name, p in named.items()}
 
 
-def term_sums(student: nn.Module, teachers: list[nn.Module], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def term_sums(
+    student: MultitaskModel, teachers: list[MultitaskModel], batch: Batch
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of the masked tokens' cross-entropy, of T^2 KL, and of 1 - cos or of the layers' squared differences."""
     states = student.encoder(batch)
     logits = student.head.logits(states)
@@ -193,10 +197,13 @@ def term_sums(student: nn.Module, teachers: list[nn.Module], batch: Batch) -> tu
         said = [teacher.head.logits(h) for teacher, h in zip(teachers, theirs, strict=True)]
         p = torch.stack([(logits / TEMPERATURE).softmax(-1) for logits in said]).mean(0)
     kl = TEMPERATURE**2 * (p * (p.log() - (logits / TEMPERATURE).log_softmax(-1))).sum()
-    if hasattr(student, "hidden_projection"):
-        own, its = (list(model.encoder.states(batch)) for model in (student, teachers[0]))
+    projection = getattr(student, "hidden_projection", None)
+    if projection is not None:
+        own, its = (states_of(model.encoder, batch) for model in (student, teachers[0]))
         pairs = zip(
-            map(student.hidden_projection, own), (its[number].detach() for number in LEARNT), strict=True
+            (projection(h) for h in own),
+            (its[number].detach() for number in LEARNT),
+            strict=True,
         )
         return mlm, kl, sum((((a - b) ** 2).mean(-1).sum() for a, b in pairs), start=torch.zeros(()))
     cosine = torch.stack([(1 - F.cosine_similarity(states, h, dim=-1)).sum() for h in theirs]).mean()

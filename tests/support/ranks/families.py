@@ -1,12 +1,14 @@
 """DeBERTa, ModernBERT, EuroBERT, XLM and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from encoder_core.batch import Batch
+from encoder_core.cost.memory import Stage
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
@@ -27,8 +29,15 @@ from tests.support.ranks.small_training import BUCKET
 
 STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
-SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "feed_forward": 48, "max_length": 24, "vocab": 61}
-EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
+SHAPE: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 2,
+    "feed_forward": 48,
+    "max_length": 24,
+    "vocab": 61,
+}
+EXACT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
 FAMILIES = ("deberta", "deberta_v2", "modernbert", "eurobert", "xlm", "xlnet")
 
 
@@ -82,12 +91,12 @@ def alone(family: str) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().ravel() for name, p in module.named_parameters()}
 
 
-def sharded(rank: int, world: int, stage: int) -> dict[str, list[Piece]]:
+def sharded(rank: int, world: int, stage: Stage) -> dict[str, list[Piece]]:
     """This rank's ranges of the same weights, trained under one ZeRO stage."""
     return {family: _train(family, rank, stage) for family in FAMILIES}
 
 
-def _train(family: str, rank: int, stage: int) -> list[Piece]:
+def _train(family: str, rank: int, stage: Stage) -> list[Piece]:
     module = model(family)
     optimizer = AdamW(parameter_groups(module, OPTIMIZER.weight_decay), OPTIMIZER)
     engine = Engine(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 CONTEXT = get_context("forkserver")
 # Only what is installed: the server does not know the tests' own folders.
@@ -67,7 +67,7 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meet")
         orders = (function, world, meeting, results, dict(os.environ), args)
-        running = mp.start_processes(_enter, orders, nprocs=world, join=False, start_method="forkserver")
+        running = start_processes(_enter, orders, nprocs=world, join=False, start_method="forkserver")
         assert running is not None
         found: dict[int, Any] = {}
         while not running.join(timeout=0.05):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from encoder_core.cost.memory import Stage
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.updates import set_update
@@ -76,12 +77,12 @@ def unsharded() -> Weights:
     return {name: p.detach().numpy().ravel() for name, p in model.named_parameters()}
 
 
-def sharded(rank: int, world: int, stages: list[int]) -> list[list[Piece]]:
+def sharded(rank: int, world: int, stages: list[Stage]) -> list[list[Piece]]:
     """All steps under each ZeRO stage; this rank's fragments of the weights afterwards."""
     return [_run(stage, world) for stage in stages]
 
 
-def _run(stage: int, world: int) -> list[Piece]:
+def _run(stage: Stage, world: int) -> list[Piece]:
     model = Model()
     shapes = [p.shape for p in model.parameters()]
     optimizer = Lamb(parameter_groups(model, CONFIG.weight_decay), CONFIG)

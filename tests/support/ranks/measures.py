@@ -43,7 +43,7 @@ class Wide(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
 
     def forward(self, batch: Batch) -> LossSums:
-        x = torch.ones(1, WIDTH, dtype=self.layers[0].weight.dtype)
+        x = torch.ones(1, WIDTH, dtype=next(self.parameters()).dtype)
         for layer in self.layers:
             x = layer(x)
         return LossSums((Term("mlm", x.float().sum(), 1),))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from encoder_core.batch import Batch
+from encoder_core.cost.memory import Stage
 from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.replaced import (
+    Discriminator,
     ReplacedTokenConfig,
     ReplacedTokenDetection,
     discriminator_model,
@@ -28,7 +32,7 @@ from encoder_core.objectives.replaced import (
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, seed_draws
@@ -39,8 +43,15 @@ from tests.support.ranks.small_training import BUCKET
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
 VOCAB = 60  # fewer than one group of the sampler, whose second uniform number then decides
-SHAPE = {"layers": 2, "hidden": 16, "heads": 2, "feed_forward": 24, "max_length": 24, "vocab": VOCAB}
-EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
+SHAPE: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 2,
+    "feed_forward": 24,
+    "max_length": 24,
+    "vocab": VOCAB,
+}
+EXACT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
 ELECTRA = ElectraConfig(**SHAPE, **EXACT, embedding=8, generator_divisor=2)
 DEBERTA = DebertaV2Config(**SHAPE, **EXACT, buckets=8)
 WEIGHT = 50.0
@@ -55,8 +66,8 @@ class Setting:
     """One way to run, and for how long. Stage 3 shards even the smallest parameter."""
 
     family: str
-    stage: int
-    precision: str = "fp32"
+    stage: Stage
+    precision: Precision = "fp32"
     clip: float | None = CLIP
     steps: int = STEPS
 
@@ -187,8 +198,8 @@ def _whole(engine: Engine) -> Whole:
 class Plain:
     """Two separate networks and what joins them. `delta` is None where the embeddings are the generator's own."""
 
-    generator: nn.Module
-    discriminator: nn.Module
+    generator: MultitaskModel
+    discriminator: Discriminator
     delta: nn.Parameter | None
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -300,7 +311,7 @@ def _detect(networks: Plain, batch: Batch, drawn: Tensor) -> Tensor:
 
 
 class _Scores(nn.Module):
-    def __init__(self, of: nn.Module) -> None:
+    def __init__(self, of: Discriminator) -> None:
         super().__init__()
         self.of = of
 
@@ -331,7 +342,8 @@ def _two_updates(
     return first, second
 
 
-def _update(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+def _update(optimizer: torch.optim.Optimizer, loss: Tensor | float) -> float:
+    assert isinstance(loss, Tensor)
     optimizer.zero_grad()
     loss.backward()
     params = [p for group in optimizer.param_groups for p in group["params"]]

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from encoder_core.layers.initialise import initialise
+from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import RankBatch, accumulate, seed_draws
 from encoder_core.train.weight_check import CorruptReplica, ensure_same
@@ -133,7 +134,7 @@ def _look(control: Control, setting: small.Setting) -> Look:
     return Look([name for name, _ in named], well, missed, blamed, right)
 
 
-def _found(engine: "small.Engine", control: Control) -> CorruptReplica | None:
+def _found(engine: Engine, control: Control) -> CorruptReplica | None:
     try:
         ensure_same(engine.replicated, control, 1)
     except CorruptReplica as error:

@@ -89,11 +89,12 @@ def small_memory(memory: Memory | None, rank: int) -> Iterator[None]:
     """None: a CPU as it is."""
     with ExitStack() as stack:
         if memory is not None:
+            from launcher.runtime.rank import build as building
             from launcher.runtime.rank import main, microbatch
 
             room, build, device = (
                 microbatch.Room(memory.said, "cuda", DEVICE),
-                main.build_model,
+                building.build_model,
                 Device(memory, rank),
             )
             stack.enter_context(patch.object(microbatch, "room_here", lambda ranks: room))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
+from encoder_core.cost.memory import Stage
 from encoder_core.draws import NUMBERS
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import dropout
@@ -19,7 +20,7 @@ from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from encoder_core.train.zero_state import KINDS, MASTER
@@ -34,10 +35,10 @@ CONFIG = RobertaConfig(layers=2, hidden=32, heads=2, feed_forward=64, max_length
 class Setting:
     """One way to run: ZeRO stage and precision. Stage 3 shards even the smallest parameter."""
 
-    stage: int
-    precision: str = "fp32"
+    stage: Stage
+    precision: Precision = "fp32"
     clip: float | None = 1.0
-    reduce_dtype: str = "fp32"
+    reduce_dtype: Precision = "fp32"
     bucket: int = BUCKET
 
 
@@ -89,7 +90,7 @@ def train_fused(
         total = by + (x if draws is None else dropout(x, threshold / NUMBERS, draws, zero))
         return total, nn.functional.layer_norm(total, x.shape[1:], norm.weight, norm.bias, norm.eps)
 
-    residual_norm.residual_norm = computed
+    residual_norm.residual_norm = computed  # type: ignore[assignment]  # one without the shapes
     residual._takes = lambda *_: True
     written = train(rank, world, settings, 0, 1)
     assert not launched

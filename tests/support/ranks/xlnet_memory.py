@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from encoder_core.batch import Batch
+from encoder_core.cost.memory import Stage
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
@@ -14,7 +15,7 @@ from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Fetched, Trainer, TrainPlan
 from encoder_core.train.memory import Carried, restore
@@ -39,8 +40,8 @@ REFRESH = Refresh(every=3, steps=2)
 class Setting:
     """ZeRO stage and precision; stage 3 shards even the smallest parameter."""
 
-    stage: int
-    precision: str = "fp32"
+    stage: Stage
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)

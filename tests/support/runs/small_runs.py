@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import overload
 
 from checkpoints.gather import Alone
 from checkpoints.load import Reader, newest_good
@@ -19,7 +20,7 @@ from launcher.runtime.run.create import create_run, reconcile
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.segments import METRICS, Pack, read, stored
-from launcher.runtime.run.step_table import Record, parse
+from launcher.runtime.run.step_table import NotARecord, Record, parse
 from tests.support.data.made_up import write_text
 
 
@@ -81,6 +82,10 @@ class ListedSteps(StepHistory):
         assert [record["step"] for record in records] == self.numbers.tolist()
         self.records = records
 
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         return self.records[index]
 
@@ -88,10 +93,17 @@ class ListedSteps(StepHistory):
         return iter(self.records)
 
 
-def history(uri: str) -> History:
+@dataclass(frozen=True)
+class ListedHistory(History):
+    """A history whose step records can be looked at one by one."""
+
+    steps: ListedSteps
+
+
+def history(uri: str) -> ListedHistory:
     store = open_run(uri).store
-    found = read_history(store)
-    return replace(found, steps=ListedSteps(found.steps, step_records(store)))
+    found = vars(read_history(store))
+    return ListedHistory(**found | {"steps": ListedSteps(found["steps"], step_records(store))})
 
 
 def step_records(store: Store) -> list[Record]:
@@ -101,6 +113,7 @@ def step_records(store: Store) -> list[Record]:
         for stretch, data in read(store, METRICS, attempt, stretches):
             whole = b"".join(part for _, part in Pack(store, stretch).contents()) if data is None else data
             for _, record in parse(stretch.key, whole):
+                assert not isinstance(record, NotARecord)
                 if record["kind"] == "step":
                     kept = [earlier for earlier in kept if earlier["step"] < record["step"]]
                     kept.append(record)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,13 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.replaced import Sharing
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.runtime.rank.build import build_model
@@ -29,7 +31,14 @@ from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 from launcher.runtime.run.record import Run, open_run
 from tests.support.models.parity import make_batch, parameters_of, random_weights
 
-SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64, "dropout": 0.0}
+SHAPE: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "feed_forward": 48,
+    "max_length": 64,
+    "dropout": 0.0,
+}
 SHAPE |= {"attention_dropout": 0.0}
 MLM = MlmTerm.model_validate(
     {"rate": 0.15, "unit": "token", "copies": "dynamic", "replace": {"mask": 0.8, "random": 0.1, "keep": 0.1}}
@@ -50,7 +59,7 @@ CASES: dict[str, tuple[ModelConfig, RecipeObjective, Heads]] = {
     "deberta-v2": (DEBERTA_V2, RecipeObjective(mlm=MLM), "mlm"),
     "xlnet": (XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PlmTerm()), "plm"),
 }
-PAIRS = {
+PAIRS: dict[str, tuple[DetectorConfig, Sharing]] = {
     "electra": (ELECTRA, "shared"),
     "deberta-v3-shared": (DEBERTA_V2, "shared"),
     "deberta-v3": (DEBERTA_V2, "gradient_disentangled"),
@@ -95,6 +104,7 @@ def export(setting: Setting, folder: Path, heads: Heads = "mlm") -> nn.Module:
     files, config = setting.tokenizer.save_files(), setting.known(recipe.model)
     if recipe.objective.rtd is not None:
         sharing = recipe.objective.rtd.embeddings
+        assert isinstance(config, DetectorConfig)
         export_pair(parameters_of(model).__getitem__, config, files, open_store(folder), sharing)
     else:
         export_model(parameters_of(model).__getitem__, config, files, open_store(folder), heads)

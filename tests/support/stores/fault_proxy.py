@@ -15,9 +15,9 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Fault = Literal[
-    *("error 500", "slow down", "expired token", "unknown key", "denied", "no such key"),
-    *("reset", "reset after", "truncate", "garble", "stall", "bad record"),
-]
+    "error 500", "slow down", "expired token", "unknown key", "denied", "no such key",
+    "reset", "reset after", "truncate", "garble", "stall", "bad record",
+]  # fmt: skip
 
 _PIECE = 256 << 10  # bytes taken from a client at a time
 
@@ -151,9 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
         content: bytes,
         mangle: Callable[[str, bytes], bytes | None],
     ) -> None:
-        line, self.wfile = self.wfile, io.BytesIO()  # type: ignore[assignment]
+        line, self.wfile = self.wfile, io.BytesIO()
         self._answer(answer, content if self.command != "HEAD" else b"", None)
-        whole, self.wfile = self.wfile.getvalue(), line  # type: ignore[attr-defined]
+        whole, self.wfile = self.wfile.getvalue(), line
         instead = mangle(self.command, whole)
         self.wfile.write(whole if instead is None else instead)
         self.close_connection = self.close_connection or instead is not None

@@ -6,7 +6,7 @@ clock that stands still; `silent_for` makes the starts of a run in a folder old.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +39,11 @@ class FaultyStore(LocalStore):
         self._suffer()
         return super().put_if_absent(key, data)
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview]) -> None:
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
         self._suffer()
-        super().put_buffers(key, buffers)
+        super().put_buffers(key, buffers, sent)
 
     def size(self, key: str) -> int | None:
         self._suffer()

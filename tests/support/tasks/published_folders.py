@@ -17,7 +17,7 @@ def write_tsv(path: Path, *rows: Sequence[str]) -> None:
     write(path, *("\t".join(row) for row in rows))
 
 
-def write_jsonl(path: Path, *records: Mapping[str, object]) -> None:
+def write_jsonl(path: Path, *records: object) -> None:
     write(path, *(json.dumps(record, ensure_ascii=False) for record in records))
 
 
@@ -83,9 +83,9 @@ def _inference(root: Path) -> None:
         rows = [("0", "a", "b", "1"), ("1", "c", "d", "0")]
         write_tsv(root / f"WNLI/{split}.tsv", ("index", "sentence1", "sentence2", "label"), *rows)
     names = ("Lexical Semantics", "Predicate-Argument Structure", "Logic", "Knowledge", "Domain")
-    rows = [("", "", "Negation", "", "x", "The cat sat.", "The cat did not sit.", "contradiction")]
-    rows += [("Lexical entailment", "", "", "", "x", "A cat sat.", "An animal sat.", "entailment")]
-    write_tsv(root / "diagnostic/diagnostic-full.tsv", (*names, "Premise", "Hypothesis", "Label"), *rows)
+    sentences = [("", "", "Negation", "", "x", "The cat sat.", "The cat did not sit.", "contradiction")]
+    sentences += [("Lexical entailment", "", "", "", "x", "A cat sat.", "An animal sat.", "entailment")]
+    write_tsv(root / "diagnostic/diagnostic-full.tsv", (*names, "Premise", "Hypothesis", "Label"), *sentences)
 
 
 def clue(root: Path) -> None:

@@ -255,5 +255,5 @@ def _write_retrieval(folder: Path, out: Path) -> None:
     _write(out / "queries.jsonl", [{"_id": str(n), "text": title} for n, (title, _) in enumerate(found)])
     lines = "".join(f"{n}\t{n}\t1\n" for n in range(len(found)))
     (out / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
-    pairs = [{"query": title, "positive": text} for title, text in _openings(folder, dev=False)]
+    pairs: list[Record] = [{"query": title, "positive": text} for title, text in _openings(folder, dev=False)]
     _write(out / "pairs.jsonl", pairs)

@@ -130,8 +130,8 @@ def test_the_common_figures_are_the_first_recipes_own(found: Found) -> None:
 def test_curves_run_over_tokens_and_flops(found: Found) -> None:
     for arm in found.comparison.arms:
         for unit in ("tokens", "flops"):
-            curve = found.curve(arm, lambda one: one.held_out("mlm_loss"), unit)  # type: ignore[arg-type]
-            assert curve.x.tolist() == [arm.cost.of(unit, step) for step in (0, 3, 6)]  # type: ignore[arg-type]
+            curve = found.curve(arm, lambda one: one.held_out("mlm_loss"), unit)
+            assert curve.x.tolist() == [arm.cost.of(unit, step) for step in (0, 3, 6)]
             assert (curve.low <= curve.mean).all()
             assert (curve.mean <= curve.high).all()
         trained = found.curve(arm, lambda one: one.trained("mlm_loss"), "tokens")

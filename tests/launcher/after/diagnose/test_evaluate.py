@@ -1,10 +1,10 @@
 """A commit is measured once: by whom and how often it is asked, what is deleted, damaged or missing meanwhile."""
 
 import json
+import math
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -182,4 +182,4 @@ def test_held_out_loss_is_that_of_all_rows_and_lengths_cut_the_same_text(fresh_r
     assert set(losses) == {(32, None), (64, None), (None, "text")}
     assert losses[64, None] == losses[None, "text"] == pytest.approx(whole(run)["mlm_loss"], abs=1e-5)
     assert losses[32, None] != losses[64, None]
-    assert np.isfinite(losses[32, None])
+    assert math.isfinite(losses[32, None] or math.nan)

@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 
 from launcher.after.diagnose.states import Frozen, open_checkpoint, open_frozen, pooled_states, rows_of_texts
 from launcher.after.export.export import export_run
+from launcher.runtime.recipe.evaluation import Pooling
 from launcher.runtime.run.record import open_run
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export
 from tests.support.runs.untrained import Committing
 
 TEXTS = ["every rank reads its rows", "a", "the loss falls while nothing is lost and workers die"]
-POOLINGS = ("cls", "mean", "max")
+POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "max")
 
 
-def theirs(folder: Path, rows: list[np.ndarray], frozen: Frozen) -> dict[str, np.ndarray]:
+def theirs(folder: Path, rows: list[np.ndarray], frozen: Frozen) -> dict[Pooling, np.ndarray]:
     """[D, N, H] by pooling, one row at a time."""
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    found: dict[str, list[np.ndarray]] = {"cls": [], "mean": [], "max": []}
+    found: dict[Pooling, list[np.ndarray]] = {"cls": [], "mean": [], "max": []}
     for row in rows:
         kinds = torch.zeros(1, len(row), dtype=torch.long)
         if frozen.class_token_last:

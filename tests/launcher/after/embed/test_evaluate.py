@@ -13,6 +13,7 @@ from launcher.after.embed.evaluate import CellSettings, FitSettings, embed_cell
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
+from launcher.after.tasks.examples import Retrieval, Sentences
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import TaskError
 from tests.support.data.made_up import WORDS
@@ -59,13 +60,15 @@ def sts(folder: Path, seed: int = 1) -> Task:
 def test_similarity_is_the_correlation_of_the_cosine(bert: LocalModel, tmp_path: Path) -> None:
     task = sts(tmp_path)
     examples = task.read("dev")
+    assert isinstance(examples, Sentences)
+    assert examples.second is not None
     model = load_model(bert, Encoding(pooling="max"))
-    first, second = (model.encode(list(texts)) for texts in (examples.first, examples.second))  # type: ignore[union-attr]
+    first, second = (model.encode(list(texts)) for texts in (examples.first, examples.second))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
     found = embed_cell(bert, task, CellSettings(pooling="max", batch=5), seed=1)
     assert list(found) == ["spearman", "pearson"]
-    assert found["spearman"] == pytest.approx(spearmanr(cosines, examples.labels).statistic, abs=1e-3)  # type: ignore[union-attr]
-    assert found["pearson"] == pytest.approx(pearsonr(cosines, examples.labels).statistic, abs=1e-5)  # type: ignore[union-attr]
+    assert found["spearman"] == pytest.approx(spearmanr(cosines, examples.labels).statistic, abs=1e-3)
+    assert found["pearson"] == pytest.approx(pearsonr(cosines, examples.labels).statistic, abs=1e-5)
 
 
 def test_a_cell_trains_on_the_tasks_own_split(bert: LocalModel, tmp_path: Path) -> None:
@@ -95,11 +98,12 @@ def beir(folder: Path, draw: random.Random) -> tuple[Task, Mapping[str, set[str]
 def test_retrieval_is_its_formulas(bert: LocalModel, tmp_path: Path, seed: int) -> None:
     task, relevant = beir(tmp_path, random.Random(seed))
     examples = task.read("test")
+    assert isinstance(examples, Retrieval)
     model = load_model(bert, Encoding(normalize=True))
-    queries = model.encode(list(examples.queries.values()))  # type: ignore[union-attr]
-    documents = model.encode(list(examples.documents.values()))  # type: ignore[union-attr]
-    names, gains, ranks, recalls = list(examples.documents), [], [], []  # type: ignore[union-attr]
-    for query, scores in zip(examples.queries, queries @ documents.T, strict=True):  # type: ignore[union-attr]
+    queries = model.encode(list(examples.queries.values()))
+    documents = model.encode(list(examples.documents.values()))
+    names, gains, ranks, recalls = list(examples.documents), [], [], []
+    for query, scores in zip(examples.queries, queries @ documents.T, strict=True):
         hits = [names[i] in relevant[query] for i in np.argsort(-scores)]
         ideal = sum(1 / math.log2(place + 2) for place in range(min(10, len(relevant[query]))))
         gains.append(sum(hit / math.log2(place + 2) for place, hit in enumerate(hits[:10])) / ideal)

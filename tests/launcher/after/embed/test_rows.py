@@ -156,8 +156,8 @@ def test_bundled_settings_read_glue_as_published(tmp_path: Path) -> None:
         for split in ("train", "dev"):
             (tmp_path / folder / f"{split}.tsv").write_text("".join(lines))
     nli = load_settings("nli", data=str(tmp_path))
-    rows = read_source(nli.train, nli.root)
-    assert [rows.classes[int(label)] for label in rows.labels or []] == ["neutral", "entailment"]
+    read = read_source(nli.train, nli.root)
+    assert [read.classes[int(label)] for label in read.labels or []] == ["neutral", "entailment"]
     sts = load_settings("stsb", data=str(tmp_path))
     assert sts.dev is not None
     assert read_source(sts.dev, sts.root).labels == [0.5, 1.0]

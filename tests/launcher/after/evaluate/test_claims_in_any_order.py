@@ -18,7 +18,9 @@ from tests.support.stores.turns import Memory, Process, Turn, TurnStore
 
 KEY = "ab" * 16
 HERE = Owner.here(0.0)
-TURNS: list[Turn] = ["carried out"] * 6 + ["lost", "answer lost", "dies before", "dies after"]
+DONE: list[Turn] = ["carried out"]
+TROUBLE: list[Turn] = ["lost", "answer lost", "dies before", "dies after"]
+TURNS = DONE * 6 + TROUBLE
 _MANY = 60  # requests: more than any claim takes alone
 
 
@@ -128,7 +130,8 @@ class AnyOrder(RuleBasedStateMachine):
         for worker in self.workers:
             worker.state = "hung"
         self.memory.now += LEASE_S
-        last = self.start(here=False)
+        self.start(here=False)
+        last = self.workers[-1]
         assert last.process is not None
         for _ in range(_MANY):
             last.process.give()

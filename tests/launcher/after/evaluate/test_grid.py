@@ -136,7 +136,7 @@ def test_cells_of_another_process_are_waited_for_and_taken_over_when_it_ends(
     with claimed(store, works[0].cell.key) as other:
         assert other is None
         events = evaluation.compute(models, ONE)
-        found = []
+        found: list[Ended | Waiting] = []
         while not found or not isinstance(found[-1], Waiting):
             found.append(next(events))
     found += list(events)

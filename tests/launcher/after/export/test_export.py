@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 import yaml
+from transformers import PreTrainedModel
 
 from checkpoints.attempt import claim
 from checkpoints.errors import ExportError
@@ -34,7 +36,7 @@ from launcher.runtime.run.record import open_run
 from tests.support.models.parity import random_weights
 from tests.support.runs.starts import Setting, trained
 
-SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64}
+SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64}
 MLM = MlmTerm()
 DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
 
@@ -190,7 +192,7 @@ def test_the_card_states_the_loss_at_its_step(fresh_run: str, tmp_path: Path) ->
 
 
 @torch.no_grad()
-def _words(model: torch.nn.Module, part: str) -> torch.Tensor:
+def _words(model: PreTrainedModel, part: str) -> torch.Tensor:
     network = model if part == "." else getattr(model, part)
     embedded: torch.Tensor = network.encoder.embeddings.word(torch.arange(9))
     return embedded

@@ -10,10 +10,11 @@ from transformers import AutoModel
 
 from launcher.after.export.export import export_run
 from launcher.after.export.sentence_transformer import write_sentence_transformer
+from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.text_vectors import kept_modules, put_modules
-from tests.support.runs.starts import BERT, MLM, RecipeObjective, Setting, export, trained
+from tests.support.runs.starts import BERT, MLM, Setting, export, trained
 
 TEXTS = ["One text.", "Another text that is longer.", "x"]
 OBJECTIVE = RecipeObjective(mlm=MLM)

@@ -97,6 +97,6 @@ def test_a_runs_checkpoint_learns_the_task(tmp_path: Path, family: str, kind: st
     if kind == "regression":
         np.testing.assert_allclose(found, outcome.predictions, atol=1e-4)  # type: ignore[arg-type]
     elif isinstance(found, np.ndarray):
-        np.testing.assert_array_equal(found, outcome.predictions)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, outcome.predictions)
     else:
         assert found == outcome.predictions

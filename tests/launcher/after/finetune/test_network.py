@@ -25,7 +25,7 @@ WORDS = HeadSpec("TokenClassification", 3, ("O", "B-X", "I-X"))
 SPANS = HeadSpec("QuestionAnswering", 2, ())
 
 
-def opened(given: LocalModel, wanted: HeadSpec, seed: int = 1, **changes: object) -> TaskNetwork:
+def opened(given: LocalModel, wanted: HeadSpec, seed: int = 1, **changes: Any) -> TaskNetwork:
     settings = FinetuneSettings.model_validate({**QUICK.model_dump(), **changes})
     return open_network(given.folder, open_config(given.folder), wanted, settings, seed)
 
@@ -152,13 +152,13 @@ def test_dropout_is_set_where_it_is_asked(models: Models) -> None:
     ],
 )
 def test_settings_that_the_model_cannot_have_are_refused(
-    models: Models, wanted: HeadSpec, changes: dict[str, object], problem: str
+    models: Models, wanted: HeadSpec, changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(TaskMismatch, match=problem):
         opened(models("bert"), wanted, **changes)
 
 
-def edited(given: LocalModel, folder: Path, change: Callable[[Path], None]) -> Path:
+def edited(given: LocalModel, folder: Path, change: Callable[[Path], object]) -> Path:
     shutil.copytree(given.folder, folder)
     change(folder)
     return folder

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,9 +153,9 @@ def guess(asked: Task, examples: Examples) -> float:
             return float((1 / np.log2(ranks + 1)).sum() / len(examples.documents))
 
 
-def same(kind: str, found: object, expected: object) -> bool:
+def same(kind: str, found: Any, expected: Any) -> bool:
     if kind == "regression":
-        return np.allclose(found, expected, atol=1e-4)  # type: ignore[arg-type]
+        return np.allclose(found, expected, atol=1e-4)
     return np.array_equal(found, expected) if isinstance(found, np.ndarray) else found == expected
 
 

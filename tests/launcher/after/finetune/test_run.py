@@ -18,6 +18,7 @@ from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import finetune
 from launcher.after.finetune.settings import FinetuneSettings
 from launcher.after.finetune.tries import try_each
+from launcher.after.tasks.examples import Sentences
 from tests.support.ranks.forked import forked
 from tests.support.tasks.reloaded import predictions
 from tests.support.tasks.small_tasks import QUICK, Models, description, model, task
@@ -107,7 +108,7 @@ def test_transformers_alone_predicts_the_same_from_the_export(
     if kind == "regression":
         np.testing.assert_allclose(found, outcome.predictions, atol=1e-5)  # type: ignore[arg-type]
     elif isinstance(found, np.ndarray):
-        np.testing.assert_array_equal(found, outcome.predictions)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, outcome.predictions)
     else:
         assert found == outcome.predictions
     config = json.loads((tmp_path / "out/config.json").read_bytes())
@@ -143,12 +144,10 @@ def test_a_head_of_ours_is_exported_beside_the_encoder(
     learnt = kind_of(asked, pieces, settings)
     dev = prepare(learnt, asked.read("dev"))
     measured = measure(learnt, asked, dev, compute_logits(network, pieces, dev.prepared.rows), max_answer=30)
-    assert (
-        np.array_equal(measured.predictions, outcome.predictions)
-        if kind == "classification"
-        # type: ignore[arg-type]
-        else (measured.predictions == outcome.predictions)
-    )
+    if kind == "classification":
+        np.testing.assert_array_equal(np.asarray(measured.predictions), np.asarray(outcome.predictions))
+    else:
+        assert measured.predictions == outcome.predictions
     if settings.freeze:
         before, after = (transformers.AutoModel.from_pretrained(f) for f in (given.folder, tmp_path / "out"))
         kept = dict(before.named_parameters())
@@ -168,7 +167,9 @@ def test_the_best_epoch_is_kept_and_training_stops_when_nothing_gets_better(
     assert len(reached) == min(8, outcome.best_epoch + 2)
     assert outcome.metrics["accuracy"] == max(reached)
     found = predictions(tmp_path / "out", "classification", asked.read("dev"), None)
-    assert np.mean(found == asked.read("dev").labels) == max(reached)
+    examples = asked.read("dev")
+    assert isinstance(examples, Sentences)
+    assert np.mean(found == examples.labels) == max(reached)
     last = finetune(models("bert"), asked, settings.model_copy(update={"keep": "last", "patience": None}), 1)
     assert last.best_epoch == 8
 

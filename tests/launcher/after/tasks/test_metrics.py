@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentence
 from launcher.after.tasks.metrics import score, words_of
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import MissingPackage, TaskError
-from launcher.extras import import_module
 
 COLA, MRPC, STSB, MNLI = (load_task(name) for name in ("cola", "mrpc", "stsb", "mnli"))
 CONLL, SQUAD, CMRC = (load_task(name) for name in ("conll2003", "squad2", "cmrc2018"))
@@ -58,7 +58,10 @@ def test_correlations_are_numpys_and_zero_where_all_is_the_same(pairs: list[tupl
         assert found == {"spearman": 0.0, "pearson": 0.0}
         return
     ranks = [np.array([np.mean(np.flatnonzero(np.sort(s) == v)) for v in s]) for s in (right, given_)]
-    expected = {"spearman": np.corrcoef(*ranks)[0, 1], "pearson": np.corrcoef(right, given_)[0, 1]}
+    expected = {
+        "spearman": np.corrcoef(ranks[0], ranks[1])[0, 1],
+        "pearson": np.corrcoef(right, given_)[0, 1],
+    }
     assert found == pytest.approx(expected, abs=1e-9)
 
 

@@ -34,8 +34,8 @@ _PAIRS = {
 }
 _TEXTS = {**_COMMON, "kind": "classification", "labels": ["no", "yes"], "metrics": ["accuracy"]}
 _TAGS = {**_COMMON, "kind": "tagging", "labels": ["O", "B-X", "I-X"], "metrics": ["entity_f1"]}
-_SPANS = {**_COMMON, "kind": "span", "no_answer": True, "metrics": ["answer_f1"]}
-_QUESTION = {"id": "1", "question": "?", "answers": [{"text": "b", "answer_start": 2}]}
+_SPANS: dict[str, object] = {**_COMMON, "kind": "span", "no_answer": True, "metrics": ["answer_f1"]}
+_QUESTION: dict[str, object] = {"id": "1", "question": "?", "answers": [{"text": "b", "answer_start": 2}]}
 
 
 def _table(delimiter: str) -> bytes:

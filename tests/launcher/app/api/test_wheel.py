@@ -5,6 +5,7 @@ import re
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,11 @@ def test_it_can_be_run_as_a_module(installed: Path, hostile: Path) -> None:
 
 
 def test_a_shell_completes_commands(installed: Path, tmp_path: Path) -> None:
-    asked = {"_MASKFLEET_COMPLETE": "complete_bash", "COMP_WORDS": "maskfleet che", "COMP_CWORD": "1"}
+    asked: dict[str, Any] = {
+        "_MASKFLEET_COMPLETE": "complete_bash",
+        "COMP_WORDS": "maskfleet che",
+        "COMP_CWORD": "1",
+    }
     assert run(installed / "maskfleet", cwd=tmp_path, **asked).stdout.split() == ["checkpoints"]
 
 

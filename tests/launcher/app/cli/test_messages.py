@@ -31,7 +31,7 @@ from launcher.runtime.run.record import open_run
 from tests.support.checks.silence import without_signs_of_life
 
 
-def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> str:
+def failing(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
     """Standard error of `main`, which ends with code 2."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["maskfleet", *map(str, arguments)])

@@ -272,7 +272,7 @@ def test_a_constant_series_can_be_drawn(value: float) -> None:
 
 
 def test_what_was_found_wrong_with_machines_is_shown() -> None:
-    files = {"node": "n1", "host": "node-1", "problems": ["open files: 256"]}
+    files: dict[str, Any] = {"node": "n1", "host": "node-1", "problems": ["open files: 256"]}
     page = render(
         SUBJECT,
         history(

@@ -32,7 +32,9 @@ class Writer:
     def __init__(self, store: Store, resumed: CheckpointName | None = None) -> None:
         self.store = store
         self.attempt = claim(store, owner=Owner.here(0.0))
-        self.saver = Saver(store, self.attempt, Alone(), resumed=resumed and read_manifest(store, resumed))
+        self.saver = Saver(
+            store, self.attempt, Alone(), resumed=read_manifest(store, resumed) if resumed else None
+        )
         self.step = resumed.step if resumed else 0
         self.lines: list[str] = []
         self.segments = 0

@@ -75,9 +75,8 @@ def alike(one: Account, other: Account) -> None:
         for axis in ("steps", "tokens", "hours"):
             pair = one.summary.curve(field, axis), other.summary.curve(field, axis)
             for name in ("x", "y", "low", "high"):
-                np.testing.assert_allclose(
-                    *(getattr(curve, name) for curve in pair), rtol=1e-9, err_msg=field
-                )
+                first, second = (getattr(curve, name) for curve in pair)
+                np.testing.assert_allclose(first, second, rtol=1e-9, err_msg=field)
     assert list(one.evaluations) == list(other.evaluations)
     assert list(one.events) == list(other.events)
     assert one.figures.tokens_per_second == other.figures.tokens_per_second

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,10 +47,10 @@ class Asked:
         assert status == 200
         return body.decode()
 
-    def news(self, path: str = "/?live=") -> dict[str, object]:
+    def news(self, path: str = "/?live=") -> dict[str, Any]:
         return json.loads(self(path)[2])
 
-    def until(self, what: str, path: str = "/?live=") -> dict[str, object]:
+    def until(self, what: str, path: str = "/?live=") -> dict[str, Any]:
         """News that say so. The watcher reads in its own time; each look is answered at once."""
         for _ in range(600):
             if what in json.dumps(found := self.news(path)):
@@ -189,7 +190,7 @@ def test_no_script_but_its_own_may_run(run: ToldRun) -> None:
 
 
 def test_hostile_text_is_text(tmp_path: Path) -> None:
-    run = ToldRun(tmp_path / "runs" / "a'\"><b>", **{"versions": {HOSTILE: HOSTILE}, "created": HOSTILE})
+    run = ToldRun(tmp_path / "runs" / "a'\"><b>", versions={HOSTILE: HOSTILE}, created=HOSTILE)
     run.begin(1)
     run.steps(1, 0, 10)
     run.event("failed", reason=HOSTILE)

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,10 +67,10 @@ def know(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checks: list[Check]) -
     monkeypatch.syspath_prepend(str(place))  # of processes that this one starts
 
 
-def burnt(tmp_path: Path, checks: list[Check], **settings: object) -> Burnin:
+def burnt(tmp_path: Path, checks: list[Check], **settings: Any) -> Burnin:
     return burn_in(
         Wanted(checks, ("roberta-base",), tmp_path / "out", form="cpu", **settings), lambda line: None
-    )  # type: ignore[arg-type]
+    )
 
 
 def record(tmp_path: Path) -> BurninRecord:

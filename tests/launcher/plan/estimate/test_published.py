@@ -90,7 +90,7 @@ def test_roberta_large_took_a_day_for_a_fifth_of_its_steps() -> None:
     cluster = Cluster(128, 8, find_gpu("V100"), mtbf=1e9)
     days = {mfu: estimate(recipe, cluster, mfu).seconds / 86400 for mfu in (0.08, None)}
     assert days[0.08] == pytest.approx(1.0, abs=0.2)
-    assert 0.35 < days[None] < 0.5  # type: ignore[index]
+    assert 0.35 < days[None] < 0.5
 
 
 def test_electra_small_took_four_days_on_one_v100() -> None:

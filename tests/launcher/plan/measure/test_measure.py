@@ -1,6 +1,7 @@
 """What follows from measured parts for the recipe's own step, for the whole run, and for an estimate."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -147,5 +148,6 @@ def test_the_text_says_what_was_measured_and_what_follows() -> None:
         "expected",
     ):
         assert shown in text
-    (phase,) = figures(found)["phases"]  # type: ignore[misc]
+    phases: Any = figures(found)["phases"]
+    (phase,) = phases
     assert sum(phase["parts"].values()) == pytest.approx(phase["step_seconds"]["median"])

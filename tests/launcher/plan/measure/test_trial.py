@@ -64,6 +64,7 @@ def test_what_is_measured_fits(recipe: Recipe, ranks: int, memory: int, peak: fl
     whole_rows = trial.recipe.microbatch == min(recipe.microbatch, recipe.phases[0].rows)
     whole_layers = trial.recipe.model.layers == recipe.model.layers
     assert (whole_rows and whole_layers) == (not trial.smaller)
+    assert trial.recipe.microbatch != "auto"
     assert whole_layers or trial.recipe.microbatch <= 2, "rows go before layers"
     if trial.seconds is not None and trial.seconds > STEP_S:
         assert trial.recipe.model.layers == 1, "what takes too long is made as small as it can be"

@@ -33,7 +33,7 @@ def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
     write_deaths(store, failures)
     assert read_deaths(store, silence) == failures[5:]
     write_deaths(store, [failure(1, error="x" * 100_000)])
-    assert store.size(KEY) < 2000
+    assert (store.size(KEY) or 0) in range(1, 2000)
     claim(store)
     assert newest_attempt(store) == 1, "it is no attempt"
 

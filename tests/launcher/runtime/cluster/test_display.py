@@ -88,7 +88,7 @@ def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
 
 def test_before_the_first_step_there_is_nothing_to_show() -> None:
     out = io.StringIO()
-    Watch(Console(file=out), 10).update(SimpleNamespace(record=None, evaluation=None))
+    Watch(Console(file=out), 10).update(SimpleNamespace(record=None, evaluation=None))  # type: ignore[arg-type]
     assert out.getvalue() == ""
 
 

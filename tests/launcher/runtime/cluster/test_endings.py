@@ -24,6 +24,7 @@ from launcher.app.companions import COMPANIONS
 from launcher.contract import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
 from launcher.runtime.cluster import train as training
+from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.cluster.supervisor import RunOutcome, supervise
 from launcher.runtime.recipe.load import reload
@@ -65,7 +66,7 @@ def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str
 
     monkeypatch.setattr(training, "supervise", instead)
     shown: list[str] = []
-    monkeypatch.setattr(training.Watch, "note", lambda self, text: shown.append(text))
+    monkeypatch.setattr(Watch, "note", lambda self, text: shown.append(text))
     outcome = training.train(open_run(run), Console(), COMPANIONS)
     return outcome.code, "\n".join(shown), list(read_history(open_run(run).store).events)
 

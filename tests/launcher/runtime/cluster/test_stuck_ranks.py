@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from launcher.runtime.cluster import stuck_ranks as guard
 from launcher.runtime.cluster.standing import Status
@@ -28,7 +29,7 @@ class Coordinator:
 
     def _answer(self, answer: Any) -> Any:
         if not self.alive:
-            raise guard.ray.exceptions.ActorDiedError
+            raise ray.exceptions.ActorDiedError
         return answer
 
 
@@ -56,7 +57,7 @@ class World:
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[RankLocation]]:
     found: list[list[RankLocation]] = []
     monkeypatch.setattr(guard, "kill", found.append)
-    monkeypatch.setattr(guard.ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
     return found
 
 
@@ -79,7 +80,7 @@ def test_a_coordinator_that_is_gone_saves_nobody(killed: list[list[RankLocation]
     """A7: first of all, the ranks are ended."""
     world = World(Coordinator(alive=False))
     world.frozen = True
-    with pytest.raises(guard.ray.exceptions.ActorDiedError):
+    with pytest.raises(ray.exceptions.ActorDiedError):
         world.look(20)
     assert killed == [PLACES]
 

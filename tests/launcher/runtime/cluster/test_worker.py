@@ -1,10 +1,14 @@
 """How a rank's end is told: mistakes end the run, all else goes to the policy. The coordinator is a list of calls."""
 
+import os
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+import torch
+import torch.distributed as dist
 from torch.distributed import DistNetworkError
 
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint, Superseded
@@ -16,8 +20,8 @@ from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
 from launcher.runtime.cluster import worker
 from launcher.runtime.cluster.seat import Placement, Seat, SeatError, seats
-from launcher.runtime.cluster.standing import Orders
-from launcher.runtime.cluster.worker import NCCL_FOR_MIG, CoordinatorLost, DeviceMissing, RayLink, take_device
+from launcher.runtime.cluster.standing import CoordinatorLost, Orders
+from launcher.runtime.cluster.worker import NCCL_FOR_MIG, DeviceMissing, RayLink, take_device
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.preflight.collective import NodeReport, Unfit
 from launcher.runtime.preflight.findings import Finding, RankSums, Wrong
@@ -52,7 +56,7 @@ class _Method:
 
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(ray, "get", lambda answer: answer)
     monkeypatch.setattr(worker, "here", lambda: RankLocation("node", 1, "host"))
     monkeypatch.setattr(worker, "BEAT_S", 0.001)
     monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
@@ -102,8 +106,8 @@ def test_a_mistake_ends_the_run(kind: Any) -> None:
         (RuntimeError("CUDA error: an illegal memory access"), "raised"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1"), "silent"),
         (DistNetworkError("recvValue failed"), "silent"),
-        (worker.ray.exceptions.ActorDiedError(), "silent"),
-        (worker.ray.exceptions.WorkerCrashedError(), "silent"),
+        (ray.exceptions.ActorDiedError(), "silent"),
+        (ray.exceptions.WorkerCrashedError(), "silent"),
         (CoordinatorLost("gone"), "silent"),
         (SystemExit(1), "silent"),
     ],
@@ -146,8 +150,8 @@ def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
 
 def test_a_rank_whose_coordinator_died_ends_at_its_next_step() -> None:
     """A thread that died in silence left the rank to train on, unseen."""
-    unavailable = worker.ray.exceptions.ActorUnavailableError("back soon", None)
-    beats = [unavailable, Orders(False, False, False), worker.ray.exceptions.ActorDiedError()]
+    unavailable = ray.exceptions.ActorUnavailableError("back soon", None)
+    beats = [unavailable, Orders(False, False, False), ray.exceptions.ActorDiedError()]
     link = RayLink(Coordinator(beat=beats), 0, save_multiple=1)
     with pytest.raises(CoordinatorLost):
         _train_on(link)
@@ -162,9 +166,9 @@ def _train_on(link: RayLink) -> None:
 def test_and_ends_itself_if_it_makes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(worker, "_GRACE_S", 0.01)
-    monkeypatch.setattr(worker.os, "_exit", codes.append)
+    monkeypatch.setattr(os, "_exit", codes.append)
     link = RayLink(
-        Coordinator(beat=[worker.ray.exceptions.ActorDiedError() for _ in range(10_000)]), 0, save_multiple=1
+        Coordinator(beat=[ray.exceptions.ActorDiedError() for _ in range(10_000)]), 0, save_multiple=1
     )
     while not codes:
         pass
@@ -178,9 +182,9 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
     """A node with too little shared memory would make NCCL hang."""
     wrong = RankSums(Wrong(1, 7, "2.0", 1.0), None, None, None)
     right, ill = RankSums(None, None, None, None), Finding("/dev/shm", "failure", "64 MiB", "more")
-    monkeypatch.setattr(worker.dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
-        sums, place = list(summed), []
+        sums, place = list(summed), list[object]()
         link = RayLink(Coordinator(beat=[Orders(False, False, False)] * 1000), 0, save_multiple=1)
 
         def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
@@ -209,9 +213,9 @@ def seats_of(*gpus: str) -> list[Seat]:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The devices that were set, by a CUDA that shows two."""
     devices: list[int] = []
-    monkeypatch.setattr(worker.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(worker.torch.cuda, "set_device", devices.append)
-    monkeypatch.setattr(worker.torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
     return devices
 
 
@@ -237,13 +241,13 @@ def test_a_device_that_cuda_does_not_show_is_missed_before_another_is_taken(
 def test_instances_of_one_machine_need_an_nccl_that_connects_them(
     cuda: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     take_device(seats_of("MIG-1")[0])
     two = seats_of("MIG-1", "MIG-2")
     with pytest.raises(SeatError) as raised:
         take_device(two[1])
     _, calls = told(raised.value)
     assert [name for name, *_ in calls] == ["fail"]
-    monkeypatch.setattr(worker.torch.cuda.nccl, "version", lambda: NCCL_FOR_MIG)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: NCCL_FOR_MIG)
     take_device(two[1])
     assert cuda == [0, 0]

@@ -154,7 +154,8 @@ def test_at_random_the_healthy_are_spared_and_the_dead_are_found(seed: int) -> N
             watched.move(rank, step=step)
         assert watched.wait(draws.randint(1, 3)) == []
     watched.mute = {2}
-    found, passed = [], 0
+    found: list[str] = []
+    passed = 0
     while not found and passed < 120:
         watched.gap(draws.choice([0, 0, 50]), ranks_live=True)
         found, passed = watched.wait(1), passed + 1

@@ -30,7 +30,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
         + [SimpleNamespace(family=psutil.AF_LINK, address="02:fc:00:00:00:01")]
         for name, addresses in INTERFACES.items()
     }
-    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
 
 
 @pytest.mark.parametrize(("name", "address"), [(n, a) for n, found in INTERFACES.items() for a in found])
@@ -79,7 +79,7 @@ def test_this_machines_loopback_takes_connections() -> None:
 def test_a_hosts_name_matters_where_no_interface_has_the_address(
     monkeypatch: pytest.MonkeyPatch, own: str | None, verdict: str
 ) -> None:
-    monkeypatch.setattr(network.socket, "gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert examine_network("127.0.0.1").verdict == "ok", "ranks do not go by it"
     if own is not None:

@@ -52,7 +52,8 @@ class _Run:
         self._keeper = keeper_of(
             self.store, self._attempt, Silent(), self._resumed, keep_last=self._keep_last
         )
-        self._engine, self._begun, self._running = Engine(), None, True
+        self._begun: int | None = None
+        self._engine, self._running = Engine(), True
 
     def steps(self, count: int) -> None:
         if self._running:

@@ -1,5 +1,6 @@
 """A rank announces the rows that it will read, and how all ranks' steps lie."""
 
+from collections.abc import Iterable
 from contextlib import closing
 
 import pytest
@@ -16,7 +17,7 @@ STEPS, MICROBATCH = 150, 4
 class Told(Stream):
     """A stream that keeps what it was told would be read."""
 
-    def prefetch(self, ranges, steps=None) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
         self.ranges, self.steps = list(ranges), steps
 
     def close(self) -> None:
@@ -54,6 +55,7 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
                 work = data.fetch(step).work
                 assert work.total == data.microbatches(step)
                 for part in work.microbatches:
+                    assert part.batch.numbers is not None
                     assert part.batch.numbers[0] == part.index * data.rows(step)
                     found.setdefault(step, []).append(len(part.batch.cu_seqlens) - 1)
             heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout()]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import JsonValue, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from launcher.errors import RunError
 from launcher.runtime.rank.build import build_model
-from launcher.runtime.rank.initial_weights import check_start, initial_weights
+from launcher.runtime.rank.initial_weights import InitialWeights, check_start, initial_weights
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
@@ -88,6 +89,10 @@ def test_one_network_is_no_pair_and_a_pair_is_not_one(setting: Setting, tmp_path
         setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "pair").begin()
 
 
+def names(start: InitialWeights, key: str) -> list[str]:
+    return TypeAdapter(list[str]).validate_python(start.record[key])
+
+
 @pytest.mark.parametrize(
     ("config", "objective", "missing"),
     [
@@ -107,7 +112,7 @@ def test_missing_heads_stay_fresh_and_are_named(
     found, initial = parameters_of(model), fresh(asked)
     assert start.record["fresh"]
     assert start.record["fresh"] == [name for name in found if name not in exported]
-    assert any(name.startswith(missing) for name in start.record["fresh"])
+    assert any(name.startswith(missing) for name in names(start, "fresh"))
     for name, value in found.items():
         if name not in SETTLED:
             assert torch.equal(value, exported[name] if name in exported else initial[name]), name
@@ -128,7 +133,7 @@ def test_heads_of_other_tasks_are_left_and_named(setting: Setting, tmp_path: Pat
 class Differing(Alone):
     """A second rank that has read other bytes."""
 
-    def all_gather(self, value: object) -> list[object]:
+    def all_gather(self, value: JsonValue) -> list[JsonValue]:
         return [value, {"value": "0" * 64}]
 
 
@@ -235,8 +240,8 @@ def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) 
     asked = setting.asks(BERT, RecipeObjective(mlm=MLM, nsp=NspConfig()), other_run)
     model, start = asked.begin()
     assert start.record["start_step"] == 4
-    assert {name.split(".")[0] for name in start.record["fresh"]} == {"pair_head"}
-    assert {name.split(".")[0] for name in start.record["left"]} == {"boundary_head"}
+    assert {name.split(".")[0] for name in names(start, "fresh")} == {"pair_head"}
+    assert {name.split(".")[0] for name in names(start, "left")} == {"boundary_head"}
     initial = fresh(asked)
     for name, value in parameters_of(model).items():
         assert torch.equal(value, saved[name] if name in saved else initial[name]), name

@@ -10,8 +10,10 @@ from tests.support.ranks.run_group import finish, run_group
 from tests.support.runs import small_runs
 
 PHASE = "phases=[{steps: 3, length: 32, batch: {sequences: 12}}]"
-QUIET = (PHASE, "model.dropout=0.0", "model.attention_dropout=0.0", "schedule.warmup=1")
-QUIET += ("checkpoint={every: {steps: 3}, keep_last: 1}", "evaluation={every: {steps: 3}, samples: 20}")
+QUIET = (
+    *(PHASE, "model.dropout=0.0", "model.attention_dropout=0.0", "schedule.warmup=1"),
+    *("checkpoint={every: {steps: 3}, keep_last: 1}", "evaluation={every: {steps: 3}, samples: 20}"),
+)
 
 
 @pytest.mark.cluster

@@ -37,7 +37,7 @@ class Troubled(LocalStore):
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.waiting.set()
         self.open.wait()
-        when, error = self.plan.pop(0) if self.plan else ("never", None)
+        when, error = self.plan.pop(0) if self.plan else ("never", AssertionError("never raised"))
         if when == "before":
             raise error
         super().put(key, data)
@@ -89,7 +89,11 @@ def test_the_end_of_training_waits_for_a_bounded_time_too(store: Troubled) -> No
     store.open.set()
 
 
-ERRORS = [StoreUnavailable, AccessDenied, OutOfSpace]
+ERRORS: list[type[StoreUnavailable] | type[AccessDenied] | type[OutOfSpace]] = [
+    StoreUnavailable,
+    AccessDenied,
+    OutOfSpace,
+]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -83,7 +83,7 @@ def loss_of(module: ObjectiveModule, batch: Batch) -> torch.Tensor:
     terms = [term for found in sums(module, batch) for term in found.terms]
     assert {term.name for term in terms} == module.target_counts(batch).keys()
     assert all(term.targets == module.target_counts(batch)[term.name] for term in terms)
-    return sum(term.weight * term.loss_sum / max(1, term.targets) for term in terms)
+    return torch.stack([term.weight * term.loss_sum / max(1, term.targets) for term in terms]).sum()
 
 
 @pytest.mark.drawn(30)

@@ -107,7 +107,8 @@ def test_64_ranks_share_every_batch_evenly(name: str) -> None:
     recipe, nodes = load(name), 1 if name == "modernbert-large" else 8
     for phase in recipe.phases:
         assert phase.batch.sequences is not None
+        assert recipe.microbatch != "auto"
         microbatches, rest = divmod(phase.batch.sequences, recipe.microbatch)
         assert (rest, microbatches % (8 * nodes)) == (0, 0)
-    for phase in estimate(recipe, Cluster(nodes, 8, find_gpu("H100"), mtbf=1e8), None).phases:
-        assert phase.microbatches == phase.rounds * 8 * nodes  # nobody idles
+    for took in estimate(recipe, Cluster(nodes, 8, find_gpu("H100"), mtbf=1e8), None).phases:
+        assert took.microbatches == took.rounds * 8 * nodes  # nobody idles

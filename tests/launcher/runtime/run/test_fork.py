@@ -50,12 +50,12 @@ def make(
     keep_position: bool = False,
     decay: int | None = None,
 ) -> Forked:
-    place = {"keep_position": keep_position, "decay": decay}
-    return fork(open_run(source), str(uri), step, settings, now=NOW, **place)
+    run = open_run(source)
+    return fork(run, str(uri), step, settings, now=NOW, keep_position=keep_position, decay=decay)
 
 
 def steps(uri: str) -> Sequence[Record]:
-    return small_runs.history(uri).steps
+    return small_runs.history(uri).steps.records
 
 
 def test_without_changes_it_goes_on_as_the_other_run_did(source: str, tmp_path: Path) -> None:
@@ -202,8 +202,9 @@ def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(
     ended = make(stable, tmp_path / "ended", decay=4, step=None)
     assert (ended.step, ended.restarted) == (STEP, ())
     uri = finish(ended.run.uri, 1)
-    peak = open_run(source).recipe.optimizer.adamw.lr
-    assert [record["lr"] for record in steps(uri)] == [peak * (1 - (n / 4) ** 0.5) for n in range(4)]
+    adamw = open_run(source).recipe.optimizer.adamw
+    assert adamw is not None
+    assert [record["lr"] for record in steps(uri)] == [adamw.lr * (1 - (n / 4) ** 0.5) for n in range(4)]
     for what in ("step", "samples", "digest"):
         assert [record[what] for record in steps(uri)] == [
             record[what] for record in steps(source)[STEP : STEP + 4]

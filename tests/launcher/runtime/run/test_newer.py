@@ -18,7 +18,7 @@ from checkpoints.errors import ExportError
 from checkpoints.hf.folder import publish
 from checkpoints.layout import CheckpointName
 from checkpoints.ownership import StopRequest, stop_requested
-from data_service.errors import CorpusError, UserError
+from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
@@ -47,7 +47,7 @@ Change = Callable[[bytes, random.Random], bytes]
 
 def _more(draw: random.Random) -> dict[str, object]:
     """A number that this version does not know, and often fields that it does not know either."""
-    fields = {
+    fields: dict[str, object] = {
         f"new_{draw.randrange(99)}": draw.choice([None, 1, "x", [1.5], {"a": {}}])
         for _ in range(draw.randrange(3))
     }
@@ -196,7 +196,7 @@ def test_a_command_says_so_and_changes_nothing(
         path.write_bytes(original)
 
 
-READERS: dict[str, tuple[Callable[[Path], object], type[UserError]]] = {
+READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "attempts/deaths.json": (lambda root: read_deaths(LocalStore(root), print), RunError),
     "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "trackers/x"), RunError),  # type: ignore[arg-type]
     "head.json": (lambda root: read_head(root / "head.json"), ExportError),

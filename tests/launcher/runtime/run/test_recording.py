@@ -1,6 +1,7 @@
 """The recorder: in order, again until it succeeds, bounded, and never in anybody's way."""
 
 import threading
+from functools import partial
 
 from data_service.store.errors import StoreUnavailable
 from launcher.runtime.run.recording import Recorder
@@ -24,13 +25,13 @@ def test_writes_are_done_in_order_and_repeated_until_they_succeed() -> None:
 
 
 def test_a_store_that_hangs_holds_up_nobody_and_the_oldest_are_given_up() -> None:
-    release, done, notes = threading.Event(), [], []
+    release, done, notes = threading.Event(), list[int](), list[str]()
     recorder = Recorder(note=notes.append, capacity=2)
     recorder.submit(release.wait)
     while recorder.drain(0.0) or recorder._waiting:  # until the thread is in the write that hangs
         pass
     for number in range(5):
-        recorder.submit(lambda number=number: done.append(number))
+        recorder.submit(partial(done.append, number))
     release.set()
     assert recorder.close(patience_s=10)
     assert done == [3, 4]
