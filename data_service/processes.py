@@ -56,13 +56,40 @@ def age_s(pid: int) -> float:
 
 
 _PREFIX = "maskfleet-temporary-"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link among temporary files
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """No other process of this machine has the lock on `path` meanwhile: on a folder, or on a file that is made if need
+    be. The lock ends with this process, however it ends.
+
+    Raises BlockingIOError: another has it, and `wait` is False. OSError: `path` cannot be opened.
+    """
+    kind = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock = _lock(path, kind, wait=wait)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(path: Path, flags: int, *, wait: bool) -> int:
+    """An open file that has the lock on itself, until it is closed."""
+    lock = os.open(path, flags, mode=0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
     """An empty folder where this machine keeps temporary files, gone when the context ends. `what`: for its name.
 
-    Its process holds a lock on it, which ends with the process: so it is known which folders are nobody's.
+    Its process holds a lock on it, so it is known which folders are nobody's.
     """
     _remove_orphans(Path(tempfile.gettempdir()))
     folder, lock = _made(what)
@@ -77,8 +104,7 @@ def _made(what: str) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{what}-"))
         with suppress(FileNotFoundError):  # removed as an orphan before it was locked
-            lock = _opened(folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = _lock(folder, _FOLDER, wait=True)
             if folder.exists():
                 return folder, lock
             os.close(lock)
@@ -87,14 +113,9 @@ def _made(what: str) -> tuple[Path, int]:
 def _remove_orphans(place: Path) -> None:
     for folder in place.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # somebody's, or gone already
-            lock = _opened(folder)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.lstat().st_uid == os.geteuid():
+                lock = _lock(folder, _FOLDER, wait=False)
+                try:
                     shutil.rmtree(folder)
-            finally:
-                os.close(lock)
-
-
-def _opened(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                finally:
+                    os.close(lock)

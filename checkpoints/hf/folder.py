@@ -24,6 +24,8 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 RECORD = "maskfleet_export.json"
+PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
+"""Folders of the networks that were trained as a pair."""
 _NAMED = 5  # files that a refusal lists
 _ELSEWHERE = "give an empty folder, or delete that one"
 _CHUNK = 64 << 20  # bytes held in memory at a time
@@ -64,7 +66,7 @@ def publish(folder: Path, out: Store, former: list[str]) -> None:
     """
     _remove(out, former)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    record = ExportRecord(files={key: _digest_of_file(path) for key, path in sorted(paths.items())})
+    record = ExportRecord(files={key: file_digest(path) for key, path in sorted(paths.items())})
     try:
         out.put(RECORD, (record.model_dump_json(indent=1) + "\n").encode())
         for key in sorted(paths, key=_configurations_last):
@@ -111,13 +113,10 @@ def _digest(out: Store, key: str) -> str:
     return digest.hexdigest()
 
 
-def _digest_of_file(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
-"""Folders of the networks that were trained as a pair."""
 
 
 @contextmanager
@@ -145,16 +144,14 @@ def local_configs(store: Store) -> Iterator[Path]:
         yield name
 
 
-def folder_digest(folder: Path) -> str:
+def start_digest(folder: Path) -> str:
     """SHA-256 of the configuration and weights in `folder` and in those of a pair: the same bytes, the same digest."""
     digest = hashlib.sha256()
     for part in (".", *PARTS):
         for name in _names(folder / part):
             path = folder / part / name
             if path.is_file():
-                with path.open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
-                digest.update(f"{part}/{name} {content}\n".encode())
+                digest.update(f"{part}/{name} {file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -28,6 +28,8 @@ TOKENIZER_FILES = (
     *MODEL_FILES,
 )
 """All that the files of a tokenizer are called, here and in transformers."""
+DECISIVE_FILES = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
+"""One of these is in every folder with a tokenizer."""
 
 Definition = dict[str, Any]  # a parsed tokenizer.json
 

@@ -26,6 +26,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.files import (
     ADDED_TOKENS,
     CONFIG,
+    DECISIVE_FILES,
     DEFINITION,
     MODEL_CONFIG,
     MODEL_FILES,
@@ -64,8 +65,7 @@ def find_tokenizer(folders: Iterable[Store]) -> Tokenizer | None:
 
 def holds_tokenizer(folder: Store) -> bool:
     """Whether a tokenizer, of ours or of transformers, lies in `folder`. Raises StoreError."""
-    decisive = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
-    return any(folder.size(name) is not None for name in decisive)
+    return any(folder.size(name) is not None for name in DECISIVE_FILES)
 
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:

@@ -1,5 +1,6 @@
 """The counts of "Contributing" hold: each addition is made in a scratch copy, in so many files, and works."""
 
+import json
 import os
 import re
 import shutil
@@ -49,21 +50,20 @@ class Scratch:
         return done.stdout
 
 
-def copied(folder: Path, *packages: str) -> Scratch:
-    ignored = shutil.ignore_patterns("__pycache__")
-    for package in packages:
-        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
-    return Scratch(folder)
-
-
 @pytest.fixture
 def data_service(tmp_path: Path) -> Scratch:
     return copied(tmp_path, "data_service")
 
 
 @pytest.fixture
-def product(tmp_path: Path) -> Scratch:
+def packages(tmp_path: Path) -> Scratch:
     return copied(tmp_path, "data_service", "encoder_core", "checkpoints", "launcher")
+
+
+def copied(root: Path, *packages: str) -> Scratch:
+    for package in packages:
+        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return Scratch(root)
 
 
 def counted(heading: str) -> int:
@@ -253,27 +253,28 @@ KEY = """
 
 
 @pytest.mark.heavy
-def test_a_key_of_a_phase(product: Scratch) -> None:
-    """Two runs: losses are the same up to the phase that sets the key. A fork may set it, too."""
-    plain = product.run(IDENTITY)
+def test_a_key_of_a_phase(packages: Scratch) -> None:
+    """Old runs are the same runs. `use` trains one with the key."""
+    plain = packages.run(IDENTITY)
     schema, field = (
         "launcher/runtime/recipe/schema.py",
         "    rope_base: Annotated[float, Field(gt=0)] | None = None\n",
     )
-    product.replace(schema, field, f"{field}    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None\n")
+    packages.replace(
+        schema, field, f"{field}    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None\n"
+    )
     keys = "launcher/runtime/recipe/phases.py"
     entry = '    layer_key("rope_base", '
-    product.replace(keys, entry, KEY.removeprefix("\n") + entry)
+    packages.replace(keys, entry, KEY.removeprefix("\n") + entry)
     layer = "encoder_core/layers/dropout.py"
-    product.replace(layer, "\n\ndef dropout(\n", f"{SETTER}\n\ndef dropout(\n")
+    packages.replace(layer, "\n\ndef dropout(\n", f"{SETTER}\n\ndef dropout(\n")
     loop = "encoder_core/train/loop.py"
-    product.replace(loop, '{"rope_base": ', '{"dropout": set_dropout, "rope_base": ')
-    imported = "from encoder_core.train.engine import "
-    product.replace(loop, imported, f"from encoder_core.layers.dropout import set_dropout\n{imported}")
-    assert product.run(IDENTITY) == plain  # old runs are the same runs
-    said = product.run(RUNS)
-    assert said.splitlines()[-1] == "done"
-    assert len(product.touched) == counted("Add a key of a phase")
+    packages.replace(loop, '{"rope_base": ', '{"dropout": set_dropout, "rope_base": ')
+    imported, layers = "from encoder_core.train.engine import ", "dropout"
+    packages.replace(loop, imported, f"from encoder_core.layers.{layers} import set_dropout\n{imported}")
+    assert packages.run(IDENTITY) == plain
+    packages.run("from tests.support.runs.phase_key import use; use()")
+    assert len(packages.touched) == counted("Add a key of a phase")
 
 
 IDENTITY = """
@@ -285,46 +286,103 @@ for name in ("roberta-base", "modernbert-base"):
     print(identity.fingerprint(identity.identity(recipe)), recipe.to_yaml())
 """
 
-RUNS = """
-from datetime import UTC, datetime
+
+DISPLAYS = """
+import io
+import json
+import time
+from datetime import datetime
 from pathlib import Path
-import pytest
-from checkpoints.listing import committed
-from launcher.app.cli.recipe_timeline import print_timeline, timeline_records
-from launcher.errors import RecipeError
-from launcher.runtime.recipe.load import load
-from launcher.runtime.run.fork import fork
-from launcher.runtime.run.record import open_run
-from tests.support.ranks.run_group import finish
-from tests.support.runs import small_runs
+from types import SimpleNamespace
 
-root = Path("inputs").absolute()
-root.mkdir()
-small_runs.prepare_corpus(root)
-short = ("phases.0.steps=3", "phases.1.steps=2")
-without = finish(small_runs.new_run(root, "without", *short), 1)
-having = finish(small_runs.new_run(root, "having", *short, "phases.1.dropout=0"), 1)
-first, second = small_runs.losses(without), small_runs.losses(having)
-assert first[:3] == second[:3] and first[3] != second[3]
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-recipe = open_run(having).recipe
-assert {(at["phase"], at["dropout"]) for at in timeline_records(recipe)} == {(0, 0.1), (1, 0.0)}
-print_timeline(recipe)
+from data_service.store.local import LocalStore
+from encoder_core.train.engine import Update
+from encoder_core.train.exchange import Signals
+from encoder_core.train.metrics import StepReport
+from encoder_core.train.state import TrainState
+from launcher.observe.inspect.report.page import ReportSubject, render
+from launcher.observe.inspect.status import describe, status_by
+from launcher.observe.trackers.publish import row_of
+from launcher.runtime.cluster import gauges
+from launcher.runtime.cluster.display import Watch
+from launcher.runtime.rank.tensorboard import TensorBoardFiles
+from launcher.runtime.run.history import History, StepHistory
 
-step = committed(open_run(without).store)[0].step
-forked = fork(
-    open_run(without),
-    str(root / "fork"),
-    step,
-    ("phases.1.dropout=0", "phases.1.steps=9"),
-    now=datetime.now(UTC),
-    keep_position=False,
+signals = Signals(False, False, False, True, 0.1, 1000, 7, {"mlm": 150.0})
+sums = {"mlm_weighted": 300.0, "mlm_loss": 300.0, "mlm_targets": 150.0}
+record = StepReport(TrainState(), (), signals, sums, 1e-3, {"all": Update(True, 1.0)}, 0.5).record()
+
+out = io.StringIO()
+Watch(Console(file=out, width=200), 10).update(SimpleNamespace(record=record, evaluation=None))
+
+gauged = {}
+
+
+class Gauge:
+    def __init__(self, name, *_):
+        self.name = name
+
+    def set(self, value, labels=None):
+        gauged[" ".join((self.name, *(labels or {}).values()))] = value
+
+
+gauges.gauge = Gauge
+gauges.Gauges("run").record(record)
+
+files = TensorBoardFiles(Path("events"), 0)
+files.step(record)
+assert files.close(60.0)
+board = EventAccumulator("events")
+board.Reload()
+
+history = History(StepHistory.of([record]), (), (), 0, 0.0)
+run = SimpleNamespace(
+    uri="run", store=LocalStore(Path("run")), name="run", total_steps=10, flush_seconds=1.0, origins=()
 )
-assert "- phases.1.dropout: (absent) -> 0.0" in forked.changes and not forked.restarted
-with pytest.raises(RecipeError, match="phases.0.dropout: only mlm has it"):
-    load("xlnet-base", ("phases.0.dropout=0",))
-print("done")
+found = status_by(run, history, time.time(), brief=True)
+subject = ReportSubject("run", "run", "today", 10, "", {}, {})
+print(
+    json.dumps(
+        {
+            "progress": out.getvalue(),
+            "status": "\\n".join(describe(found, time.time())),
+            "json": found.figures,
+            "report": render(subject, history, datetime.now()),
+            "gauges": gauged,
+            "TensorBoard": [event.value for event in board.Scalars("train/target_share")],
+            "tracker": row_of(record, 0).figures,
+        }
+    )
+)
 """
+
+
+def test_a_metric(packages: Scratch) -> None:
+    step = '            "skipped": not all(self.applied.values()),\n'
+    packages.replace(
+        "encoder_core/train/metrics.py",
+        step,
+        f'            "target_share": sum(self.signals.counts.values()) / self.signals.tokens,\n{step}',
+    )
+    row = '    Metric("mfu", '
+    packages.replace(
+        "launcher/runtime/run/metrics.py",
+        row,
+        f'    Metric("target_share", "Targets", "share of all tokens", _percent),\n{row}',
+    )
+    shown = json.loads(packages.run(DISPLAYS))
+    assert "  targets 15%  " in shown["progress"]
+    assert ", targets 15%" in shown["status"]
+    assert shown["json"]["target_share"] == 0.15
+    assert "<b>15%</b><span>targets, share of all tokens</span>" in shown["report"]
+    assert "<b>Targets</b> <small>share of all tokens</small>" in shown["report"]
+    assert shown["gauges"]["figure target_share"] == 0.15
+    assert shown["TensorBoard"] == [pytest.approx(0.15)]
+    assert shown["tracker"]["train/target_share"] == 0.15
+    assert len(packages.touched) == counted("Add a metric")
 
 
 def test_a_family() -> None:

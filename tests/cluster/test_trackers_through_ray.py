@@ -7,7 +7,7 @@ import pytest
 from checkpoints.attempt import Attempt, newest_attempt
 from checkpoints.listing import Rewind, committed, record
 from data_service.store.open import open_store
-from launcher.runtime.run.terms import figures
+from launcher.runtime.run.metrics import figures
 from tests.support.runs import small_runs
 from tests.support.runs.listeners import Values, mlflow_runs, mlflow_values, wandb_records, wandb_values
 from tests.support.runs.train_command import await_commit, kill_everything, output, training

@@ -1,4 +1,4 @@
-"""A temporary folder lasts as long as its process, and no longer, however that ends."""
+"""A temporary folder and a lock last as long as their process, and no longer, however that ends."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_service.processes import temporary_folder
+from data_service.processes import locked, temporary_folder
 
 PROGRAM = """
 import time
@@ -70,3 +70,31 @@ def test_of_many_processes_those_of_the_killed_go_with_the_next(temporary: Path,
         for process in processes:
             process.kill()
             process.wait()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from data_service.processes import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("name", ["folder", "file"])
+def test_a_lock_is_of_one_until_it_lets_go_or_is_killed(temporary: Path, name: str) -> None:
+    place = temporary / name
+    if name == "folder":
+        place.mkdir()
+    with locked(place), pytest.raises(BlockingIOError), locked(place, wait=False):
+        pass
+    with subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError), locked(place, wait=False):
+            pass
+        holder.kill()
+        with locked(place):
+            pass
+    assert place.exists()

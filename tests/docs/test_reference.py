@@ -13,6 +13,7 @@ from launcher.observe.trackers.webhook import ROUTINE
 from launcher.runtime.cluster.gauges import DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load
+from launcher.runtime.run.metrics import HELD_OUT, STEP, TERM, TERM_LOSS, UNSHOWN
 from tests.support.checks.guide import GUIDE, ROOT, schema
 
 PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
@@ -169,6 +170,20 @@ def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
 def test_every_kind_of_event_has_its_fields_in_the_records() -> None:
     kinds = {kind for row in table_rows("records.md", "## Events") for kind in re.findall(r"`(\w+)`", row[0])}
     assert kinds == event_kinds().keys()
+
+
+def test_every_figure_of_a_record_is_explained_with_its_gauge() -> None:
+    rows = [
+        (re.findall(r"`([\w<>]+)`", names), re.findall(r"`(\w+)", gauges))
+        for names, _, gauges in table_rows("records.md", "## Steps")
+    ]
+    by_term = {f"<term>{metric.suffix}" for metric in (TERM_LOSS, *TERM)}
+    figures = {metric.name: metric for metric in (*STEP, *HELD_OUT)}
+    explained = [name for names, _ in rows for name in names]
+    assert sorted(explained) == sorted({"loss", *UNSHOWN, *by_term, *figures})
+    for names, gauges in rows:
+        for name in figures.keys() & set(names):
+            assert gauges == ([figures[name].gauge or "figure"] if "gauge" in figures[name].on else []), name
 
 
 def test_every_exit_code_is_in_the_runbook() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints.hf.folder import INDEX, WEIGHTS
 from data_service.formats import foreign_json
-from data_service.tokenizers.files import check_folder, library_errors
+from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_errors
 from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _KNOWN = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
 _WEIGHTS_IN = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
-_TOKENIZERS = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.bpe.model",
-)
 _LOOKED_AT = 10_000  # texts, of which it is said how many are cut
 
 
@@ -111,9 +103,9 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
                 remedy="load it where you trust it, then save_pretrained(folder); pickled weights are not opened here",
             )
     first = next(iter(places), "")
-    if not any((folder / first / name).is_file() for name in _TOKENIZERS):
+    if not any((folder / first / name).is_file() for name in DECISIVE_FILES):
         raise ModelError(
-            f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(_TOKENIZERS)}"
+            f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(DECISIVE_FILES)}"
         )
     check_folder(folder / first)
     for path in sorted(folder.glob("*.json")):

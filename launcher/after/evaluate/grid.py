@@ -38,8 +38,9 @@ from launcher.after.evaluate.computing import (
 from launcher.after.evaluate.model import pack, unpack
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import OptionError, TryAgain
+from launcher.runtime.cluster.rank_process import given_gpus
 from launcher.runtime.cluster.resources import logs, lost, room_for
-from launcher.runtime.cluster.seat import given_gpus, seeing
+from launcher.runtime.cluster.seat import seeing
 
 _POLL_S = 2.0  # between two looks at what the cluster has
 _LOOK_S = 6.0  # between two looks at what other commands compute: each asks the store for every such cell

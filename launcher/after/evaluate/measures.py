@@ -1,20 +1,29 @@
 """What a cell may do with a checkpoint: fine-tune it on a task; measure its vectors on a task of similarity or
-retrieval; or measure its frozen hidden states layer by layer."""
+retrieval; or measure its frozen hidden states layer by layer.
 
+Several cells may start from an intermediate model, fine-tuned on another task: RTE, MRPC and STS-B start from the model
+of MNLI (Liu et al. 2019, section 5.1), which takes longer to train than the tasks after it. That model is a pure
+function of the checkpoint, that task and its settings, so cells share it: it is made once a machine, not once a cell.
+"""
+
+import hashlib
+import json
 import math
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_service.processes import locked
 from launcher.after.diagnose.own_data import OwnData, own_data
 from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.evaluate.cell import CellFigures, Measure
-from launcher.after.evaluate.first import shared_first
-from launcher.after.finetune.outcome import Diverged
-from launcher.after.finetune.pretrained import LocalModel
-from launcher.after.finetune.run import finetune
-from launcher.after.finetune.settings import FinetuneSettings, candidates
+from launcher.after.finetune.pretrained import LocalModel, folder_digest
+from launcher.after.finetune.run import finetune, first_finetuned
+from launcher.after.finetune.settings import MACHINE, Diverged, FinetuneSettings, candidates
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import Document, override
@@ -218,3 +227,32 @@ def _before(task: Task) -> dict[str, object]:
         return {}
     first = load_task(task.after, task.root)
     return {"task": task_digest(first), "finetune": dict(first.finetune)}
+
+
+def shared_first(
+    pretrained: LocalModel, task: Task, chosen: FinetuneSettings, before: Mapping[str, object], place: Path
+) -> LocalModel:
+    """The model that `task` starts after, in a folder below `place`. The first process that needs it trains it. Others
+    wait until it is done, and train it themselves if that process has died.
+
+    Args:
+        before: the digest of the task that is learnt first, and its settings.
+        place: a folder of this machine, which its cells share.
+
+    Raises: as `first_finetuned`; OSError: `place` cannot be written.
+    """
+    of_machine = chosen.model_dump(mode="json", include=MACHINE)
+    text = json.dumps([pretrained.digest, dict(before), of_machine], sort_keys=True)
+    folder = place / f"first-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+    place.mkdir(parents=True, exist_ok=True)
+    with locked(Path(f"{folder}.lock")):
+        if not folder.is_dir():
+            _make(pretrained, task, chosen, folder)
+    return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
+
+
+def _make(pretrained: LocalModel, task: Task, chosen: FinetuneSettings, folder: Path) -> None:
+    with first_finetuned(pretrained, task, chosen) as made:
+        fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        shutil.copytree(made.folder, fresh, dirs_exist_ok=True)
+        os.rename(fresh, folder)

@@ -18,9 +18,9 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import kind
 from launcher.runtime.recipe.timeline import tokens_before
 from launcher.runtime.run.history import read_history
+from launcher.runtime.run.metrics import spell, term_losses
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.step_table import Record
-from launcher.runtime.run.terms import spell, term_losses
 
 _VECTORS = """```python
 from sentence_transformers import SentenceTransformer

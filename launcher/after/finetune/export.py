@@ -20,30 +20,18 @@ from torch import nn
 from checkpoints.errors import ExportError
 from checkpoints.hf.folder import WEIGHTS
 from data_service.formats import REMEDY, is_newer, newer
+from data_service.tokenizers.files import TOKENIZER_FILES
 from data_service.visible import one_line
 from launcher.after.finetune.heads import HeadConfig, MixedHead
 from launcher.after.finetune.network import TaskNetwork, quiet
-from launcher.after.finetune.outcome import FinetuneOutcome
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import FinetuneOutcome, FinetuneSettings
 from launcher.after.tasks.task import Task
 from launcher.extras import EVALUATE, optional, reason
 from launcher.runtime.run.log import encode
 
 RESULTS = "results.json"
 HEAD, HEAD_WEIGHTS = "head.json", "head.safetensors"
-_TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.bpe.model",
-)
 _USE = "fine-tuning"
 _PIPELINES = {
     "SequenceClassification": "text-classification",
@@ -79,7 +67,7 @@ def write_export(network: TaskNetwork, folder: Path, provenance: Provenance) -> 
     if network.head is not None:
         (folder / HEAD).write_text(network.head.config.model_dump_json(indent=2) + "\n")
         _save(network.head, folder / HEAD_WEIGHTS)
-    for name in _TOKENIZER:
+    for name in TOKENIZER_FILES:
         if (provenance.start.folder / name).is_file():
             shutil.copyfile(provenance.start.folder / name, folder / name)
     (folder / RESULTS).write_text(_indented(_results(provenance)), "utf-8")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_service.tokenizers.files import check_folder, library_errors
-from launcher.after.finetune.outcome import TaskMismatch
+from launcher.after.finetune.settings import TaskMismatch
 from launcher.extras import EVALUATE, optional, reason
 
 IGNORED = -100

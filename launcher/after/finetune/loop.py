@@ -15,8 +15,7 @@ from torch import nn
 from data_service.rng import draws64, stream_key
 from launcher.after.finetune.inputs import InputRow, Logits, Pieces, TaskKind
 from launcher.after.finetune.network import TaskNetwork, seed_of
-from launcher.after.finetune.outcome import Diverged
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import Diverged, FinetuneSettings
 from launcher.progress import counted, work
 
 

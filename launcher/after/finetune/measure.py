@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from launcher.after.finetune.inputs import Logits, Pieces, Prepared
-from launcher.after.finetune.outcome import TaskMismatch
 from launcher.after.finetune.sentences import SentenceKind
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
 from launcher.after.finetune.spans import PreparedQuestions, SpanKind, best_threshold, find_answers, texts
 from launcher.after.finetune.tagging import PreparedWords, TaggingKind
 from launcher.after.tasks.examples import Examples, Questions, Sentences, Tagged

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from data_service.rng import draws64, stream_key
 from launcher.after.finetune.heads import HeadConfig, MixedHead
 from launcher.after.finetune.inputs import Head
-from launcher.after.finetune.outcome import TaskMismatch
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
 from launcher.extras import EVALUATE, optional, reason
 
 _LAYER = re.compile(

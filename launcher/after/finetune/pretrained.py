@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.folder import CONFIG, PARTS
+from checkpoints.hf.folder import CONFIG, PARTS, file_digest
 from checkpoints.hf.folder import RECORD as RECORD_OF_EXPORT
 from data_service.formats import foreign_json
 from data_service.processes import temporary_folder
@@ -125,7 +125,7 @@ def folder_digest(folder: Path) -> str:
     for path in sorted([*folder.iterdir(), *_files_of_modules(folder)]):
         if path.is_file() and path.name.endswith(_READ) and path.name not in _TOLD:
             name = path.relative_to(folder).as_posix()
-            digest.update(json.dumps([name, _file_digest(path)]).encode())
+            digest.update(json.dumps([name, _digest_of(path)]).encode())
     return digest.hexdigest()
 
 
@@ -133,7 +133,7 @@ def _files_of_modules(folder: Path) -> list[Path]:
     return [path for module in module_folders(folder) for path in (folder / module).rglob("*")]
 
 
-def _file_digest(path: Path) -> str:
+def _digest_of(path: Path) -> str:
     if path.name == CONFIG:  # which library wrote it decides nothing
         fields = _object_in(path)
         kept = {
@@ -142,8 +142,7 @@ def _file_digest(path: Path) -> str:
             if name not in ("transformers_version", "_name_or_path")
         }
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_digest(path)
 
 
 def _object_in(path: Path) -> dict[str, object]:

@@ -10,15 +10,13 @@ very same training, and every file is, by SHA-256, as it was written. Whatever e
 it is ever put into a store.
 """
 
-import fcntl
-import hashlib
 import json
 import logging
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -26,11 +24,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from checkpoints.hf.folder import file_digest
+from data_service.processes import locked
 from launcher.after.finetune.measure import SplitScores
 from launcher.after.finetune.network import TaskNetwork
-from launcher.after.finetune.outcome import Epoch
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import Epoch, FinetuneSettings
 from launcher.errors import RunError
 from launcher.output import write_file
 
@@ -95,24 +94,14 @@ def open_scratch(folder: Path, training: Mapping[str, object]) -> Iterator[Scrat
     except OSError as error:
         raise RunError(f"{folder} cannot be made: {error}", remedy="give another --scratch") from error
     _check_owner(folder)
-    with _locked(folder):
-        yield _of_this_training(folder, identity)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """No other process of this machine uses the folder meanwhile. The lock ends with this process, however it ends."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(folder, wait=False))
         except BlockingIOError as error:
             raise RunError(
                 f"another training is using {folder}", remedy="wait for it, or give another --scratch"
             ) from error
-        yield
-    finally:
-        os.close(handle)
+        yield _of_this_training(folder, identity)
 
 
 def _of_this_training(folder: Path, identity: str) -> Scratch:
@@ -158,10 +147,7 @@ def _digests(checkpoint: Path) -> dict[str, str]:
     found = {}
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and path.name != _WRITTEN:
-            with path.open("rb") as file:
-                found[path.relative_to(checkpoint).as_posix()] = hashlib.file_digest(
-                    file, "sha256"
-                ).hexdigest()
+            found[path.relative_to(checkpoint).as_posix()] = file_digest(path)
     return found
 
 

@@ -22,10 +22,16 @@ from launcher.after.finetune.loop import (
 )
 from launcher.after.finetune.measure import Learnable, PreparedSplit, SplitScores, kind_of, measure, prepare
 from launcher.after.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
-from launcher.after.finetune.outcome import Epoch, FinetuneOutcome, TaskMismatch
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.resume import Best, Scratch, TrainingState, copied, opened_scratch, restore, save
-from launcher.after.finetune.settings import MACHINE, FinetuneSettings, candidates
+from launcher.after.finetune.settings import (
+    MACHINE,
+    Epoch,
+    FinetuneOutcome,
+    FinetuneSettings,
+    TaskMismatch,
+    candidates,
+)
 from launcher.after.tasks.examples import Examples
 from launcher.after.tasks.metrics import check_measurable
 from launcher.after.tasks.task import Task, digest_of_examples, load_task

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.after.finetune.inputs import Head, InputRow, Logits, Pieces, Prepared
-from launcher.after.finetune.outcome import TaskMismatch
+from launcher.after.finetune.settings import TaskMismatch
 from launcher.after.tasks.examples import Sentences
 from launcher.extras import reason
 

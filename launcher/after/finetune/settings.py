@@ -1,13 +1,16 @@
-"""The settings of a fine-tuning, and the grid of settings that a task's lists of values describe."""
+"""The settings of a fine-tuning, the grid of settings that a task's lists of values describe, and what a fine-tuning
+ends with: its result, or an error."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from itertools import product
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from launcher.errors import OptionError
+from launcher.after.tasks.metrics import Predictions
+from launcher.errors import OptionError, RunError
 
 Pooling = Literal["class", "cls", "mean", "max"]
 Layers = Literal["last", "last_four", "weighted"]
@@ -133,3 +136,62 @@ def _told(error: ValidationError) -> str:
         for detail in error.errors()
     )
     return "; ".join(details)
+
+
+Tags = tuple[tuple[int, ...], ...]
+
+
+class TaskMismatch(RunError):
+    """A task that this checkpoint, or these settings, cannot learn."""
+
+
+class Diverged(RunError):
+    """A fine-tuning whose loss or gradient became infinite or no number."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that was trained.
+
+    Attributes:
+        epoch: from 1.
+        loss: mean over its updates.
+        metrics: on dev after it, by name.
+    """
+
+    epoch: int
+    loss: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FinetuneOutcome:
+    """The kept epoch of one fine-tuning.
+
+    Attributes:
+        metrics: on dev, by name.
+        best_epoch: from 1.
+        curves: every epoch that was trained.
+        losses: of every update, per target, before it.
+        predictions: on dev, in the form that `launcher.after.tasks.metrics.score` takes.
+        threshold: of the score of no answer, tuned on dev; None where the task knows no such thing.
+        others: metrics on the task's other splits with labels, by split. Nothing was chosen by them.
+    """
+
+    metrics: Mapping[str, float]
+    best_epoch: int
+    curves: tuple[Epoch, ...]
+    losses: tuple[float, ...]
+    predictions: Predictions
+    threshold: float | None = None
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def record(self) -> dict[str, object]:
+        """What a result's file says of it: all but predictions and single losses."""
+        return {
+            "metrics": dict(self.metrics),
+            "others": {split: dict(metrics) for split, metrics in self.others.items()},
+            "best_epoch": self.best_epoch,
+            "curves": [asdict(epoch) for epoch in self.curves],
+            "threshold": self.threshold,
+        }

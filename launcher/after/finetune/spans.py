@@ -24,7 +24,7 @@ from launcher.after.finetune.inputs import (
     best_window,
     window_ranges,
 )
-from launcher.after.finetune.outcome import TaskMismatch
+from launcher.after.finetune.settings import TaskMismatch
 from launcher.after.tasks.examples import Answer, Questions
 
 _N_BEST = 20  # candidates of a window, and of a question

@@ -21,7 +21,7 @@ from launcher.after.finetune.inputs import (
     best_window,
     window_ranges,
 )
-from launcher.after.finetune.outcome import Tags, TaskMismatch
+from launcher.after.finetune.settings import Tags, TaskMismatch
 from launcher.after.tasks.examples import Tagged
 
 

@@ -13,11 +13,10 @@ from data_service.processes import temporary_folder
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from launcher.after.finetune.export import RESULTS
-from launcher.after.finetune.outcome import Diverged, FinetuneOutcome
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.finetune.resume import TRAINING, Scratch
 from launcher.after.finetune.run import finetune
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import Diverged, FinetuneOutcome, FinetuneSettings
 from launcher.after.tasks.task import Task
 from launcher.runtime.run.log import encode
 

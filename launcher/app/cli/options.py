@@ -185,7 +185,7 @@ def require_corpora(options: Iterable[str]) -> None:
     """Of [NAME=]URI[@WEIGHT] words. Raises CorpusError: on this machine there is none."""
     from data_service.corpus.manifest import MANIFEST
     from data_service.corpus.manifest_file import no_corpus
-    from launcher.runtime.run.inputs import CorpusOption
+    from launcher.runtime.run.corpus_option import CorpusOption
 
     for option in options:
         uri = CorpusOption.parse(option).uri

@@ -1,5 +1,4 @@
-"""What simple counting achieves on the held-out targets: the losses that a model has to beat. Computed once, and kept
-with the run.
+"""What simple counting achieves on the held-out targets: the losses that a model has to beat.
 
 Both are computed on exactly the tokens that evaluation masks. The unigram baseline guesses every target by
 its frequency in the training text. The left-bigram baseline sees the true token to the left (which the
@@ -11,71 +10,21 @@ tokens seen after h.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import REMEDY, is_newer, newer
 from data_service.samples.samples import Samples
-from data_service.store.base import Store
-from data_service.store.errors import KeyMissing, StoreError
+from data_service.store.errors import StoreError
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
-from launcher.errors import RunError
+from launcher.observe.inspect.kept_baselines import KEY, Baselines, kept_baselines
 from launcher.progress import counted as counting
 from launcher.progress import work
 from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
-
-KEY = "baselines.json"
-
-
-class Baselines(BaseModel):
-    """Mean negative log-likelihood per held-out target, in nats.
-
-    Attributes:
-        targets: how many.
-        unigram, bigram: the two losses.
-        counted: training tokens that the pairs were counted in.
-        fingerprint: the run they belong to.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: Literal[1] = 1
-    targets: int
-    unigram: float
-    bigram: float
-    counted: int
-    fingerprint: str
-
-    def named(self) -> dict[str, float]:
-        """The two losses as pages call them."""
-        return {"unigram": self.unigram, "left bigram": self.bigram}
-
-
-def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
-    """Those of the run with this fingerprint, None if they are not there.
-
-    Raises:
-        ValidationError: what is there is damaged. RunError: a newer version wrote it. StoreError: the store cannot be
-            read.
-    """
-    try:
-        data = store.get(KEY)
-        stored = Baselines.model_validate_json(data)
-    except KeyMissing:
-        return None
-    except ValidationError as error:
-        if is_newer(data, known=1, error=error):
-            raise RunError(newer(f"{store.uri.rstrip('/')}/{KEY}"), remedy=REMEDY) from error
-        raise
-    return stored if stored.fingerprint == fingerprint else None
-
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -18,12 +18,12 @@ from data_service.errors import UserError
 from data_service.store.base import Store
 from data_service.visible import one_line
 from launcher.format import human_count, human_duration
-from launcher.observe.inspect.report.figures import Floats, Interruption, interruptions, measure, median, rate
+from launcher.observe.inspect.report.figures import Interruption, interruptions, measure, medians
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
+from launcher.runtime.run.metrics import STEP, running_mean, spell, term_losses
 from launcher.runtime.run.outline import ForkOrigin, open_outline, runs_at
 from launcher.runtime.run.step_table import Record
-from launcher.runtime.run.terms import running_mean, spell, term_losses
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RECENT = 100  # steps, whose median is the present rate
@@ -73,7 +73,7 @@ class RunStatus:
         flush_seconds: how old, at most, what is recorded of the steps of a running run may be.
         heldout, perplexity, heldout_terms, evaluated: of the newest evaluation, after so many steps: the loss on hidden
             tokens, its perplexity, and every term.
-        step_seconds, tokens_per_second: median of the newest steps.
+        figures: medians of the newest steps, by name. step_seconds, tokens_per_second: two of them.
         eta_seconds: until the last step, if it goes on like this.
         checkpoint: the newest one. checkpoint_problem: why it cannot be read.
         microbatch: rows in each phase, where memory decides; `microbatch_why`: how they were found.
@@ -105,6 +105,7 @@ class RunStatus:
     evaluated: int | None
     step_seconds: float | None
     tokens_per_second: float | None
+    figures: dict[str, float]
     eta_seconds: float | None
     checkpoint: Standing | None
     checkpoint_problem: str | None
@@ -141,7 +142,8 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
     steps = history.steps
     step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
     state, reason = _state(run, found, history.events, step)
-    step_seconds = median(_recent(steps.column("seconds")))
+    recent = medians(steps, "status", _RECENT)
+    step_seconds = recent.get("seconds")
     evaluation = history.evaluations[-1] if history.evaluations else None
     figures = None if brief else measure(history)
     rows = next((event for event in reversed(history.events) if event["kind"] == "microbatch"), None)
@@ -167,7 +169,8 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
         heldout_terms=term_losses(evaluation) if evaluation else {},
         evaluated=evaluation["step"] if evaluation else None,
         step_seconds=step_seconds,
-        tokens_per_second=median(_recent(rate(steps))),
+        tokens_per_second=recent.get("tokens_per_second"),
+        figures=recent,
         eta_seconds=step_seconds * (run.total_steps - step) if step_seconds and state == "running" else None,
         checkpoint=Standing(manifest.step, manifest.created) if manifest else None,
         checkpoint_problem=problem,
@@ -233,10 +236,6 @@ def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
     return before + int(np.nansum(steps.column("tokens")[np.searchsorted(steps.numbers, since) :]))
 
 
-def _recent(values: Floats) -> Floats:
-    return values[-_RECENT:].copy()  # not a view, which would keep the rest
-
-
 def _terms(steps: StepHistory) -> dict[str, float]:
     """The losses by term."""
     named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
@@ -284,10 +283,10 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
     yield f"{'progress':<12}step {run.step:,} of {run.total_steps:,}{share}{tokens}{age}"
     if run.terms or run.heldout_terms:
         yield f"{'loss':<12}{_loss(run)}"
-    if run.tokens_per_second is not None and run.step_seconds is not None:
+    if run.figures:
         ahead = f", {human_duration(run.eta_seconds)} to go" if run.eta_seconds is not None else ""
-        rate = f"{human_count(run.tokens_per_second)} tokens/s, {human_duration(run.step_seconds)} a step"
-        yield f"{'rate':<12}{rate}{ahead}"
+        said = (metric.say(run.figures[metric.name]) for metric in STEP if metric.name in run.figures)
+        yield f"{'rate':<12}{', '.join(said)}{ahead}"
     yield f"{'checkpoint':<12}{_checkpoint(run, now)}"
     if run.microbatch is not None:
         yield f"{'microbatch':<12}{', '.join(map(str, run.microbatch))} rows: {run.microbatch_why}"

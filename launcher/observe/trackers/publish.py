@@ -35,8 +35,8 @@ from launcher.observe.trackers.clients import (
 from launcher.observe.trackers.lineage import Cursor, LineageFollower
 from launcher.observe.trackers.webhook import ROUTINE, Follower
 from launcher.runtime.recipe.operation import Mlflow, Wandb
+from launcher.runtime.run.metrics import figures
 from launcher.runtime.run.step_table import Record
-from launcher.runtime.run.terms import figures
 
 HOPELESS = 3
 """The exit code where another try would fail alike."""

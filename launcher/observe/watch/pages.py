@@ -14,8 +14,8 @@ from launcher.observe.inspect.status import RunStatus, Unreadable
 from launcher.observe.watch.html import Sections, ago, axes, facts, guarded, progress, state_badge, text
 from launcher.observe.watch.reader import SeenFolder, SeenRun, View
 from launcher.observe.watch.words import is_trouble, spell_event
+from launcher.runtime.run.metrics import STEP, spell
 from launcher.runtime.run.step_table import Record
-from launcher.runtime.run.terms import spell
 
 _EVENTS_SHOWN = 60
 _ROUTINE = ("commit",)  # has a table of its own
@@ -60,8 +60,9 @@ def _figures(seen: SeenRun) -> Iterator[tuple[str, str]]:
         yield f"{loss:.3f}", f"{name.upper()} loss, newest steps" if name != "loss" else "loss, newest steps"
     if account.evaluations:
         yield from page.held_out(seen.subject, account.evaluations[-1])
-    if status.tokens_per_second is not None and status.step_seconds is not None:
-        yield human_count(status.tokens_per_second), f"tokens/s now, {status.step_seconds:.3g} s a step"
+    for metric in STEP:
+        if metric.name in status.figures:
+            yield metric.spell(status.figures[metric.name]), metric.about("now")
     if seen.waiting is not None:
         yield f"{seen.waiting:.1%}", "of step time waiting for data, now"
     yield human_count(account.summary.tokens_before + account.figures.tokens), "tokens trained on"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from data_service.errors import UserError
 from data_service.store.base import Store, together
-from launcher.observe.inspect.baselines import kept_baselines
+from launcher.observe.inspect.kept_baselines import kept_baselines
 from launcher.observe.inspect.report.figures import Account
 from launcher.observe.inspect.report.page import ReportSubject
 from launcher.observe.inspect.report.task_table import RowReader, TableRow

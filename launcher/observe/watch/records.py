@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data_service.store.base import Store
-from launcher.observe.inspect.report.figures import Account, Floats, median, rate
-from launcher.observe.inspect.report.summary import Summary
+from launcher.observe.inspect.report.figures import Account, median, rate
+from launcher.observe.inspect.report.summary import Floats, Summary
 from launcher.runtime.run.history import History, StepHistory, read_events, read_history
 from launcher.runtime.run.segments import EVENTS, METRICS, Stretch, once, read, stored
 from launcher.runtime.run.step_table import Record, StepTable, TableBuilder

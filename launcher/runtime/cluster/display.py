@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from launcher.format import human_count, human_duration
+from launcher.format import human_duration
 from launcher.progress import shown_elsewhere, work
-from launcher.runtime.run.terms import running_mean, spell, term_losses
+from launcher.runtime.run.metrics import running_mean, shown_on, spell, term_losses
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.standing import Status
 
 _PLAIN_SECONDS = 10.0
+_FIELDS = {"seconds", *(name for metric in shown_on("progress") for name in metric.fields)}
 
 
 class Watch:
@@ -63,9 +64,8 @@ class Watch:
         return bool(before != record["step"])
 
     def _step(self, record: Mapping[str, Any]) -> None:
-        for name in ("seconds", "tokens", "data_wait", "mfu"):
-            if name in record:
-                self._mean(name, record[name])
+        for name in _FIELDS & record.keys():
+            self._mean(name, record[name])
         if not record["skipped"]:
             self._losses = term_losses(record)
             for name, loss in self._losses.items():
@@ -94,13 +94,10 @@ class Watch:
     def _figures(self, done: int) -> str:
         seconds = max(self._means["seconds"], 1e-9)
         losses = spell({name: self._means[f"{name} loss"] for name in self._losses})
-        rate = f"{human_count(self._means['tokens'] / seconds)} tokens/s"
-        wait = f"data wait {self._means['data_wait'] / seconds:.0%}"
-        ahead = human_duration((self._total - done) * seconds)
-        return "  ".join(part for part in (losses, rate, wait, self._utilisation(), f"ETA {ahead}") if part)
-
-    def _utilisation(self) -> str:
-        return f"MFU {self._means['mfu']:.1%}" if "mfu" in self._means else ""
+        found = ((metric, metric.of(self._means)) for metric in shown_on("progress"))
+        said = [metric.say(value) for metric, value in found if value is not None]
+        ahead = f"ETA {human_duration((self._total - done) * seconds)}"
+        return "  ".join(part for part in (losses, *said, ahead) if part)
 
     def _mean(self, name: str, value: float) -> None:
         self._means[name] = running_mean(self._means.get(name), value)

@@ -9,23 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from data_service.service.gauges import StoreRetries, gauge
-from launcher.runtime.run.terms import term_losses
+from launcher.runtime.run.metrics import HELD_OUT, STEP, Metric, shown_on, term_losses
 
 DESCRIPTIONS = {
     "step": "Steps done.",
     "loss": "Training loss of the newest step, per target, in nats, by term.",
     "heldout_loss": "Held-out loss of the newest evaluation, per target, in nats, by term.",
-    "heldout_perplexity": "Perplexity of the hidden tokens in the newest evaluation.",
-    "tokens_per_second": "Tokens trained on per second, in the newest step.",
-    "step_seconds": "Seconds of the newest step.",
-    "mfu": "Model FLOPs utilisation of the newest step: a share of the devices' peak.",
-    "data_wait_share": "Share of the newest step spent waiting for data, on the slowest rank.",
-    "learning_rate": "Learning rate of the newest step.",
-    "gradient_norm": "Norm of the gradient in the newest step.",
+    **{metric.gauge: f"Newest {metric.about()}." for metric in (*STEP, *HELD_OUT) if metric.gauge},
+    "figure": "Further figures of the newest step or evaluation, by their name in its record.",
     "goodput": "Share of the time since this command began that was spent in steps that count.",
     "restarts": "Times that the ranks were started again by this command.",
 }
-_BY_TERM = ("loss", "heldout_loss")
+_BY = {"loss": "term", "heldout_loss": "term", "figure": "figure"}
 
 
 class Gauges:
@@ -37,7 +32,7 @@ class Gauges:
         self._useful = 0.0  # seconds of steps that were done for the first time
         self._reached = 0
         self._gauges = {
-            name: gauge(name, text, {"run": run}, *(("term",) if name in _BY_TERM else ()))
+            name: gauge(name, text, {"run": run}, *((_BY[name],) if name in _BY else ()))
             for name, text in DESCRIPTIONS.items()
         }
 
@@ -49,7 +44,7 @@ class Gauges:
         """Show a step's or an evaluation's record; figures that it lacks are left as they are."""
         if record["kind"] == "evaluation":
             self._losses("heldout_loss", record)
-            self._set("heldout_perplexity", record.get("perplexity"))
+            self._figures(HELD_OUT, record)
         else:
             self._step(record)
         self._retries.update()
@@ -60,18 +55,22 @@ class Gauges:
             self._reached, self._useful = done, self._useful + seconds
         self._losses("loss", record)
         self._set("step", done)
-        self._set("step_seconds", record.get("seconds"))
-        self._set("tokens_per_second", record.get("tokens", 0) / seconds if seconds else None)
-        self._set("mfu", record.get("mfu"))
-        self._set("data_wait_share", record.get("data_wait_share"))
-        self._set("learning_rate", record.get("lr"))
-        self._set("gradient_norm", record.get("grad_norm"))
+        self._figures(STEP, record)
         self._set("goodput", min(1.0, self._useful / max(self._clock() - self._began, 1e-9)))
 
     def _losses(self, name: str, record: Mapping[str, Any]) -> None:
         for term, loss in term_losses(record).items():
             self._gauges[name].set(loss, {"term": term})
 
-    def _set(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self._gauges[name].set(float(value))
+    def _figures(self, metrics: tuple[Metric, ...], record: Mapping[str, Any]) -> None:
+        for metric in shown_on("gauge", metrics):
+            value = metric.of(record)
+            if value is None:
+                continue
+            if metric.gauge:
+                self._set(metric.gauge, value)
+            else:
+                self._gauges["figure"].set(value, {"figure": metric.name})
+
+    def _set(self, name: str, value: float) -> None:
+        self._gauges[name].set(float(value))

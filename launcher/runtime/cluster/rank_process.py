@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from launcher.runtime.cluster.seat import Placement, Seat, SeatError, given_gpus
+from launcher.runtime.cluster.seat import Placement, Seat, SeatError
 
 if TYPE_CHECKING:
-    from launcher.runtime.cluster.standing import Assignment
+    from launcher.runtime.cluster.assignment import Assignment
 
 _TOO_EARLY = ("torch", "deepspeed")
+
+
+def given_gpus() -> tuple[str, ...]:
+    """The GPUs that Ray gave this process: the words that stood in `CUDA_VISIBLE_DEVICES` when the node's Ray started,
+    or without it numbers from 0."""
+    return tuple(gpu.strip() for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
 
 
 class RankProcess:

@@ -9,8 +9,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ray
-
 from launcher.errors import RunError
 
 _KINDS = ("GPU-", "MIG-")  # of ids; others are numbers
@@ -96,12 +94,6 @@ def seeing(gpus: Sequence[str]) -> dict[str, str]:
     number to the fastest GPU; the driver's tools number them by PCI bus."""
     order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": order}
-
-
-def given_gpus() -> tuple[str, ...]:
-    """The GPUs that Ray gave this process: the words that stood in `CUDA_VISIBLE_DEVICES` when the node's Ray started,
-    or without it numbers from 0."""
-    return tuple(gpu.strip() for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
 
 
 def seats(placements: Sequence[Placement], port: int) -> list[Seat]:

@@ -1,12 +1,10 @@
-"""What is exchanged: how a run stands, as the coordinator tells the driver and the ranks, and what ranks are handed."""
+"""How a run stands: what the coordinator tells the driver and the ranks. A rank's process loads this with the
+coordinator's handle, before it has its seat: so nothing here may reach torch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_service.service.feed import FeedHandle
 from launcher.runtime.policies.watchdog import Beat
-from launcher.runtime.recipe.schema import Recipe
 
 
 class CoordinatorLost(Exception):
@@ -77,15 +75,3 @@ class Status:
     superseded: bool = False
     unsaved: str | None = None
     fatal: Fatal | None = None
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What the driver hands every rank."""
-
-    run_uri: str
-    coordinator: Any
-    feed: FeedHandle
-    recipe: Recipe
-    save_multiple: int  # a pause falls on multiples of so many steps
-    before: Mapping[str, float]  # seconds that the start has taken so far, by part

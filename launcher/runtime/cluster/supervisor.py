@@ -31,6 +31,7 @@ from data_service.store.errors import StoreError
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
+from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
 from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
@@ -45,7 +46,7 @@ from launcher.runtime.cluster.resources import (
     room_for,
     sizing,
 )
-from launcher.runtime.cluster.standing import Assignment, CoordinatorLost, Status
+from launcher.runtime.cluster.standing import CoordinatorLost, Status
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.rank.journal import Startup

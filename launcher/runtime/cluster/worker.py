@@ -26,8 +26,9 @@ from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
+from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.seat import Seat, SeatError
-from launcher.runtime.cluster.standing import Assignment, CoordinatorLost, Orders
+from launcher.runtime.cluster.standing import CoordinatorLost, Orders
 from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (

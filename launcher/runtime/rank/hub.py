@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from checkpoints.hf.folder import PARTS
+from data_service.tokenizers.files import TOKENIZER_FILES
 from launcher.errors import RecipeError
 from launcher.extras import optional
 from launcher.runtime.rank.initial_weights import check_start
@@ -19,11 +20,8 @@ from launcher.runtime.run.outline import free_place
 SCHEME = "hf://"
 _NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _NETWORK = ("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model",
-)  # fmt: skip
-_WANTED = (*_NETWORK, *_TOKENIZER, *(f"{part}/{name}" for part in PARTS for name in (*_NETWORK, *_TOKENIZER)))
+_FILES = (*_NETWORK, *TOKENIZER_FILES)
+_WANTED = (*_FILES, *(f"{part}/{name}" for part in PARTS for name in _FILES))
 _PATIENCE_S = 20.0  # for the Hub to answer at all
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
 from checkpoints.hf.export import pair_weights_for
-from checkpoints.hf.folder import CONFIG, PARTS, folder_digest, local_configs, local_folder
+from checkpoints.hf.folder import CONFIG, PARTS, local_configs, local_folder, start_digest
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import check_same_model, read_folder_config, unused_in, weights_for
 from checkpoints.listing import committed
@@ -157,7 +157,7 @@ def from_folder(
             with _naming(folder, recipe.start):
                 tensors.update(_folder_weights(recipe.objective, config, folder, recipe.start))
                 record["left"] = list[JsonValue](_left(recipe.objective, config, folder))
-            return folder_digest(folder)
+            return start_digest(folder)
 
     digests = gather_or_raise(peers, load)
     if len(set(map(str, digests))) > 1:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.runtime.run.metrics import figures
 from launcher.runtime.run.recording import Recorder
-from launcher.runtime.run.terms import figures
 
 _log = logging.getLogger(__name__)
 

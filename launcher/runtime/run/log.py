@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from data_service.store.base import Store
+from launcher.runtime.run.metrics import token_term
 from launcher.runtime.run.packing import Packer
 from launcher.runtime.run.recording import Recorder
 from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_prefix
-from launcher.runtime.run.terms import token_term
 
 OPERATOR = 0  # the "attempt" of events that happen between attempts, by the operator's hand
 

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from filelock import FileLock
-
 from data_service.errors import UserError
+from data_service.processes import locked
 from encoder_core.errors import UserError as ModelError
 
 from .jobs import INTERRUPTED, Job, Lanes, interruptible, jobs_of, parse_job
@@ -52,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _all(place: Place, given: argparse.Namespace) -> int:
     place.root.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.root / "program.lock"):
+    with locked(place.root / "program.lock"):
         prepare_text(place, Given(tuple(given.text), given.sst2, tuple(given.sts)))
         if given.published is not None:
             from .published import measure_published

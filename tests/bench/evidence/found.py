@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_service.store.open import open_store
 from launcher.after.evaluate.cell import Result, Results
-from launcher.observe.inspect.baselines import KEY, Baselines
+from launcher.observe.inspect.kept_baselines import KEY, Baselines
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import token_loss

@@ -2,8 +2,7 @@
 
 from threading import Event
 
-from filelock import FileLock
-
+from data_service.processes import locked
 from launcher.observe.inspect.baselines import baselines
 from launcher.runtime.run.record import Run
 
@@ -21,7 +20,7 @@ def do(place: Place, job: Job, interrupted: Event) -> None:
     """
     locks = place.root / "locks"
     locks.mkdir(exist_ok=True)
-    with FileLock(locks / f"{job.family}-{job.seed}"):  # the system frees it when its process dies
+    with locked(locks / f"{job.family}-{job.seed}"):
         run = _pretrained(place, job, interrupted)
         match job.kind:
             case "run":
@@ -34,6 +33,6 @@ def do(place: Place, job: Job, interrupted: Event) -> None:
 
 def _pretrained(place: Place, job: Job, interrupted: Event) -> Run:
     family = place.family(job.family)
-    with FileLock(place.root / "locks" / place.vocabulary(family).name):
+    with locked(place.root / "locks" / place.vocabulary(family).name):
         prepare(place, family)
     return trained(recipe_of(place, job.family, job.seed), place.run(job.family, job.seed), interrupted)

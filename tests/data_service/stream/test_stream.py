@@ -1,4 +1,4 @@
-"""The stream over real shards: every token once, any cut the same bytes, and clear refusals."""
+"""The stream over real shards: every token once, any cut the same bytes, clear refusals; whole words from raw text on."""
 
 import itertools
 from collections import Counter
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from data_service.errors import CorpusError, CorruptBlock, PlanError
+from data_service.ingest.build import build_corpus
 from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import Packing
+from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.open import open_store
@@ -18,6 +20,7 @@ from data_service.stream.counts import Counted, Found, Pass, count_rows, measure
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import random_block, source_of, spec_of, text_of, write_corpus
+from tests.support.data.raw_text import DOCUMENTS, SMALL, small_tokenizer, tokenizer_folder, write_jsonl
 
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
 OTHER = [random_block(seed, 700) for seed in range(100, 103)]
@@ -257,3 +260,34 @@ def test_weights_for_some_sources_only_are_refused() -> None:
     ]
     with pytest.raises(ValueError, match="weights are given for a only"):
         spec_of(*named)
+
+
+@pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
+def test_words_of_real_text_are_masked_whole(tmp_path: Path, unit: str) -> None:
+    tokenizer = small_tokenizer()
+    text = write_jsonl(tmp_path / "text.jsonl", DOCUMENTS[:20])
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    manifest = build_corpus([str(text)], str(tmp_path / "corpus"), folder, SMALL, lambda _: None)
+    source = SourceSpec(name="text", uri=str(tmp_path / "corpus"), manifest_fingerprint=manifest.fingerprint)
+    always = Replacement(mask=1, random=0, keep=0)
+    spec = StreamSpec(
+        sources=(source,),
+        length=128,
+        masking=MlmMasking.model_validate({"unit": unit, "replace": always}),
+        special=tokenizer.special,
+        never_masked=tuple(int(i) for i in np.flatnonzero(tokenizer.special_mask)),
+        vocab_size=tokenizer.vocab_size,
+        seed=3,
+    )
+    stream = Stream(spec)
+    rows = stream.read(0, 0, stream.samples_per_epoch)
+    hidden = rows.tokens == spec.special.mask
+    assert hidden.sum() == len(rows.target_ids)
+    original = rows.tokens.copy()
+    original[rows.target_positions] = rows.target_ids
+    # Inside a word (a piece that starts none, after ordinary text) both neighbours are hidden, or neither is.
+    ordinary = ~tokenizer.special_mask[original]
+    inside = ~tokenizer.word_starts[original[1:]] & ordinary[1:] & ordinary[:-1]
+    assert inside.sum() > 1000
+    np.testing.assert_array_equal(hidden[1:][inside], hidden[:-1][inside])
+    assert 0.13 < len(rows.target_ids) / ordinary.sum() < 0.16

@@ -233,9 +233,9 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from ray.cluster_utils import Cluster
 
     from data_service.service.ray_internals import installed_only
+    from launcher.runtime.cluster.assignment import Assignment
     from launcher.runtime.cluster.rank_group import RankGroup
     from launcher.runtime.cluster.seat import SeatError
-    from launcher.runtime.cluster.standing import Assignment
     from launcher.runtime.policies.elastic import GroupStart, Sizing
     from tests.support.clusters.fake_gpus import Ledger
 

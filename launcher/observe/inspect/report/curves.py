@@ -12,50 +12,16 @@ import numpy as np
 from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.observe.inspect.report.figures import Account, Interruption, column
-from launcher.observe.inspect.report.summary import RATE, Axis, Summary
+from launcher.observe.inspect.report.summary import Axis, Summary
+from launcher.runtime.run.metrics import TERM, TERM_LOSS, TermMetric, shown_on
 from launcher.runtime.run.step_table import Record
 
 _TOKEN_LOSSES = ("mlm_loss", "plm_loss")
-_SHARES = {
-    "_accuracy": "share of targets",
-    "_precision": "of the tokens called replaced",
-    "_recall": "of the tokens replaced",
-    "_replaced": "share of tokens that were",
-}
 _MANY = 20_000  # steps, from which on the axis abbreviates
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g}%"
-
-
-def _short(value: float) -> str:
-    return f"{value:.2g}"
 
 
 def _hours(value: float) -> str:
     return f"{value:.3g} h"
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """A chart that every run has: one field of its steps."""
-
-    title: str
-    unit: str
-    field: str
-    name: str
-    tone: int
-    format: Callable[[float], str]
-
-
-_PLAIN = (
-    _Plain("Learning rate", "", "lr", "lr", 1, _short),
-    _Plain("Gradient norm", "before clipping", "grad_norm", "norm", 4, lambda value: f"{value:.3g}"),
-    _Plain("Throughput", "tokens/s", RATE, "tokens/s", 3, human_count),
-    _Plain("Data wait", "share of the step, slowest rank", "data_wait_share", "data wait", 3, _percent),
-    _Plain("Utilisation", "model FLOPs, of the devices' peak", "mfu", "mfu", 1, _percent),
-)
 
 
 def charts(account: Account, baselines: Mapping[str, float], axis: Axis = "steps") -> Iterator[Chart]:
@@ -63,23 +29,20 @@ def charts(account: Account, baselines: Mapping[str, float], axis: Axis = "steps
     summary = account.summary
     chart = partial(_chart, [summary], axis, marks=_marks(account, axis))
     levels = tuple(Level(name, value) for name, value in baselines.items())
-    losses = _names(summary.fields, "_loss")
+    losses = _names(summary.fields, TERM_LOSS)
     both = partial(_both, account, axis)
     if len(losses) > 1:
         yield chart("Loss", "weighted sum of all terms, nats", both("loss"))
     for name in losses:
         counted = levels if name in _TOKEN_LOSSES else ()
-        yield chart(f"{_term(name)} loss", "nats per target", both(name), levels=counted)
+        yield chart(TERM_LOSS.title(name), TERM_LOSS.unit, both(name), levels=counted)
     evaluated = {name for record in account.evaluations for name in record}
-    for suffix, unit in _SHARES.items():
-        for name in _names(evaluated, suffix):
-            title = f"{_term(name)} {suffix[1:]}"
-            yield chart(title, unit, both(name), zero=True, format=_percent)
-    for name in _names(evaluated, "_similarity"):
-        yield chart(f"{_term(name)} similarity", "mean of queries", both(name))
-    for plain in _PLAIN:
-        series = _trained(summary, plain.field, axis, plain.name, plain.tone)
-        yield chart(plain.title, plain.unit, (series,), zero=True, format=plain.format)
+    for figure in TERM:
+        for name in _names(evaluated, figure):
+            yield chart(figure.title(name), figure.unit, both(name), zero=figure.share, format=figure.spell)
+    for metric in shown_on("curve"):
+        series = _trained(summary, metric.name, axis, metric.title.lower(), metric.tone)
+        yield chart(metric.title, metric.unit, (series,), zero=True, format=metric.spell)
 
 
 @dataclass(frozen=True)
@@ -96,19 +59,19 @@ def compared(runs: Sequence[ComparedRun], axis: Axis) -> Iterator[Chart]:
     chart = partial(_chart, [run.account.summary for run in runs], axis)
     recorded = {name for run in runs for name in run.account.summary.fields}
     evaluated = {name for run in runs for record in run.account.evaluations for name in record}
-    for name in _names(recorded | evaluated, "_loss"):
+    for name in _names(recorded | evaluated, TERM_LOSS):
         held_out = tuple(_held_out(run.account, name, axis, run.name, run.tone) for run in runs)
-        yield chart(f"{_term(name)} loss, held out", "nats per target", held_out)
+        yield chart(f"{TERM_LOSS.title(name)}, held out", TERM_LOSS.unit, held_out)
         trained = tuple(_trained(run.account.summary, name, axis, run.name, run.tone) for run in runs)
-        yield chart(f"{_term(name)} loss, training", "nats per target", trained)
-    for name in _names(evaluated, "_accuracy"):
-        held_out = tuple(_held_out(run.account, name, axis, run.name, run.tone) for run in runs)
-        yield chart(
-            f"{_term(name)} accuracy, held out", _SHARES["_accuracy"], held_out, zero=True, format=_percent
-        )
-    for plain in _PLAIN:
-        series = tuple(_trained(run.account.summary, plain.field, axis, run.name, run.tone) for run in runs)
-        yield chart(plain.title, plain.unit, series, zero=True, format=plain.format)
+        yield chart(f"{TERM_LOSS.title(name)}, training", TERM_LOSS.unit, trained)
+    for figure in TERM:
+        for name in _names(evaluated, figure):
+            held_out = tuple(_held_out(run.account, name, axis, run.name, run.tone) for run in runs)
+            title = f"{figure.title(name)}, held out"
+            yield chart(title, figure.unit, held_out, zero=figure.share, format=figure.spell)
+    for metric in shown_on("curve"):
+        series = tuple(_trained(run.account.summary, metric.name, axis, run.name, run.tone) for run in runs)
+        yield chart(metric.title, metric.unit, series, zero=True, format=metric.spell)
 
 
 def _chart(
@@ -182,12 +145,8 @@ def _happened(event: Record) -> str:
     return ""
 
 
-def _term(name: str) -> str:
-    return name.rpartition("_")[0].replace("_", " ").upper()
-
-
-def _names(fields: Iterable[str], suffix: str) -> list[str]:
-    return sorted(name for name in fields if name.endswith(suffix))
+def _names(fields: Iterable[str], figure: TermMetric) -> list[str]:
+    return sorted(name for name in fields if name.endswith(figure.suffix))
 
 
 def _whole(value: float) -> str:

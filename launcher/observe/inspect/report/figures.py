@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from launcher.observe.inspect.report.summary import Summary
+from launcher.observe.inspect.report.summary import Floats, Summary, of_steps
 from launcher.runtime.run.history import History, StepHistory
+from launcher.runtime.run.metrics import THROUGHPUT, Display, shown_on
 from launcher.runtime.run.step_table import Record
-
-Floats = NDArray[np.float64]
 
 SUMMED = ("seconds", "tokens", "data_wait", "skipped")
 """Fields of a step whose sums `figures` needs."""
@@ -118,10 +116,20 @@ def figures(
 
 
 def rate(steps: StepHistory) -> Floats:
-    """[n] tokens/s of each step. In place: a column of a million steps is 8 MB."""
-    seconds, tokens = steps.column("seconds"), steps.column("tokens")
-    np.maximum(seconds, 1e-9, out=seconds)
-    return np.divide(tokens, seconds, out=tokens)
+    """[n] tokens/s of each step; empty where that is not known."""
+    values = of_steps(THROUGHPUT, steps.fields, steps.column)
+    return np.empty(0) if values is None else values
+
+
+def medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, float]:
+    """Of each figure that a display shows, by name: over the `newest` steps, or over all. Raises StoreError."""
+    found = {}
+    for metric in shown_on(display):
+        values = of_steps(metric, steps.fields, steps.column)
+        middle = None if values is None else median(values[-newest:].copy())
+        if middle is not None:
+            found[metric.name] = middle
+    return found
 
 
 def median(values: Floats) -> float | None:

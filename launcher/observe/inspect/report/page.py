@@ -22,8 +22,8 @@ from launcher.output import write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import History, read_history
 from launcher.runtime.run.log import token_loss
+from launcher.runtime.run.metrics import shown_on
 from launcher.runtime.run.outline import Outline, open_outline
-from launcher.runtime.run.record import Run
 from launcher.runtime.run.step_table import Record
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def figures_of(subject: ReportSubject, account: Account) -> Iterator[tuple[str, 
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
     yield human_count(figures.tokens), "tokens trained on"
     yield human_count(figures.tokens_per_second), "tokens/s, median step"
-    yield f"{figures.data_wait:.1%}", "of step time waiting for data"
+    for metric in shown_on("tile"):
+        if (mean := account.summary.mean(metric)) is not None:
+            yield metric.spell(mean), metric.about()
     yield human_duration(figures.wall_seconds), "wall time"
     yield goodput, "goodput: steps that count"
     yield str(len(account.gaps)), f"interruptions, {figures.repeated:,} steps repeated"

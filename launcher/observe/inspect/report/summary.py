@@ -5,7 +5,7 @@ too many bins, the width doubles and neighbours become one, so sums, counts and 
 added at the end; a run that goes back is summed up anew.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,15 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.runtime.run.history import StepHistory
+from launcher.runtime.run.metrics import STEP, Metric, is_summed
 
 Floats = NDArray[np.float64]
 Axis = Literal["steps", "tokens", "hours"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "hours")
 
-RATE = "tokens_per_second"  # of each step: derived, not recorded
 _MOST_BINS = 2000
-_FIELDS = ("loss", "lr", "grad_norm", "seconds", "tokens", "data_wait", "data_wait_share", "skipped", "mfu")
-_SUFFIXES = ("_loss", "_accuracy", "_precision", "_recall", "_replaced", "_similarity")
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,14 @@ class Summary:
         """Sum over all records; 0 for a field that none has."""
         return float(self._columns[name].sums.sum()) if name in self._columns else 0.0
 
+    def mean(self, metric: Metric) -> float | None:
+        """Over all records that have the figure, or of the sums of which it is a ratio; None if none has it."""
+        if metric.ratio is not None:
+            return metric.of({name: self.total(name) for name in metric.ratio if name in self._columns})
+        column = self._columns.get(metric.name)
+        known = 0.0 if column is None else float(column.counts.sum())
+        return self.total(metric.name) / known if known else None
+
     def with_tokens_before(self, tokens: float) -> "Summary":
         return replace(self, tokens_before=tokens)
 
@@ -121,10 +127,10 @@ class Summary:
             return self
         width = self._wide_enough(numbers)
         starts = _starts(numbers, width)
-        found = {name: _Column.of(column(name)).joined(starts) for name in fields if _is_shown(name)}
-        if {"seconds", "tokens"} <= found.keys():
-            rates = column("tokens") / np.maximum(column("seconds"), 1e-9)
-            found[RATE] = _Column.of(rates).joined(starts)
+        found = {name: _Column.of(column(name)).joined(starts) for name in fields if is_summed(name)}
+        for metric in STEP:
+            if metric.name not in found and (values := of_steps(metric, found, column)) is not None:
+                found[metric.name] = _Column.of(values).joined(starts)
         ends = np.append(starts[1:], len(numbers)) - 1
         return self._with(numbers[starts], numbers[ends], found, len(numbers), width)
 
@@ -184,10 +190,16 @@ class Summary:
         )
 
 
+def of_steps(metric: Metric, fields: Container[str], column: Callable[[str], Floats]) -> Floats | None:
+    """[n] values of a figure, given a column of each of the `fields` of n steps; None if it is not there."""
+    if metric.name in fields:
+        return column(metric.name)
+    if metric.ratio is None or not all(name in fields for name in metric.ratio):
+        return None
+    part, whole = map(column, metric.ratio)
+    return part / np.maximum(whole, 1e-9)
+
+
 def _starts(numbers: Floats, width: float) -> NDArray[np.int64]:
     """Where the bins begin among rising step numbers."""
     return np.append(0, np.flatnonzero(np.diff(numbers // width)) + 1).astype(np.int64)
-
-
-def _is_shown(name: str) -> bool:
-    return name in _FIELDS or name.endswith(_SUFFIXES)

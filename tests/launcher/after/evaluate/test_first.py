@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.after.evaluate.first import shared_first
-from launcher.after.evaluate.measures import Finetuning, measures
+from launcher.after.evaluate.measures import Finetuning, measures, shared_first
 from launcher.after.finetune import run
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.finetune.run import finetune

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from launcher.after.finetune.inputs import open_pieces
 from launcher.after.finetune.loop import make_optimizer, rate_share
 from launcher.after.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
-from launcher.after.finetune.outcome import TaskMismatch
 from launcher.after.finetune.pretrained import LocalModel, folder_digest, open_pretrained
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
 from tests.support.tasks.small_tasks import QUICK, Models
 
 TEXTS = HeadSpec("SequenceClassification", 2, ("no", "yes"))

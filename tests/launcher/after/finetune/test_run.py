@@ -13,10 +13,9 @@ from launcher.after.finetune.export import RESULTS, open_finetuned
 from launcher.after.finetune.inputs import open_pieces
 from launcher.after.finetune.loop import compute_logits
 from launcher.after.finetune.measure import kind_of, measure, prepare
-from launcher.after.finetune.outcome import Diverged, FinetuneOutcome, TaskMismatch
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import finetune
-from launcher.after.finetune.settings import FinetuneSettings
+from launcher.after.finetune.settings import Diverged, FinetuneOutcome, FinetuneSettings, TaskMismatch
 from launcher.after.finetune.tries import try_each
 from launcher.after.tasks.examples import Sentences
 from tests.support.ranks.forked import forked

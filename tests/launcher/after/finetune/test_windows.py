@@ -19,7 +19,7 @@ from launcher.after.finetune.inputs import (
     window_ranges,
 )
 from launcher.after.finetune.network import open_config
-from launcher.after.finetune.outcome import TaskMismatch
+from launcher.after.finetune.settings import TaskMismatch
 from launcher.after.finetune.spans import SpanKind, find_answers, texts
 from launcher.after.finetune.tagging import TaggingKind
 from launcher.after.tasks.examples import Answer, Questions, Tagged

@@ -61,7 +61,6 @@ def test_what_evaluation_needs_is_an_extra(wheel: Path) -> None:
     needed = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
     beyond = {
         "transformers", "sentence-transformers", "scikit-learn", "scipy", "seqeval", "accelerate", "datasets",
-        "filelock",
     }  # fmt: skip
     always = {re.split(r"[^\w-]", line)[0] for line in needed if "extra ==" not in line}
     assert len(always) > 20

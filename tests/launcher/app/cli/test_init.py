@@ -15,7 +15,8 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
 from launcher.app.cli import main as cli
 from launcher.errors import RecipeError
-from launcher.runtime.run.inputs import CorpusOption, sections_for
+from launcher.runtime.run.corpus_option import CorpusOption
+from launcher.runtime.run.inputs import sections_for
 from launcher.runtime.run.record import open_run
 from tests.support.data.made_up import write_text
 from tests.support.runs.small_runs import prepare_corpus

@@ -9,7 +9,8 @@ import pytest
 
 from data_service.samples.samples import Samples
 from data_service.types import Block
-from launcher.observe.inspect.baselines import KEY, Pairs, Targets, baselines, compute, targets_of
+from launcher.observe.inspect.baselines import Pairs, Targets, baselines, compute, targets_of
+from launcher.observe.inspect.kept_baselines import KEY
 from launcher.runtime.run.record import open_run
 
 

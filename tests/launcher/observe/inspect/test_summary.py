@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.observe.inspect.report.summary import RATE, Summary
+from launcher.observe.inspect.report.summary import Summary
 from launcher.runtime.run.history import StepHistory
+from launcher.runtime.run.metrics import THROUGHPUT
 
 
 def steps_of(numbers: np.ndarray, seed: int = 0) -> StepHistory:
@@ -46,7 +47,8 @@ def test_in_one_piece_or_in_many(gaps: list[int], cuts: list[int]) -> None:
             assert (curve.low.min(), curve.high.max()) == (known.min(), known.max())
             assert np.all((curve.low <= curve.y + 1e-9) & (curve.y <= curve.high + 1e-9))
     np.testing.assert_array_equal(whole.first, pieces.first)
-    np.testing.assert_allclose(whole.curve(RATE).y, pieces.curve(RATE).y)
+    ours, theirs = (summary.curve(THROUGHPUT.name).y for summary in (whole, pieces))
+    np.testing.assert_allclose(ours, theirs)
 
 
 def test_places_along_tokens_and_hours_are_those_of_the_steps() -> None:

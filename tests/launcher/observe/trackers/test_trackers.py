@@ -20,7 +20,7 @@ from launcher.observe.trackers.tracking import Publishing, orders, tracking
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import operator_event
-from launcher.runtime.run.terms import figures
+from launcher.runtime.run.metrics import figures
 from tests.support.runs.listeners import (
     Values,
     mlflow_runs,

@@ -13,7 +13,7 @@ from launcher.runtime.cluster.gauges import DESCRIPTIONS, Gauges
 from tests.support.runs.untrained import step_record
 
 DASHBOARD = Path(__file__).parents[4] / "infra/grafana/maskfleet.json"
-LABELS = {"run", "term", "SessionName", "WorkerId"}  # ours, and those of Ray that are drawn
+LABELS = {"run", "term", "figure", "SessionName", "WorkerId"}  # ours, and those of Ray that are drawn
 
 
 class Shown:
@@ -27,7 +27,7 @@ class Shown:
 
         class Gauge:
             def set(self, value: float, tags: dict[str, str] | None = None) -> None:
-                values[name if tags is None else f"{name} {tags['term']}"] = value
+                values[name if tags is None else f"{name} {next(iter(tags.values()))}"] = value
 
         return Gauge()
 
@@ -66,6 +66,11 @@ def test_an_evaluation_is_shown_by_term_with_its_perplexity(shown: Shown) -> Non
     }
     Gauges("run").record(record)
     assert shown.values == {"heldout_loss mlm": 2.0, "heldout_loss rtd": 0.3, "heldout_perplexity": 7.4}
+
+
+def test_figures_without_a_gauge_of_their_own_share_one(shown: Shown) -> None:
+    Gauges("run").record(step_record(3, attempt=3) | {"generator_grad_norm": 0.5})
+    assert shown.values["figure generator_grad_norm"] == 0.5
 
 
 def test_goodput_counts_a_step_once(shown: Shown) -> None:

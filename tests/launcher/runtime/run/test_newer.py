@@ -28,7 +28,7 @@ from launcher.after.evaluate.evaluation import rows
 from launcher.after.finetune.export import read_head
 from launcher.app.cli import main as cli
 from launcher.errors import BurninError, RunError
-from launcher.observe.inspect.baselines import Baselines
+from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
 from launcher.observe.trackers.publish import Publisher
 from launcher.plan.burnin.record import RecordFile

@@ -1,0 +1,56 @@
+"""A run's baselines as its store keeps them: `baselines.py` computes them once, everything that shows them reads them
+here."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.formats import REMEDY, is_newer, newer
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
+from launcher.errors import RunError
+
+KEY = "baselines.json"
+
+
+class Baselines(BaseModel):
+    """Mean negative log-likelihood per held-out target, in nats.
+
+    Attributes:
+        targets: how many.
+        unigram, bigram: the two losses.
+        counted: training tokens that the pairs were counted in.
+        fingerprint: the run they belong to.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    targets: int
+    unigram: float
+    bigram: float
+    counted: int
+    fingerprint: str
+
+    def named(self) -> dict[str, float]:
+        """The two losses as pages call them."""
+        return {"unigram": self.unigram, "left bigram": self.bigram}
+
+
+def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
+    """Those of the run with this fingerprint, None if they are not there.
+
+    Raises:
+        ValidationError: what is there is damaged. RunError: a newer version wrote it. StoreError: the store cannot be
+            read.
+    """
+    try:
+        data = store.get(KEY)
+        stored = Baselines.model_validate_json(data)
+    except KeyMissing:
+        return None
+    except ValidationError as error:
+        if is_newer(data, known=1, error=error):
+            raise RunError(newer(f"{store.uri.rstrip('/')}/{KEY}"), remedy=REMEDY) from error
+        raise
+    return stored if stored.fingerprint == fingerprint else None

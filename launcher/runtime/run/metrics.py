@@ -1,0 +1,232 @@
+"""The figures of a run's records: one table of their names, units and formats, which every display reads.
+
+A figure is recorded under one name, which TensorBoard and trackers show, too. The progress line, `runs status`, the
+report, the live page and the gauges take titles, units and formats from this table; infra/docs/records.md explains its
+rows. So a figure that is added here is shown everywhere.
+
+A weighted sum of several terms means little to a person, and has no perplexity.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launcher.format import human_count, human_duration
+
+Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
+"""Progress line; status and the live page's tiles; the report's tiles and curves; Prometheus; TensorBoard, W&B,
+MLflow."""
+EVERYWHERE: tuple[Display, ...] = ("progress", "status", "tile", "curve", "gauge", "tracker")
+
+_KEPT = 0.9  # of a running mean, at each step
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g}%"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a step's or an evaluation's record.
+
+    Attributes:
+        name: in records, TensorBoard and trackers.
+        title, unit: of its curve.
+        spell: spells a value.
+        within: what a line says of a value; otherwise its title and the value.
+        gauge: its own name in Prometheus. Figures without one share the gauge `figure`, by name.
+        ratio: of two recorded fields, for a figure that is not recorded itself, or whose mean is a ratio of sums.
+        on: displays that show it.
+        tone: colour of its curve.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    spell: Callable[[float], str] = _number
+    within: str = ""
+    gauge: str = ""
+    ratio: tuple[str, str] | None = None
+    on: tuple[Display, ...] = EVERYWHERE
+    tone: int = 1
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a record whose means give the mean of this figure."""
+        return self.ratio or (self.name,)
+
+    def of(self, record: Mapping[str, Any]) -> float | None:
+        """Its value in a record, or in means of records; None if it is not there."""
+        value = record.get(self.name)
+        if value is None and self.ratio is not None:
+            part, whole = (record.get(name) for name in self.ratio)
+            value = None if part is None or whole is None else part / max(whole, 1e-9)
+        return None if value is None else float(value)
+
+    def say(self, value: float) -> str:
+        """For a line: `MFU 31.4%`."""
+        return (self.within or f"{self.title.lower()} {{}}").format(self.spell(value))
+
+    def about(self, when: str = "") -> str:
+        """What it is, for a tile: `throughput now, tokens/s`."""
+        return f"{self.title.lower()}{when and f' {when}'}{self.unit and f', {self.unit}'}"
+
+
+THROUGHPUT = Metric(
+    "tokens_per_second",
+    "Throughput",
+    "tokens/s",
+    human_count,
+    "{} tokens/s",
+    gauge="tokens_per_second",
+    ratio=("tokens", "seconds"),
+    on=("progress", "status", "curve", "gauge", "tracker"),  # the report's tile is the median
+    tone=3,
+)
+STEP = (
+    Metric("lr", "Learning rate", "", _short, gauge="learning_rate", on=("curve", "gauge", "tracker")),
+    Metric(
+        "grad_norm",
+        "Gradient norm",
+        "before clipping",
+        gauge="gradient_norm",
+        on=("curve", "gauge", "tracker"),
+        tone=4,
+    ),
+    THROUGHPUT,
+    Metric(
+        "seconds",
+        "Step time",
+        "",
+        human_duration,
+        "{} a step",
+        gauge="step_seconds",
+        on=("status", "gauge"),
+    ),
+    Metric(
+        "data_wait_share",
+        "Data wait",
+        "share of the step, slowest rank",
+        _percent,
+        gauge="data_wait_share",
+        ratio=("data_wait", "seconds"),
+        on=("progress", "tile", "curve", "gauge", "tracker"),
+        tone=3,
+    ),
+    Metric("mfu", "Utilisation", "model FLOPs, of the devices' peak", _percent, "MFU {}", gauge="mfu"),
+    Metric(
+        "generator_grad_norm", "Gradient norm, generator", "before clipping", on=("curve", "gauge"), tone=4
+    ),
+    Metric(
+        "discriminator_grad_norm",
+        "Gradient norm, discriminator",
+        "before clipping",
+        on=("curve", "gauge"),
+        tone=4,
+    ),
+)
+"""Of a step, besides its terms' figures."""
+
+HELD_OUT = (
+    Metric(
+        "perplexity", "Perplexity", "of hidden tokens", gauge="heldout_perplexity", on=("gauge", "tracker")
+    ),
+)
+"""Of an evaluation, besides its terms' figures."""
+
+LOSS = "loss"
+UNSHOWN = ("step", "tokens", "targets", "skipped", "data_wait", "samples", "digest")
+"""Fields of a step's record that are no figures of their own."""
+
+
+@dataclass(frozen=True)
+class TermMetric:
+    """A figure of each term, `<term>_<name>`: in TensorBoard, in trackers, and as a curve."""
+
+    name: str
+    unit: str
+    spell: Callable[[float], str] = _number
+
+    @property
+    def suffix(self) -> str:
+        return f"_{self.name}"
+
+    @property
+    def share(self) -> bool:
+        """Whether it lies between 0 and 1."""
+        return self.spell is _percent
+
+    def title(self, field: str) -> str:
+        """For people, of a field that is this figure: `MLM accuracy`."""
+        term = field.removesuffix(self.suffix).replace("_", " ").upper()
+        return f"{term} {self.name.replace('_', ' ')}"
+
+
+TERM_LOSS = TermMetric(LOSS, "nats per target")
+TERM = (
+    TermMetric("accuracy", "share of targets", _percent),
+    TermMetric("precision", "of the tokens called replaced", _percent),
+    TermMetric("recall", "of the tokens replaced", _percent),
+    TermMetric("replaced", "share of tokens that were", _percent),
+    TermMetric("positive_similarity", "mean of queries"),
+    TermMetric("negative_similarity", "mean of queries"),
+)
+"""Of a term, besides its loss."""
+
+_SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM))
+_SUMMED = {LOSS, "skipped", *(name for metric in STEP for name in (metric.name, *metric.fields))}
+
+
+def shown_on(display: Display, metrics: tuple[Metric, ...] = STEP) -> Iterator[Metric]:
+    """The rows that a display shows, in order."""
+    return (metric for metric in metrics if display in metric.on)
+
+
+def is_summed(field: str) -> bool:
+    """Whether curves and totals need this field of step records."""
+    return field in _SUMMED or field.endswith(_SUFFIXES)
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """A step's (`train/...`) or an evaluation's (`heldout/...`) figures, as TensorBoard and trackers show them; those
+    that were not finite are left out."""
+    group, metrics = ("heldout", HELD_OUT) if record["kind"] == "evaluation" else ("train", STEP)
+    found = {name: value for name, value in record.items() if name == LOSS or name.endswith(_SUFFIXES)}
+    found |= {metric.name: metric.of(record) for metric in shown_on("tracker", metrics)}
+    return {f"{group}/{name}": float(value) for name, value in found.items() if value is not None}
+
+
+def running_mean(before: float | None, value: float) -> float:
+    """The mean after one more step: of about the ten newest. A single step says little. None: there is none yet."""
+    return value if before is None else _KEPT * before + (1 - _KEPT) * value
+
+
+def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
+    """By term (`mlm`, `rtd`, ...), in nats, of a step's or an evaluation's record; those that are not finite are left
+    out. A record without terms has its whole `loss`."""
+    suffix = TERM_LOSS.suffix
+    named = {name.removesuffix(suffix): value for name, value in record.items() if name.endswith(suffix)}
+    named = named or {LOSS: record.get(LOSS)}
+    return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
+
+
+def token_term(figures: Mapping[str, Any]) -> str | None:
+    """The term that is the loss on hidden tokens: the one that a record's perplexity belongs to. None where no tokens
+    are predicted."""
+    return next((term for term in ("plm", "mlm") if term + TERM_LOSS.suffix in figures), None)
+
+
+def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:
+    """`mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
+    token = token_term({name + TERM_LOSS.suffix: loss for name, loss in losses.items()})
+    beside = {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
+    return "  ".join(f"{name} {loss:.3f}{beside.get(name, '')}" for name, loss in losses.items())
