@@ -273,7 +273,7 @@ def test_a_key_of_a_phase(packages: Scratch) -> None:
     imported, layers = "from encoder_core.train.engine import ", "dropout"
     packages.replace(loop, imported, f"from encoder_core.layers.{layers} import set_dropout\n{imported}")
     assert packages.run(IDENTITY) == plain
-    packages.run("from tests.support.runs.phase_key import use; use()")
+    packages.run("from tests.support.phase_key import use; use()")
     assert len(packages.touched) == counted("Add a key of a phase")
 
 
