@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -93,3 +94,37 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     other copy waits until the GPU has done all that it was given before."""
     pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
     return pinned.to(device, non_blocking=True)
+
+
+def twice(batch: Batch) -> Batch:
+    """Each row's text without masks, and once more after it as a row of its own: examples of two texts.
+
+    The two have draws of their own: of row number n they are rows 2 n and 2 n + 1.
+    """
+    lengths_R = batch.cu_seqlens.diff().repeat_interleave(2)
+    cu_seqlens = F.pad(lengths_R.cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype)
+    begins_R = batch.cu_seqlens[:-1].repeat_interleave(2)
+    total = 2 * batch.tokens.numel()
+    moved_T = (begins_R - cu_seqlens[:-1]).repeat_interleave(lengths_R, output_size=total)
+    at_T = torch.arange(total, device=batch.tokens.device) + moved_T
+    numbers_R = torch.arange(batch.rows, device=at_T.device) if batch.numbers is None else batch.numbers
+    text_T = batch.tokens.index_copy(0, batch.target_positions, batch.target_ids)
+    none = batch.target_ids[:0]
+    return Batch(
+        tokens=text_T[at_T],
+        cu_seqlens=cu_seqlens,
+        max_length=batch.max_length,
+        positions=batch.positions[at_T],
+        target_positions=none,
+        target_ids=none,
+        segments=_moved(batch.segments, at_T),
+        languages=_moved(batch.languages, at_T),
+        restarted=_moved(batch.restarted, at_T),
+        numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
+        group=2,
+        host=None if batch.host is None else twice(batch.host),
+    )
+
+
+def _moved(of_T: Tensor | None, at_T: Tensor) -> Tensor | None:
+    return None if of_T is None else of_T[at_T]

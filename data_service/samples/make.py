@@ -8,7 +8,13 @@ import numpy as np
 from data_service.rng import Key, stream_key
 from data_service.samples.lane_rows import permuted_rows
 from data_service.samples.lanes import LaneRows, Lanes, lane_rows
-from data_service.samples.masking import NO_TABLES, MaskingTables, MlmMasking, NoMasking, mask_rows
+from data_service.samples.masking import (
+    NO_TABLES,
+    MaskableRows,
+    MaskingTables,
+    NoMasking,
+    RowMasking,
+)
 from data_service.samples.packing import Packed, RowCuts, Segments, lay_out, pack
 from data_service.samples.pairs import (
     OrderedPairs,
@@ -83,7 +89,7 @@ def make_rows(
         source: whose block it is.
     """
     match spec.masking:
-        case MlmMasking() as masking:
+        case RowMasking() as masking:
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
             masked = _masked(
                 block,
@@ -122,13 +128,12 @@ def _masked(
     start: int,
     stop: int,
     spec: StreamSpec,
-    masking: MlmMasking,
+    masking: RowMasking,
     key: Key,
     tables: MaskingTables,
 ) -> Samples:
     starts_word, unigram = tables.starts_word, tables.unigram
-    assert masking.unit == "token" or starts_word is not None  # `Corpora` gives what the masking needs
-    assert masking.replace.random_from == "vocabulary" or unigram is not None
+    assert masking.level is None or starts_word is not None  # `Corpora` gives what the masking needs
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)
@@ -141,7 +146,8 @@ def _masked(
     vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    return rows.label(mask_rows(laid_out, units, slots, masking, vocabulary, key, tables), start, stop)
+    maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables)
+    return rows.label(masking.mask(maskable), start, stop)
 
 
 def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:

@@ -1,8 +1,11 @@
-"""Masked language modelling: which tokens are masked, and what replaces them.
+"""Which tokens of a row are predicted, and what stands in their place: the host half of an objective.
 
+`RowMasking` is the contract on packed rows, `MlmMasking` is masked language modelling.
 `NoMasking` masks none, for contrastive training, which compares the vectors of whole texts.
 """
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Self, assert_never
 
@@ -31,6 +34,84 @@ from data_service.types import Level
 _DRAWS = 1 << 32
 
 
+@dataclass(frozen=True)
+class MaskingTables:
+    """What masking reads besides a block. Each is None where the spec's masking does not need it.
+
+    Attributes:
+        starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks that
+            do not say where words begin.
+        unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
+        similar: the table of similar words, where these replace words.
+    """
+
+    starts_word: NDArray[np.bool_] | None = None
+    unigram: NDArray[np.int64] | None = None
+    similar: SimilarWords | None = None
+
+
+NO_TABLES = MaskingTables()
+
+
+@dataclass(frozen=True)
+class MaskableRows:
+    """Packed rows before their targets are chosen.
+
+    Attributes:
+        rows: their tokens, which a masking overwrites where it hides some.
+        units: what may be chosen: single tokens, or words where the masking's unit wants these.
+        slots: where each row's draws lie.
+        vocabulary: the ids that may be written.
+        key: of the block's draws in this masking epoch.
+        tables: what the masking reads besides.
+    """
+
+    rows: LaidOut
+    units: Units
+    slots: Slots
+    vocabulary: Vocabulary
+    key: Key
+    tables: MaskingTables = NO_TABLES
+
+
+class RowMasking(BaseModel, ABC):
+    """The host half of an objective on packed rows: which tokens are targets, and what stands in their place.
+
+    A subclass is frozen, refuses unknown keys, and has a `unit`: "token", or one that words are looked up for. It draws
+    by the rows' key alone.
+
+    Attributes:
+        kind: names it in a stream's spec.
+        rate: share of a row's maskable tokens to predict.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    rate: float = Field(gt=0, le=0.8)
+
+    @property
+    def level(self) -> Level | None:
+        """Which of a block's units are chosen whole; None for single tokens."""
+        return None
+
+    def mask_epoch(self, epoch: int) -> int:
+        """The epoch whose draws are used in `epoch`."""
+        return epoch
+
+    def expected(self, length: int, maskable: int) -> float:
+        """Targets of a row of `length` tokens, of which `maskable` are not special: the mean."""
+        return self.rate * maskable
+
+    def most(self, tokens: int) -> float:
+        """Targets of a row of so many tokens at most."""
+        return self.rate * tokens + 1
+
+    @abstractmethod
+    def mask(self, rows: MaskableRows) -> Samples:
+        """The rows with their targets."""
+
+
 class NoMasking(BaseModel):
     """No targets. Nothing is drawn, so all epochs have the same rows."""
 
@@ -47,12 +128,16 @@ class NoMasking(BaseModel):
         """The epoch whose draws are used in `epoch`: one for all."""
         return 0
 
+    def expected(self, length: int, maskable: int) -> float:
+        """Targets of a row."""
+        return 0.0
+
 
 MaskingUnit = Literal["token", "whole_word", "ngram", "span", "phrase", "entity"]
 _LONGEST_NGRAM, _LONGEST_SPAN, _SPAN_P = 3, 10, 0.2
 
 
-class MlmMasking(BaseModel):
+class MlmMasking(RowMasking):
     """Masked language modelling (Devlin et al. 2019, section 3.1; Liu et al. 2019, section 4.1).
 
     Attributes:
@@ -77,8 +162,6 @@ class MlmMasking(BaseModel):
             in a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
         max_predictions: most targets in a row (BERT: 20 at length 128), or None.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["mlm"] = "mlm"
     rate: float = Field(default=0.15, gt=0, le=0.8)
@@ -128,24 +211,20 @@ class MlmMasking(BaseModel):
         """The epoch whose masks are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
+    def expected(self, length: int, maskable: int) -> float:
+        wanted = self.rate * (length if self.count_special else maskable)
+        if self.count == "drawn":  # with replacement, each counted once
+            wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
+        if self.count == "ceil":
+            wanted = math.ceil(wanted)
+        return wanted if self.max_predictions is None else min(wanted, self.max_predictions)
 
-@dataclass(frozen=True)
-class MaskingTables:
-    """What masking reads besides a block. Each is None where the spec's masking does not need it.
+    def most(self, tokens: int) -> float:
+        return min(super().most(tokens), self.max_predictions or tokens)
 
-    Attributes:
-        starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks that
-            do not say where words begin.
-        unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
-        similar: the table of similar words, where these replace words.
-    """
-
-    starts_word: NDArray[np.bool_] | None = None
-    unigram: NDArray[np.int64] | None = None
-    similar: SimilarWords | None = None
-
-
-NO_TABLES = MaskingTables()
+    def mask(self, rows: MaskableRows) -> Samples:
+        assert self.replace.random_from == "vocabulary" or rows.tables.unigram is not None
+        return mask_rows(rows, self)
 
 
 def budgets(
@@ -170,16 +249,10 @@ def budgets(
     return possible
 
 
-def mask_rows(
-    rows: LaidOut,
-    units: Units,
-    slots: Slots,
-    masking: MlmMasking,
-    vocabulary: Vocabulary,
-    key: Key,
-    tables: MaskingTables = NO_TABLES,
-) -> Samples:
-    """Choose targets among `units` and replace them; `key` names the block and the masking epoch."""
+def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
+    """Choose targets among the units and replace them."""
+    rows, units, slots, key = found.rows, found.units, found.slots, found.key
+    vocabulary, similar = found.vocabulary, found.tables.similar
     sizes = units.sizes
     maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
     counted = np.diff(rows.offsets) if masking.count_special else maskable
@@ -195,10 +268,10 @@ def mask_rows(
     target_ids = rows.tokens[positions]
     draws = _row_draws(per_row, slots, _purpose(key, "replacements"))
     if masking.replace.similar:
-        assert tables.similar is not None  # `Corpora` gives what the masking needs
+        assert similar is not None  # `Corpora` gives what the masking needs
         assert sizes is not None
         rows.tokens[positions] = replaced_words(
-            target_ids, sizes[chosen], draws, masking.replace, vocabulary, tables.similar
+            target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar
         )
     else:
         leaders = _leaders(positions) if masking.unit == "span" else None

@@ -43,6 +43,10 @@ class PermutedPrediction(BaseModel):
         """The epoch whose draws are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
+    def expected(self, length: int, maskable: int) -> float:
+        """Targets of a row."""
+        return self.predict
+
     @property
     def goals(self) -> tuple[int, int]:
         """Targets of a row's two parts."""

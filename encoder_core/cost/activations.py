@@ -1,4 +1,5 @@
-"""What a forward pass leaves in memory for the backward pass, for every family and objective.
+"""What the forward pass of a network leaves in memory for the backward pass, family by family; what its terms add, they
+say themselves (encoder_core/objectives).
 
 Rows are taken as full. The figures are within 3 % of what torch.autograd.graph.saved_tensors_hooks sees of small
 networks (tests hold every family to it, and random shapes to 10 %). The head never holds all logits. It keeps its
@@ -8,17 +9,7 @@ gradients instead; the largest is that of the word embeddings, in fp32 (encoder_
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from encoder_core.cost.flops import (
-    Distilled,
-    ObjectiveTerms,
-    at_places,
-    disentangled_size,
-    forgetful,
-    is_enhanced,
-    passes,
-    reads_whole,
-    two_stream_size,
-)
+from encoder_core.cost.flops import disentangled_size, two_stream_size
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import (
     FP32,
@@ -30,7 +21,6 @@ from encoder_core.cost.saved import (
     PreNormSize,
     Saved,
     disentangled_layer,
-    looking_again,
     norm,
     plain_layer,
     pre_norm_layer,
@@ -41,13 +31,10 @@ from encoder_core.cost.saved import (
     two_stream_layer,
 )
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import Deberta, DebertaConfig, DebertaV2Config
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.cross_entropy import CHUNKS
-from encoder_core.heads.prediction import POSITION_WIDTH
-from encoder_core.objectives.contrastive import ContrastiveConfig
 
 
 def kept_by_embeddings(model: ModelConfig, shape: Shape, kernel: Kernel = "gpu") -> Iterator[Saved]:
@@ -173,79 +160,13 @@ def head_peak(state: int, logits: int) -> int:
     return logits * (2 * FP32 + (2 * state if state < FP32 else 0))
 
 
-def chunk_of_logits(model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: Kernel) -> int:
-    """Logits of the largest chunk of a microbatch; 0 where no tokens are predicted."""
-    if terms.contrastive is not None and not terms.beside:
-        return 0
-    places = shape if terms.distilled is None else at_places(terms.distilled, shape)
-    return min(CHUNKS["cuda" if kernel == "gpu" else "cpu"], places.targets * model.vocabulary)
-
-
-def of_update_groups(
-    model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: Kernel, *, backwards: bool = False
-) -> list[Activations]:
-    """What one microbatch keeps, for each update group of a step. Most objectives have one group.
-
-    `backwards`: some rows are read from their ends (XLNet).
-    """
-    if terms.contrastive is not None and not terms.beside:
-        return [_vectors(model, terms.contrastive, shape, kernel)]
-    if terms.contrastive is not None:
-        vectors = _vectors(model, terms.contrastive, shape.twice, kernel)
-        others = of_update_groups(model, replace(terms, contrastive=None), shape, kernel)
-        return [vectors + one for one in others]
-    if isinstance(model, XlnetConfig):
-        return [_xlnet(model, shape, kernel, backwards)]
-    if terms.replaced is not None and isinstance(model, DetectorConfig):
-        networks = [_multitask(model.generator, terms, shape, kernel), _discriminator(model, shape, kernel)]
-        return (
-            networks if terms.replaced.embeddings == "gradient_disentangled" else [networks[0] + networks[1]]
-        )
-    return [_multitask(model, terms, shape, kernel)]
-
-
-def _multitask(model: ModelConfig, terms: ObjectiveTerms, shape: Shape, kernel: Kernel) -> Activations:
-    whole = reads_whole(model, terms)
-    found = _masked_language_model(model, shape, kernel, whole=whole)
-    if terms.pairs:
-        found += _pair(model, shape, kernel, whole=whole)
-    if terms.span_boundary:
-        found += Activations(tuple(_span_boundary(model, shape)), ())
-    if terms.distilled is not None:
-        found += _distillation(model, terms.distilled, shape, kernel)
-    return found
-
-
-def _vectors(model: ModelConfig, objective: ContrastiveConfig, shape: Shape, kernel: Kernel) -> Activations:
-    """Texts' vectors, and their cached gradients."""
-    outside = [Saved("vectors and their gradients", shape.rows * model.hidden, FP32, 2)]
-    if objective.projection:
-        outside.append(Saved("projection", shape.rows * model.hidden, count=2))
-    if isinstance(model, XlnetConfig):
-        streams = _two_streams(forgetful(model), shape, kernel, False)
-        return Activations((*streams.outside, *outside), streams.layers)
-    return Activations(
-        (*kept_by_embeddings(model, shape, kernel), *outside), tuple(kept_by_layers(model, shape, kernel))
-    )
-
-
-def _masked_language_model(
-    model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool = False
-) -> Activations:
+def kept_by_head(model: ModelConfig, targets: int, places: str = "targets") -> Iterator[Saved]:
+    """The masked-language-model head on so many states, and where those are; `places`: what to call them."""
     width = model.embedding_width
-    targets = shape.targets
-    outside = [
-        *([] if model.bare_head else _transform(model.hidden, width, targets)),
-        *_decoder(width, model.vocabulary, targets, bias=model.decoder_bias),
-        Saved("positions of targets", targets, INDEX),
-    ]
-    layers = list(kept_by_layers(model, shape, kernel))
-    if isinstance(model, Deberta) and not whole:
-        outside.append(Saved("states before the last layer", shape.tokens * model.hidden))
-        layers = list(_with_decoder(model, shape, kernel))
-    elif isinstance(model, Deberta) and is_enhanced(model):
-        layers.append(_decoding(model, shape, kernel))
-    return Activations((*kept_by_embeddings(model, shape, kernel), *outside), tuple(layers))
+    if not model.bare_head:
+        yield from _transform(model.hidden, width, targets)
+    yield from kept_by_decoder(width, model.vocabulary, targets, bias=model.decoder_bias)
+    yield Saved(f"positions of {places}", targets, INDEX)
 
 
 def _transform(hidden: int, width: int, targets: int) -> Iterator[Saved]:
@@ -255,102 +176,16 @@ def _transform(hidden: int, width: int, targets: int) -> Iterator[Saved]:
     yield from norm(targets, width)
 
 
-def _with_decoder(model: Deberta, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
-    """Layers of which the last runs for targets only."""
-    yield from kept_by_layers(model, shape, kernel, but=1)
-    yield _decoding(model, shape, kernel)
-
-
-def _decoding(model: Deberta, shape: Shape, kernel: Kernel) -> Layer:
-    """The last layer for targets, as often as it runs for them."""
-    size = disentangled_size(model, shape.length)
-    again = looking_again(
-        size,
-        shape.rows,
-        shape.length,
-        shape.targets_per_row,
-        kernel=kernel,
-        drops=drops_of(model),
-    )
-    return replace(again, count=passes(model))
-
-
-def _decoder(width: int, vocabulary: int, targets: int, *, bias: bool = True) -> Iterator[Saved]:
+def kept_by_decoder(width: int, vocabulary: int, targets: int, *, bias: bool = True) -> Iterator[Saved]:
     """The cross-entropy keeps its gradients."""
     yield Saved("head: gradient of features", targets * width)
     yield Saved("head: gradient of the decoder", vocabulary * (width + bias), FP32)
 
 
-def _discriminator(model: DetectorConfig, shape: Shape, kernel: Kernel) -> Activations:
-    states = shape.tokens * model.hidden
-    outside = [
-        Saved("head: states, before and after the activation", states, count=3),
-        Saved("scores and labels", shape.tokens, FP32, 2),
-    ]
-    if isinstance(model, Deberta):
-        outside += norm(shape.tokens, model.hidden)
-    return Activations(
-        (*kept_by_embeddings(model, shape), *outside), tuple(kept_by_layers(model, shape, kernel))
-    )
-
-
-def _pair(model: ModelConfig, shape: Shape, kernel: Kernel, *, whole: bool) -> Activations:
-    outside = (Saved("head: pairs", shape.rows * model.hidden, count=2),)
-    if isinstance(model, Deberta) and not whole:
-        size = disentangled_size(model, shape.length)
-        return Activations(
-            outside, (looking_again(size, shape.rows, shape.length, 1, kernel=kernel, drops=drops_of(model)),)
-        )
-    return Activations(outside, ())
-
-
-def _distillation(model: ModelConfig, distilled: Distilled, shape: Shape, kernel: Kernel) -> Activations:
-    """The student's head at the places where it learns (of DeBERTa the mask decoder too), and what teachers said."""
-    width, places = model.embedding_width, at_places(distilled, shape)
-    outside = (
-        *(() if model.bare_head else _transform(model.hidden, width, places.targets)),
-        *_decoder(width, model.vocabulary, places.targets, bias=model.decoder_bias),
-        Saved("positions of places", places.targets, INDEX),
-        *(Saved("teacher's states", shape.tokens * teacher.hidden) for teacher in distilled.teachers),
-        *(_layers_alike(model, distilled, shape) if distilled.layers else ()),
-    )
-    if not isinstance(model, Deberta) or not is_enhanced(model):
-        return Activations(outside, ())
-    size = disentangled_size(model, shape.length)
-    again = looking_again(
-        size, shape.rows, shape.length, places.targets_per_row, kernel=kernel, drops=drops_of(model)
-    )
-    return Activations(outside, (replace(again, count=passes(model)),))
-
-
-def _layers_alike(model: ModelConfig, distilled: Distilled, shape: Shape) -> Iterator[Saved]:
-    """What a squared difference is made of, in fp32, for all states."""
-    width = shape.tokens * distilled.teachers[0].hidden
-    yield Saved("teacher's layers", width, FP32, model.layers)  # of the last one its states above
-    if distilled.projection is not None:
-        yield Saved("student's layers, projected", width, FP32, model.layers + 1)
-
-
-def _span_boundary(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
-    targets, hidden, width = shape.targets, model.hidden, model.embedding_width
-    yield Saved("head: boundaries and places", targets * (2 * hidden + POSITION_WIDTH))
-    yield Saved("head: before activations, and between", targets * hidden, count=2)
-    yield Saved("head: before activations, and between", targets * width)
-    yield from norm(targets, hidden)
-    yield from norm(targets, width)
-    yield from _decoder(width, model.vocabulary, targets)
-
-
-def _xlnet(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bool) -> Activations:
-    streams = _two_streams(model, shape, kernel, backwards)
-    decoder = _decoder(model.hidden, model.vocabulary, shape.targets)
-    return Activations((*streams.outside, *decoder), streams.layers)
-
-
-def _two_streams(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bool) -> Activations:
+def kept_by_two_streams(model: XlnetConfig, shape: Shape, kernel: Kernel) -> Activations:
     """Of the last layer's content stream too, which leads nowhere where tokens are predicted, and is freed when the
     forward pass ends."""
-    size = two_stream_size(model, shape.length, backwards)
+    size = two_stream_size(model, shape.length, shape.backwards)
     keys = size.carried + shape.length
     asked = shape.tokens + shape.targets
     outside = [Saved("ids", shape.tokens, INDEX), Saved("distance table", size.places * model.hidden, FP32)]
@@ -365,6 +200,6 @@ def _two_streams(model: XlnetConfig, shape: Shape, kernel: Kernel, backwards: bo
         shape.targets_per_row,
         kernel=kernel,
         drops=drops_of(model),
-        orders=1 + backwards,
+        orders=1 + shape.backwards,
     )
     return Activations(tuple(outside), (replace(layer, count=model.layers),))

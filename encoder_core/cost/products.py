@@ -14,11 +14,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Shape:
-    """One microbatch for counting: every row has `length` tokens, of which `targets_per_row` are predicted."""
+    """One microbatch for counting: every row has `length` tokens, of which `targets_per_row` are predicted.
+
+    `backwards`: some rows are read from their ends (XLNet).
+    """
 
     rows: int
     length: int
     targets_per_row: int
+    backwards: bool = False
 
     @property
     def tokens(self) -> int:

@@ -3,7 +3,7 @@
 A place is a part of the network that several kernels compute: attention, the norm after a sublayer (with dropout and
 residual), the loss over the vocabulary. At each place the layers name the kernels that take their tensors, the usual
 one first and the written formula last, and compute with what `pick` returns. A process has one preference (`prefer`);
-`encoder_core/cost/kernel_trial.py` finds it.
+`encoder_core/trials/kernel_trial.py` finds it.
 
 A kernel for another place needs three things. Its name is in `Kernel`, its place in `Place`. The layer asks
 

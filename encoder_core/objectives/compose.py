@@ -1,22 +1,28 @@
-"""From the terms of an objective to the one module that trains them, and why some cannot be trained together.
+"""From the terms of an objective to the one module that trains them, and its cost; why some cannot be trained together.
 
 `network` makes one network of a configuration and its heads: what a folder in transformers' format holds.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import assert_never
 
 from torch import nn
 
+from encoder_core.cost.activations import Activations
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import Kernel
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.heads.cross_entropy import CHUNKS
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.multitask import multitask_model
+from encoder_core.objectives.multitask import multitask_keeps, multitask_model, multitask_products
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.objectives.replaced import discriminator_model
 from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
@@ -42,6 +48,25 @@ def refusals(setting: Setting) -> list[Refusal]:
     return list(dict.fromkeys(found))
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The terms of an objective by what they make: heads of one network, the whole module, or what is around it."""
+
+    heads: Sequence[HeadConfig]
+    whole: ModuleConfig | None
+    around: AroundConfig | None
+
+    @classmethod
+    def of(cls, terms: Mapping[str, TermConfig]) -> "Parts":
+        """A term that can be around others is the whole module where it stands alone."""
+        around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
+        if around is not None and len(terms) == 1:
+            return cls((), around, None)
+        heads = [term for term in terms.values() if isinstance(term, HeadConfig)]
+        others = (t for t in terms.values() if isinstance(t, ModuleConfig) and t is not around)
+        return cls(heads, next(others, None), around)
+
+
 def compose(
     model: ModelConfig,
     terms: Mapping[str, TermConfig],
@@ -56,22 +81,58 @@ def compose(
     """
     for refusal in refusals(Setting(model, terms)):
         raise ModelError(refusal.what, remedy=refusal.remedy)
-    around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
-    others = [term for term in terms.values() if term is not around]
-    if around is None or not others:
-        return _module(model, list(terms.values()), checkpoint_activations, attend)
-    return around.around(_module(model, others, checkpoint_activations, attend), model)
+    parts = Parts.of(terms)
+    build = multitask_model if parts.whole is None else parts.whole.module
+    module = build(model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend)
+    return module if parts.around is None else parts.around.around(module, model)
 
 
-def _module(
-    model: ModelConfig, terms: Sequence[TermConfig], checkpoint_activations: bool, attend: Attend
-) -> ObjectiveModule:
-    """Of terms of which one at most decides what it is."""
-    heads = [term for term in terms if isinstance(term, HeadConfig)]
-    for term in terms:
-        if isinstance(term, ModuleConfig):
-            return term.module(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)
-    return multitask_model(model, heads, checkpoint_activations=checkpoint_activations, attend=attend)
+def products(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape) -> list[Product]:
+    """Everything that one microbatch multiplies, in all networks and heads; products of one name and size as one."""
+    parts = Parts.of(terms)
+    around = iter(()) if parts.around is None else parts.around.products_around(model, shape)
+    if parts.whole is None:
+        others = multitask_products(model, parts.heads, shape)
+    else:
+        others = parts.whole.products(model, parts.heads, shape)
+    counts: dict[Product, int] = {}
+    for product in chain(around, others):
+        key = replace(product, count=1)
+        counts[key] = counts.get(key, 0) + product.count
+    return [replace(product, count=count) for product, count in counts.items() if count]
+
+
+def first_pass(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape) -> int:
+    """FLOPs of the pass that makes texts' vectors before their gradients are known; 0 where none are compared."""
+    parts = Parts.of(terms)
+    if parts.around is not None:
+        vectors = parts.around.products_around(model, shape)
+    elif isinstance(parts.whole, AroundConfig):
+        vectors = parts.whole.products(model, parts.heads, shape)
+    else:
+        return 0
+    return sum(product.forward for product in vectors)
+
+
+def activations(
+    model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape, kernel: Kernel
+) -> list[Activations]:
+    """What one microbatch keeps for the backward pass, for each update group of a step. Most objectives have one."""
+    parts = Parts.of(terms)
+    if parts.whole is None:
+        groups = [multitask_keeps(model, parts.heads, shape, kernel)]
+    else:
+        groups = parts.whole.keeps(model, parts.heads, shape, kernel)
+    if parts.around is None:
+        return groups
+    vectors = parts.around.keeps_around(model, shape, kernel)
+    return [vectors + group for group in groups]
+
+
+def chunk_of_logits(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape, kernel: Kernel) -> int:
+    """Logits of the largest chunk of a microbatch; 0 where no tokens are predicted."""
+    scored = max(term.scored(shape) for term in terms.values())
+    return min(CHUNKS["cuda" if kernel == "gpu" else "cpu"], scored * model.vocabulary)
 
 
 def network(config: ModelConfig, heads: Heads) -> nn.Module:

@@ -14,25 +14,33 @@ Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from encoder_core.batch import Batch
-from encoder_core.errors import ModelError
+from encoder_core.batch import Batch, twice
+from encoder_core.cost.activations import (
+    Activations,
+    kept_by_embeddings,
+    kept_by_layers,
+    kept_by_two_streams,
+)
+from encoder_core.cost.flops import encoder, forgetful
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import FP32, Kernel, Saved
 from encoder_core.families.catalogue import AnyEncoder, ModelConfig, build_encoder
+from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.objectives.info_nce import Contrast, info_nce
+from encoder_core.objectives.info_nce import Contrast, cached_loss, info_nce
 from encoder_core.objectives.losses import (
     AllExamples,
     CoupledObjective,
@@ -43,9 +51,16 @@ from encoder_core.objectives.losses import (
 )
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenDetection
-from encoder_core.objectives.term import AroundConfig, HeadConfig, LateWeight, Refusal, Setting
+from encoder_core.objectives.term import (
+    AroundConfig,
+    HeadConfig,
+    LateWeight,
+    Refusal,
+    RowFacts,
+    Setting,
+    SmallObjective,
+)
 
-NAME = "contrastive"
 _METRICS = ("correct", "positive", "negative")
 
 
@@ -62,6 +77,8 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         matryoshka: the sum of the loss over the first so many numbers of each vector, a term for each (Kusupati et al.
             2022): so vectors can be cut. None for whole vectors only.
     """
+
+    name = "contrastive"
 
     temperature: float = Field(default=0.05, gt=0)
     pooling: Literal["mean", "cls"] = "mean"
@@ -89,13 +106,43 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         return contrastive_model(model, self, checkpoint_activations=checkpoint_activations, attend=attend)
 
     def around(self, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
+        if isinstance(module, ReplacedTokenDetection):
+            return DetectionWithVectors(module, self, model.hidden)
+        assert isinstance(module, MultitaskModel)  # else it is refused
+        return MultitaskWithVectors(module, self, model.hidden)
 
-        check_widths(self, model)
-        return with_vectors(module, self, model.hidden)
+    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
+        """Texts' vectors. Their similarities are left out: a thousandth of it, even in batches of tens of thousands."""
+        yield from encoder(model, shape)
+        if self.projection:
+            yield Product("projection", shape.rows, model.hidden, model.hidden)
+
+    def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
+        return self.products(model, [], shape.twice)
+
+    def keeps(
+        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
+    ) -> list[Activations]:
+        return [self._vectors(model, shape, kernel)]
+
+    def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        return self._vectors(model, shape.twice, kernel)
+
+    def _vectors(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        """Texts' vectors, and their cached gradients."""
+        outside = [Saved("vectors and their gradients", shape.rows * model.hidden, FP32, 2)]
+        if self.projection:
+            outside.append(Saved("projection", shape.rows * model.hidden, count=2))
+        vectors = Activations(tuple(outside), ())
+        if isinstance(model, XlnetConfig):
+            forward = replace(shape, backwards=False)
+            return kept_by_two_streams(forgetful(model), forward, kernel) + vectors
+        embeddings = Activations(tuple(kept_by_embeddings(model, shape, kernel)), ())
+        return embeddings + vectors + Activations((), tuple(kept_by_layers(model, shape, kernel)))
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Alone it needs whole texts; beside others, rows that one update learns from."""
-        others = setting.terms.keys() - {NAME}
+        others = setting.terms.keys() - {self.name}
         if "plm" in others:
             yield Refusal(
                 ("objective",),
@@ -117,6 +164,40 @@ class ContrastiveConfig(LateWeight, AroundConfig):
                 "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add mlm, "
                 "whose rows are compared then",
             )
+        widest, hidden = max(self.matryoshka or (0,)), setting.model.hidden
+        if widest > hidden:
+            yield Refusal(
+                ("objective", self.name, "matryoshka"),
+                f"the first {widest} numbers of a vector are asked for, and it has {hidden}",
+                f"give widths of at most {hidden}",
+            )
+        if setting.phases and setting.rows is not None:
+            yield from self._of_phases(setting, setting.rows)
+
+    def _of_phases(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
+        """Texts that do not differ, batches without negatives."""
+        model = setting.model
+        rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
+        if (rows.repeats or "mlm" in setting.terms) and not any(rates):
+            yield Refusal(
+                ("model", "dropout"),
+                "the two texts of an example are the same, and differ by dropout alone, which is 0",
+                "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
+            )
+        for index, phase in enumerate(setting.phases if rows.texts == 2 else ()):
+            if phase.rows == 1:
+                yield Refusal(
+                    ("phases", index, "batch", "sequences"),
+                    "the negatives of an example are the others of its batch, and there are none",
+                    "use a larger batch",
+                )
+
+    def small(self, form: SmallObjective) -> "ContrastiveConfig":
+        """Narrower vectors."""
+        if self.matryoshka is None:
+            return self
+        widths = (min(width, form.hidden >> place) for place, width in enumerate(self.matryoshka))
+        return self.model_copy(update={"matryoshka": tuple(filter(None, widths))})
 
 
 class ContrastiveModel(CoupledObjective):
@@ -131,9 +212,8 @@ class ContrastiveModel(CoupledObjective):
         self.encoder = encoder
         self.projection = nn.Linear(width, width) if config.projection else None
         self.config = config
-        self.terms = (
-            {NAME: width} if config.matryoshka is None else {f"{NAME}_{d}": d for d in config.matryoshka}
-        )
+        cut = {f"{config.name}_{d}": d for d in config.matryoshka or ()}
+        self.terms = cut or {config.name: width}
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
@@ -201,7 +281,13 @@ class ContrastiveModel(CoupledObjective):
         figures, *gradients = coupled
         sums, weight = figures.sum(0), last_weight(self.config.weight)
         terms = tuple(
-            Term(name, _cached(own[..., :width], gradient, of_term[0]), len(own), weight, part=NAME)
+            Term(
+                name,
+                cached_loss(own[..., :width], gradient, of_term[0]),
+                len(own),
+                weight,
+                part=self.config.name,
+            )
             for (name, width), gradient, of_term in zip(self.terms.items(), gradients, sums, strict=True)
         )
         metrics = {
@@ -212,34 +298,10 @@ class ContrastiveModel(CoupledObjective):
         return LossSums(terms, metrics)
 
 
-class _CachedLoss(torch.autograd.Function):
-    """A loss that was computed in the first pass, and its derivative by the vectors that it was computed from."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        ctx.shape = vectors.shape
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return (
-            (gradient * grad).reshape(ctx.shape),
-            None,
-            None,
-        )  # an idle microbatch is empty in another shape
-
-
-_cached: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
-
-
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
     """The mean of each row's states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
-    sums_RD = Rows.of(batch).pad(states_TD).sum(1, dtype=wide)
-    return sums_RD / batch.cu_seqlens.diff()[:, None]
+    return Rows.of(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
 
 
 def contrastive_model(
@@ -252,23 +314,12 @@ def contrastive_model(
     """Any family's encoder on the current default device (of two networks the discriminator's); weights not yet
     initialised (`initialise`). Parameters that no vector depends on are frozen.
 
-    Raises ModelError: the vocabulary is unknown, or the vectors are narrower than a Matryoshka width.
+    Raises ModelError if the vocabulary is unknown.
     """
-    check_widths(objective, config)
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     if isinstance(encoder, TwoStreamEncoder):
         encoder.mask.requires_grad_(False)  # where queries of predictions begin, of which there are none
     return ContrastiveModel(encoder, objective, config.hidden)
-
-
-def check_widths(objective: ContrastiveConfig, config: ModelConfig) -> None:
-    """Raises ModelError: vectors of `config` are narrower than a Matryoshka width."""
-    widest = max(objective.matryoshka or (0,))
-    if widest > config.hidden:
-        raise ModelError(
-            f"objective.contrastive.matryoshka has {widest}, and the model's vectors have {config.hidden} numbers",
-            remedy=f"give widths of at most {config.hidden}",
-        )
 
 
 class WithVectors(CoupledObjective):
@@ -345,45 +396,3 @@ class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
 
     def counts_of_others(self, batch: Batch) -> dict[str, int]:
         return ReplacedTokenDetection.target_counts(self, batch)
-
-
-def with_vectors(module: ObjectiveModule, config: ContrastiveConfig, width: int) -> WithVectors:
-    """`module`'s terms, and the contrastive one on vectors of `width`; the networks are the same objects."""
-    if isinstance(module, ReplacedTokenDetection):
-        return DetectionWithVectors(module, config, width)
-    assert isinstance(module, MultitaskModel)  # else it is refused
-    return MultitaskWithVectors(module, config, width)
-
-
-def twice(batch: Batch) -> Batch:
-    """Each row's text without masks, and once more after it as a row of its own: examples of two texts.
-
-    The two have draws of their own: of row number n they are rows 2 n and 2 n + 1.
-    """
-    lengths_R = batch.cu_seqlens.diff().repeat_interleave(2)
-    cu_seqlens = torch.nn.functional.pad(lengths_R.cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype)
-    begins_R = batch.cu_seqlens[:-1].repeat_interleave(2)
-    total = 2 * batch.tokens.numel()
-    moved_T = (begins_R - cu_seqlens[:-1]).repeat_interleave(lengths_R, output_size=total)
-    at_T = torch.arange(total, device=batch.tokens.device) + moved_T
-    numbers_R = torch.arange(batch.rows, device=at_T.device) if batch.numbers is None else batch.numbers
-    text_T = batch.tokens.index_copy(0, batch.target_positions, batch.target_ids)
-    none = batch.target_ids[:0]
-    return Batch(
-        tokens=text_T[at_T],
-        cu_seqlens=cu_seqlens,
-        max_length=batch.max_length,
-        positions=batch.positions[at_T],
-        target_positions=none,
-        target_ids=none,
-        segments=_moved(batch.segments, at_T),
-        languages=_moved(batch.languages, at_T),
-        restarted=_moved(batch.restarted, at_T),
-        numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
-        group=2,
-        host=None if batch.host is None else twice(batch.host),
-    )
-
-
-def _moved(of_T: Tensor | None, at_T: Tensor) -> Tensor | None:
-    return None if of_T is None else of_T[at_T]

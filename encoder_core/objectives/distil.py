@@ -10,6 +10,7 @@ The teachers are frozen networks that read the same rows, masks included. They a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -19,15 +20,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations, kept_by_head
+from encoder_core.cost.flops import head
+from encoder_core.cost.products import Product, Shape, times, without_gradient
+from encoder_core.cost.saved import FP32, Saved
+from encoder_core.cost.states import NOTHING, CountedStates
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.distillation import Scores, cosine_distances, linear_distillation
 from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.objectives.losses import Weight
 from encoder_core.objectives.mlm import MaskedTokens
 from encoder_core.objectives.teacher import FrozenNetworks, Said, Teacher
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, States, TermSums
-
-DISTIL, COSINE = "distil", "cosine"
+from encoder_core.objectives.term import (
+    HeadConfig,
+    HeadTerm,
+    Refusal,
+    Setting,
+    SmallObjective,
+    States,
+    TermSums,
+)
 
 Places = Literal["all", "targets"]
 
@@ -59,6 +70,9 @@ class DistilConfig(HeadConfig):
         teachers: with several, the student learns the mean of their distributions.
     """
 
+    name = "distil"
+    reads = "all"
+
     temperature: float = Field(default=2.0, gt=0)
     places: Places = "all"
     layers: tuple[int, ...] | None = None
@@ -67,17 +81,51 @@ class DistilConfig(HeadConfig):
     def device(self, model: ModelConfig, word: nn.Embedding) -> "Distillation":
         return Distillation(self)
 
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        """The student's head once more, at the places where it learns, and the teachers, of which nothing goes back."""
+        model, shape = states.model, states.shape
+        per_row = self._per_row(shape)
+        yield from states.at_targets(per_row)
+        yield from head(model, shape.rows * per_row)
+        for teacher in self.teachers:
+            known = teacher.model.model_copy(update={"vocab": model.vocabulary})
+            asked = CountedStates(known, shape, whole=True)
+            its = chain(asked.encoder(), asked.at_targets(per_row), head(known, shape.rows * per_row))
+            for product in without_gradient(its):
+                yield replace(product, layer=False)  # nor is it computed again
+
+    def keeps(self, states: CountedStates) -> Activations:
+        """Of the student's head (of DeBERTa the mask decoder too), and what teachers said."""
+        shape, per_row = states.shape, self._per_row(states.shape)
+        teachers = (Saved("teacher's states", shape.tokens * source.model.hidden) for source in self.teachers)
+        outside = (*kept_by_head(states.model, shape.rows * per_row, "places"), *teachers)
+        return Activations(outside, ()) + states.at_targets_keeps(per_row)
+
+    def small(self, form: SmallObjective) -> "DistilConfig":
+        """Teachers as their recipes' own small forms."""
+        teachers = tuple(
+            source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers
+        )
+        return self.model_copy(update={"teachers": teachers, "layers": None})
+
+    def scored(self, shape: Shape) -> int:
+        return shape.rows * self._per_row(shape)
+
+    def _per_row(self, shape: Shape) -> int:
+        """Places of a row where the student learns."""
+        return shape.length if self.places == "all" else shape.targets_per_row
+
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Needs the head of mlm, and one network that is the student."""
         if "mlm" not in setting.terms:
             yield Refusal(
-                ("objective", DISTIL),
+                ("objective", self.name),
                 "distil goes with mlm: the student's distribution is that of mlm's head",
                 "add objective.mlm, with a small weight if it is to count little",
             )
         if "rtd" in setting.terms:
             yield Refusal(
-                ("objective", DISTIL),
+                ("objective", self.name),
                 "with rtd it is the generator that predicts tokens, and the generator is no model to keep",
                 "leave rtd or distil out",
             )
@@ -89,7 +137,7 @@ class DistilConfig(HeadConfig):
             len(self.layers) != own or not all(0 <= i < its for i in self.layers)
         ):
             yield Refusal(
-                ("objective", DISTIL, "layers"),
+                ("objective", self.name, "layers"),
                 f"the student has {own} layers, which cannot begin as layers {list(self.layers)} of {its}",
                 f"name one of the teacher's layers, 0 to {its - 1}, for each of the student's",
             )
@@ -98,15 +146,24 @@ class DistilConfig(HeadConfig):
 class CosineConfig(HeadConfig):
     """The direction of the teachers' last states: the mean over teachers of 1 - cos(teacher, student)."""
 
+    name = "cosine"
+    reads = "all"
+
     def device(self, model: ModelConfig, word: nn.Embedding) -> "StatesAlike":
-        return StatesAlike(self.weight)
+        return StatesAlike(self)
+
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        return iter(())
+
+    def keeps(self, states: CountedStates) -> Activations:
+        return NOTHING
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Needs teachers of the student's width."""
-        distil = setting.terms.get(DISTIL)
+        distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
-                ("objective", COSINE),
+                ("objective", self.name),
                 "cosine compares the student's states with those of distil's teachers, and there are none",
                 "add objective.distil, or leave cosine out",
             )
@@ -114,7 +171,7 @@ class CosineConfig(HeadConfig):
         for number, teacher in enumerate(distil.teachers):
             if teacher.model.hidden != setting.model.hidden:
                 yield Refusal(
-                    ("objective", COSINE),
+                    ("objective", self.name),
                     f"teacher {number} has states of {teacher.model.hidden}, the student of {setting.model.hidden}",
                     f"set model.hidden to {teacher.model.hidden}, or leave cosine out",
                 )
@@ -138,11 +195,9 @@ def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
 class Distillation(HeadTerm):
     """Sums over places; metric "correct", where the student's first choice is its teachers'."""
 
-    reads = "all"
-
     def __init__(self, config: DistilConfig) -> None:
         self._teachers = Teachers()
-        super().__init__(DISTIL, config.weight, {"teachers": self._teachers})
+        super().__init__(config, {"teachers": self._teachers})
         self._config = config
         self._head: MaskedLanguageModelHead | None = None
         self._taught: WeakKeyDictionary[States, list[Said]] = WeakKeyDictionary()
@@ -198,14 +253,12 @@ def _everywhere(batch: Batch) -> Batch:
 class StatesAlike(HeadTerm):
     """Sums over all tokens, each teacher's divided by how many there are."""
 
-    reads = "all"
-
-    def __init__(self, weight: Weight) -> None:
-        super().__init__(COSINE, weight, {})
+    def __init__(self, config: CosineConfig) -> None:
+        super().__init__(config, {})
         self._distillation: Distillation | None = None
 
     def meet(self, others: Mapping[str, HeadTerm]) -> None:
-        distillation = others[DISTIL]
+        distillation = others[DistilConfig.name]
         assert isinstance(distillation, Distillation)
         self._distillation = distillation
 
@@ -219,9 +272,6 @@ class StatesAlike(HeadTerm):
         return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.tokens.numel())
 
 
-HIDDEN = "hidden"
-
-
 class HiddenConfig(HeadConfig):
     """Mean squared differences of states, summed over the student's layers, its embeddings among them.
 
@@ -232,6 +282,9 @@ class HiddenConfig(HeadConfig):
             layers, brings these to it. It is no part of the exported model. None: the widths are the same.
     """
 
+    name = "hidden"
+    reads = "layers"
+
     layers: tuple[int, ...] | None = Field(default=None, min_length=1)
     projection: int | None = Field(default=None, gt=0)
 
@@ -239,19 +292,35 @@ class HiddenConfig(HeadConfig):
         wide = self.projection
         return LayersAlike(self, model.layers, None if wide is None else nn.Linear(model.hidden, wide))
 
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        model = states.model
+        if self.projection is not None:
+            tokens = states.shape.tokens
+            once = Product("head: hidden states projected", tokens, model.hidden, self.projection)
+            yield from times(iter([once]), model.layers + 1)
+
+    def keeps(self, states: CountedStates) -> Activations:
+        """What a squared difference is made of, in fp32, for all states."""
+        width = states.shape.tokens * (self.projection or states.model.hidden)
+        layers = states.model.layers
+        theirs = Saved("teacher's layers", width, FP32, layers)  # of the last one distil keeps the states
+        if self.projection is None:
+            return Activations((theirs,), ())
+        return Activations((theirs, Saved("student's layers, projected", width, FP32, layers + 1)), ())
+
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Needs one teacher, of the width that the states are projected to, and its layers."""
-        distil = setting.terms.get(DISTIL)
+        distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
-                ("objective", HIDDEN),
+                ("objective", self.name),
                 "hidden compares the student's layers with those of distil's teacher, and there is none",
                 "add objective.distil, or leave hidden out",
             )
             return
         if len(distil.teachers) > 1:
             yield Refusal(
-                ("objective", HIDDEN),
+                ("objective", self.name),
                 f"the student's layers learn those of one teacher, and there are {len(distil.teachers)}",
                 "keep one teacher, or leave hidden out",
             )
@@ -263,7 +332,7 @@ class HiddenConfig(HeadConfig):
         own, wanted = self.projection or student.hidden, teacher.hidden
         if own != wanted:
             yield Refusal(
-                ("objective", HIDDEN, "projection"),
+                ("objective", self.name, "projection"),
                 f"the teacher has states of {wanted}, and the student's are of {own}",
                 f"set objective.hidden.projection to {'null' if student.hidden == wanted else wanted}",
             )
@@ -273,11 +342,15 @@ class HiddenConfig(HeadConfig):
             len(self.layers) != student + 1 or not all(0 <= number <= teacher for number in self.layers)
         ):
             yield Refusal(
-                ("objective", HIDDEN, "layers"),
+                ("objective", self.name, "layers"),
                 f"the student has embeddings and {student} layers, which cannot learn states {[*self.layers]} of a "
                 f"teacher of {teacher} layers",
                 f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of {student + 1}",
             )
+
+    def small(self, form: SmallObjective) -> "HiddenConfig":
+        """Small networks are all of one width."""
+        return self.model_copy(update={"layers": None, "projection": None})
 
     def teacher_layers(self, student: int, teacher: int) -> tuple[int, ...]:
         """The teacher's states in the order of the student's, given their numbers of layers."""
@@ -289,16 +362,13 @@ class HiddenConfig(HeadConfig):
 class LayersAlike(HeadTerm):
     """Sums over all tokens."""
 
-    reads = "layers"
-
     def __init__(self, config: HiddenConfig, layers: int, projection: nn.Linear | None) -> None:
-        weight: Weight = config.weight
-        super().__init__(HIDDEN, weight, {} if projection is None else {"hidden_projection": projection})
+        super().__init__(config, {} if projection is None else {"hidden_projection": projection})
         self._config, self._layers, self._projection = config, layers, projection
         self._distillation: Distillation | None = None
 
     def meet(self, others: Mapping[str, HeadTerm]) -> None:
-        distillation = others[DISTIL]
+        distillation = others[DistilConfig.name]
         assert isinstance(distillation, Distillation)
         distillation.keep(self._config.teacher_layers(self._layers, distillation.teacher.layers))
         self._distillation = distillation

@@ -13,12 +13,14 @@ their number, up to rounding. Similarities are held a chunk of rows at a time, n
 Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from encoder_core.objectives.losses import AllExamples
 
@@ -129,3 +131,27 @@ def _chunks(rows: int, columns: int) -> Iterator[slice]:
     size = max(1, CHUNK // max(1, columns))
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
+
+
+class _CachedLoss(torch.autograd.Function):
+    """A loss that was computed in the first pass, and its derivative by the vectors that it was computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        ctx.shape = vectors.shape
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return (
+            (gradient * grad).reshape(ctx.shape),
+            None,
+            None,
+        )  # an idle microbatch is empty in another shape
+
+
+cached_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
+"""The loss, whose derivative by the vectors is the cached one: of (vectors, derivative, loss)."""

@@ -6,11 +6,14 @@ import torch
 from torch import nn
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations, kept_by_head
+from encoder_core.cost.flops import head
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.losses import Weight
 from encoder_core.objectives.multitask import MultitaskModel, multitask_model
 from encoder_core.objectives.term import (
     HeadConfig,
@@ -22,14 +25,27 @@ from encoder_core.objectives.term import (
     TermSums,
 )
 
-NAME = "mlm"
-
 
 class MlmConfig(LateWeight, HeadConfig):
     """Masked language modelling (BERT, section 3.1). Which tokens are masked, the data service is told."""
 
+    name = "mlm"
+    exported = "mlm"
+    reads = "targets"
+
     def device(self, model: ModelConfig, word: nn.Embedding) -> "MaskedTokens":
-        return MaskedTokens(self.weight, tied_head(model, word))
+        return MaskedTokens(self, tied_head(model, word))
+
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        yield from states.at_targets()
+        yield from head(states.model, states.shape.targets)
+
+    def keeps(self, states: CountedStates) -> Activations:
+        outside = kept_by_head(states.model, states.shape.targets)
+        return Activations(tuple(outside), ()) + states.at_targets_keeps()
+
+    def scored(self, shape: Shape) -> int:
+        return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Not XLNet; not where nothing is masked."""
@@ -60,10 +76,8 @@ class MaskedTokens(HeadTerm):
     Draws an id for each target where a temperature is set (`States.temperature`).
     """
 
-    reads = "targets"
-
-    def __init__(self, weight: Weight, head: MaskedLanguageModelHead) -> None:
-        super().__init__(NAME, weight, {"head": head})
+    def __init__(self, config: MlmConfig, head: MaskedLanguageModelHead) -> None:
+        super().__init__(config, {"head": head})
         self.head = head
 
     def targets(self, batch: Batch) -> int:

@@ -1,20 +1,24 @@
 """One encoder and the terms of the loss that share it: what each term needs of the states is computed once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations
+from encoder_core.cost.flops import is_enhanced
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import Kernel
+from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import AnyEncoder, ModelConfig, build_encoder
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.term import HeadConfig, HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Reads, States, TermSums
 
 
 class MultitaskModel(ObjectiveModule):
@@ -37,9 +41,9 @@ class MultitaskModel(ObjectiveModule):
         self.terms = tuple(terms)
         for term in terms:
             term.meet({other.name: other for other in terms})
-        reading = [term.reads for term in terms if decoder is None or term.reads != "targets"]
+        reading = [term.reads for term in terms]
         self._layered = "layers" in reading
-        self._whole = self._layered or "all" in reading or len(reading) > 1
+        self._whole = _whole(reading, decodes=decoder is not None)
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """How many summands each term will have for this batch, known before the forward pass."""
@@ -104,8 +108,36 @@ def multitask_model(
     return MultitaskModel(encoder, on_device, mask_decoder(config))
 
 
+def multitask_products(model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
+    """What the network and all of these terms multiply on one microbatch."""
+    states = _counted(model, terms, shape)
+    yield from states.encoder()
+    for term in terms:
+        yield from term.products(states)
+
+
+def multitask_keeps(
+    model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape, kernel: Kernel
+) -> Activations:
+    """What of that is kept for the backward pass."""
+    states = _counted(model, terms, shape, kernel)
+    return sum((term.keeps(states) for term in terms), states.encoder_keeps())
+
+
+def _counted(
+    model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape, kernel: Kernel = "gpu"
+) -> CountedStates:
+    whole = _whole([term.reads for term in terms], decodes=is_enhanced(model))
+    return CountedStates(model, shape, whole, kernel)
+
+
+def _whole(reading: Iterable[Reads], *, decodes: bool) -> bool:
+    """Whether the last layer runs for all tokens: for a term that reads these, or if two terms read its output, which
+    targets are not predicted from where DeBERTa's mask decoder does that."""
+    output = [reads for reads in reading if not (decodes and reads == "targets")]
+    return "all" in output or "layers" in output or len(output) > 1
+
+
 def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
     """DeBERTa's, if the configuration has it."""
-    if isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced":
-        return EnhancedMaskDecoder(config.max_length, config.hidden)
-    return None
+    return EnhancedMaskDecoder(config.max_length, config.hidden) if is_enhanced(config) else None

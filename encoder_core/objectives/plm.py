@@ -6,6 +6,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations, kept_by_decoder, kept_by_two_streams
+from encoder_core.cost.flops import decoder, two_streams
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import Kernel
 from encoder_core.errors import TrainingError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -18,6 +22,9 @@ from encoder_core.objectives.term import HeadConfig, LateWeight, ModuleConfig, R
 
 class PlmConfig(LateWeight, ModuleConfig):
     """Permuted language modelling. Which tokens are predicted in which order, the data service is told."""
+
+    name = "plm"
+    exported = "plm"
 
     def module(
         self,
@@ -33,9 +40,24 @@ class PlmConfig(LateWeight, ModuleConfig):
             model, last_weight(self.weight), checkpoint_activations=checkpoint_activations
         )
 
+    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
+        assert isinstance(model, XlnetConfig)  # else it is refused
+        yield from two_streams(model, shape)
+        yield from decoder(model.hidden, model.vocabulary, shape.targets)
+
+    def keeps(
+        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
+    ) -> list[Activations]:
+        assert isinstance(model, XlnetConfig)  # else it is refused
+        scores = kept_by_decoder(model.hidden, model.vocabulary, shape.targets)
+        return [kept_by_two_streams(model, shape, kernel) + Activations(tuple(scores), ())]
+
+    def scored(self, shape: Shape) -> int:
+        return shape.targets
+
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """XLNet alone, on rows in lanes, beside no other term."""
-        others = [name for name in setting.terms if name != "plm"]
+        others = [name for name in setting.terms if name != self.name]
         if others:
             yield Refusal(
                 ("objective",),

@@ -5,15 +5,18 @@ Of a generator and a discriminator the generator learns it, which reads the mask
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations
+from encoder_core.cost.products import Product
+from encoder_core.cost.saved import Saved
+from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.classification import PairHead
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.losses import Weight
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.multitask import MultitaskModel, multitask_model
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, States, TermSums
@@ -22,20 +25,32 @@ PairTask = Literal["nsp", "sop"]
 
 
 class _PairConfig(HeadConfig):
-    task: ClassVar[PairTask]
+    exported = "mlm_pair"
+    reads = "first"
 
     def device(self, model: ModelConfig, word: nn.Embedding) -> "SentencePair":
-        return SentencePair(self.task, self.weight, PairHead(model.hidden))
+        return SentencePair(self, PairHead(model.hidden))
+
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        """The pooler and two classes."""
+        hidden = states.model.hidden
+        yield from states.at(1)
+        yield Product("head: pairs", states.shape.rows, hidden, hidden)
+        yield Product("head: pairs", states.shape.rows, hidden, 2)
+
+    def keeps(self, states: CountedStates) -> Activations:
+        pairs = Saved("head: pairs", states.shape.rows * states.model.hidden, count=2)
+        return Activations((pairs,), ()) + states.at_keeps(1)
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Needs masked tokens to learn words from, and the label of its own kind of row."""
-        others = [name for name in setting.terms if name != self.task]
+        others = [name for name in setting.terms if name != self.name]
         if "mlm" not in others:
             beside = f", not with {others[0]}" if others else ""
             yield Refusal(
                 ("objective",),
-                f"{self.task} goes with mlm{beside}: a row's one label teaches no words, and other rows have none",
-                f"add objective.mlm, or leave {self.task} out",
+                f"{self.name} goes with mlm{beside}: a row's one label teaches no words, and other rows have none",
+                f"add objective.mlm, or leave {self.name} out",
             )
         yield from self._of_rows(setting)
 
@@ -46,7 +61,7 @@ class _PairConfig(HeadConfig):
 class NspConfig(_PairConfig):
     """Whether the second segment follows the first (BERT, section 3.1)."""
 
-    task = "nsp"
+    name = "nsp"
 
     def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
         if "sop" in setting.terms:
@@ -67,7 +82,7 @@ class NspConfig(_PairConfig):
 class SopConfig(_PairConfig):
     """Whether two segments are in order (ALBERT, section 3.1)."""
 
-    task = "sop"
+    name = "sop"
 
     def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
         if setting.rows is not None and setting.rows.label != "order" and "nsp" not in setting.terms:
@@ -84,10 +99,8 @@ class SentencePair(HeadTerm):
     Rows without labels (`pair_labels` None) have no targets, but the head still takes part in the graph.
     """
 
-    reads = "first"
-
-    def __init__(self, task: PairTask, weight: Weight, head: PairHead) -> None:
-        super().__init__(task, weight, {"pair_head": head})
+    def __init__(self, config: _PairConfig, head: PairHead) -> None:
+        super().__init__(config, {"pair_head": head})
         self.head = head
 
     def targets(self, batch: Batch) -> int:

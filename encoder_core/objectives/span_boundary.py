@@ -9,29 +9,61 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch, sent
+from encoder_core.cost.activations import Activations, kept_by_decoder
+from encoder_core.cost.flops import decoder
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import Saved, norm
+from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.heads.prediction import MAX_TARGETS, SpanBoundaryHead
+from encoder_core.heads.prediction import MAX_TARGETS, POSITION_WIDTH, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.losses import Weight
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.multitask import MultitaskModel, multitask_model
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, States, TermSums
 
-NAME = "sbo"
-
 
 class SboConfig(HeadConfig):
-    """Masked spans from the two tokens around them (section 3.2)."""
+    """Masked spans from the two tokens around them (section 3.2).
+
+    For costs every target is taken to have a boundary. Those of spans at the ends of a row have none, nor those of a
+    span from its sixteenth on.
+    """
+
+    name = "sbo"
+    reads = "all"
 
     def device(self, model: ModelConfig, word: nn.Embedding) -> "SpanBoundary":
         head = SpanBoundaryHead(
             model.hidden, word, activation=model.head_activation, eps=model.layer_norm_eps
         )
-        return SpanBoundary(self.weight, head)
+        return SpanBoundary(self, head)
+
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        model, targets = states.model, states.shape.targets
+        hidden, width = model.hidden, model.embedding_width
+        yield Product("head: span boundary", targets, 2 * hidden + POSITION_WIDTH, hidden)
+        yield Product("head: span boundary", targets, hidden, width)
+        yield from decoder(width, model.vocabulary, targets)
+
+    def keeps(self, states: CountedStates) -> Activations:
+        model, targets = states.model, states.shape.targets
+        hidden, width = model.hidden, model.embedding_width
+        outside = (
+            Saved("head: boundaries and places", targets * (2 * hidden + POSITION_WIDTH)),
+            Saved("head: before activations, and between", targets * hidden, count=2),
+            Saved("head: before activations, and between", targets * width),
+            *norm(targets, hidden),
+            *norm(targets, width),
+            *kept_by_decoder(width, model.vocabulary, targets),
+        )
+        return Activations(outside, ())
+
+    def scored(self, shape: Shape) -> int:
+        return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Needs masked spans."""
-        others = [name for name in setting.terms if name != NAME]
+        others = [name for name in setting.terms if name != self.name]
         if "mlm" not in others:
             beside = f", not with {others[0]}" if others else ""
             yield Refusal(
@@ -86,10 +118,8 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
 class SpanBoundary(HeadTerm):
     """Cross-entropy of the ids of targets that have a boundary; metric "correct"."""
 
-    reads = "all"
-
-    def __init__(self, weight: Weight, head: SpanBoundaryHead) -> None:
-        super().__init__(NAME, weight, {"boundary_head": head})
+    def __init__(self, config: SboConfig, head: SpanBoundaryHead) -> None:
+        super().__init__(config, {"boundary_head": head})
         self.head = head
 
     def targets(self, batch: Batch) -> int:

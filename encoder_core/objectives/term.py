@@ -1,8 +1,8 @@
 """The contract of a term of the loss, and the states of one network that several terms read.
 
-A term has two sides in one file of this folder. Its description (`TermConfig`) is what a recipe says, and what the term
-cannot go together with. It makes the device half: heads on the states of a network that terms share (`HeadTerm`), or a
-whole module around it (`ModuleConfig`). The package's README, "Terms", says how to write one.
+A term has two sides in one file of this folder. Its description (`TermConfig`) is what a recipe says, what the term
+cannot go together with, and what it costs. It makes the device half: heads on the states of a network that terms share
+(`HeadTerm`), or a whole module around it (`ModuleConfig`). The package's README, "Terms", says how to write one.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,12 @@ from pydantic import BaseModel, ConfigDict, model_serializer
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
+from encoder_core.cost.activations import Activations
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import Kernel
+from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import AnyEncoder, ModelConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.heads.prediction import EnhancedMaskDecoder
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
@@ -115,16 +120,28 @@ class RowFacts:
     Attributes:
         packing: the name of how they are cut, for messages.
         label: of each row; None for rows without one.
-        texts: a row holds several whole texts, in which nothing is masked.
+        texts: of a row that holds several whole texts, in which nothing is masked; 0 for rows of running text.
+        repeats: those texts are one text.
         lanes: a row goes on where its lane's row of the step before ended.
+        reuse: tokens that it begins with once more.
         unit: what is masked at once: token, whole_word, ngram, span.
     """
 
     packing: str
     label: Label | None = None
-    texts: bool = False
+    texts: int = 0
+    repeats: bool = False
     lanes: bool = False
+    reuse: int = 0
     unit: str = "token"
+
+
+@dataclass(frozen=True)
+class PhaseFacts:
+    """What terms look at in a phase: tokens of its longest row, and rows of a step, None where tokens are counted."""
+
+    length: int
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -135,36 +152,66 @@ class Setting:
         model: of the network that is used after pretraining.
         terms: all of the objective, by name.
         rows: None where they are not known.
+        phases: of the run; empty where they are not known.
     """
 
     model: ModelConfig
     terms: Mapping[str, "TermConfig"]
     rows: RowFacts | None = None
+    phases: tuple[PhaseFacts, ...] = ()
 
 
 @dataclass(frozen=True)
 class Refusal:
     """Why a term cannot be trained here. `path`: the place in the recipe that is to be changed."""
 
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     what: str
     remedy: str
+
+
+@dataclass(frozen=True)
+class SmallObjective:
+    """What a recipe's terms are shrunk to, as its model is.
+
+    Attributes:
+        length: of the longest row, in tokens.
+        hidden: width of the small model.
+        model: the small form of another model, such as a teacher.
+    """
+
+    length: int
+    hidden: int
+    model: Callable[[ModelConfig], ModelConfig]
 
 
 class TermConfig(BaseModel, ABC):
     """A term as a recipe describes it. A subclass is frozen, and refuses unknown keys.
 
     Attributes:
+        name: the key in a recipe, and what the term's figures are called.
+        exported: which of the heads that transformers has classes for it trains; None for another head, or none.
         weight: of the term's mean loss in the whole loss.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str]
+    exported: ClassVar[Heads | None] = None
 
     weight: Weight = 1.0
 
     @abstractmethod
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Every reason why this term cannot be trained in `setting`, none if it can."""
+
+    def small(self, form: SmallObjective) -> "TermConfig":
+        """This term for a small model and short rows: only settings that depend on their size change."""
+        return self
+
+    def scored(self, shape: Shape) -> int:
+        """Tokens of a microbatch for which the vocabulary's logits are computed."""
+        return 0
 
 
 class LateWeight(TermConfig):
@@ -209,15 +256,14 @@ class HeadTerm(ABC):
     Attributes:
         name: of the term; key of `target_counts`, and what its figures are called.
         weight: of a schedule where it ends; the trainer has the weight of each step.
-        reads: which states; decides how much of DeBERTa's last layer runs.
+        reads: which states.
         heads: trained with the term, by name.
     """
 
-    reads: ClassVar[Reads]
-
-    def __init__(self, name: str, weight: Weight, heads: Mapping[str, nn.Module]) -> None:
-        self.name = name
-        self.weight = last_weight(weight)
+    def __init__(self, config: "HeadConfig", heads: Mapping[str, nn.Module]) -> None:
+        self.name = config.name
+        self.weight = last_weight(config.weight)
+        self.reads = config.reads
         self.heads = heads
 
     def meet(self, others: Mapping[str, "HeadTerm"]) -> None:
@@ -235,12 +281,27 @@ class HeadTerm(ABC):
 
 
 class HeadConfig(TermConfig):
-    """The description of a term that shares one network's encoder with others."""
+    """The description of a term that shares one network's encoder with others.
+
+    Attributes:
+        reads: which states; decides how much of DeBERTa's last layer runs.
+    """
+
+    reads: ClassVar[Reads]
 
     @abstractmethod
     def device(self, model: ModelConfig, word: nn.Embedding) -> HeadTerm:
         """The device half on a network of `model`, whose word embeddings are `word`; its heads on the default device,
         weights not yet initialised."""
+
+    @abstractmethod
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        """What is multiplied for this term on one microbatch, beside the encoder: what it asks of the states, and its
+        heads."""
+
+    @abstractmethod
+    def keeps(self, states: CountedStates) -> Activations:
+        """What of that is kept for the backward pass."""
 
 
 class ModuleConfig(TermConfig):
@@ -258,10 +319,31 @@ class ModuleConfig(TermConfig):
     ) -> ObjectiveModule:
         """The module that trains this term and `heads`, on the default device; weights not yet initialised."""
 
+    @abstractmethod
+    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
+        """Everything that this module multiplies on one microbatch."""
+
+    @abstractmethod
+    def keeps(
+        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
+    ) -> list[Activations]:
+        """What it keeps for the backward pass, for each update group of a step."""
+
 
 class AroundConfig(ModuleConfig):
-    """The description of a term that makes a module by itself, and beside others is added to the module they make."""
+    """The description of a term that makes a module by itself, and beside others is added to the module they make.
+
+    Its loss couples the examples of a step, so that a first pass without a graph runs whatever it multiplies forward.
+    """
 
     @abstractmethod
     def around(self, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
         """What trains this term and those of `module`, whose parameters keep their names."""
+
+    @abstractmethod
+    def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
+        """What it adds to the products of the other terms."""
+
+    @abstractmethod
+    def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        """What it adds to what each update group of theirs keeps."""

@@ -36,11 +36,14 @@ replaced; of those replaced, how many it found; and the share that was replaced,
 flagging any. For contrastive training: how near the texts of an example are, and texts that do not belong together
 (where that nears the former, all vectors are becoming one)."""
 
+_IN_RATIOS = {WEIGHTED.strip("_"), *(name for ratio in RATIOS.values() for name in ratio)}
+
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
     """`loss`, the weighted sum of all terms, and each term's `<term>_<figure>` of `RATIOS` whose sums are there.
 
-    Sums are named `<term>_<sum>`. A ratio of nothing to nothing is 0.
+    Sums are named `<term>_<sum>`. One that is in no ratio is a figure by its own name: its mean over the term's
+    targets. A ratio of nothing to nothing is 0.
     """
     terms = [name.removesuffix(TARGETS) for name in sums if name.endswith(TARGETS)]
     figures = {"loss": sum(sums[term + WEIGHTED] / max(1.0, sums[term + TARGETS]) for term in terms)}
@@ -48,6 +51,10 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         for figure, (part, whole) in RATIOS.items():
             if f"{term}_{part}" in sums and f"{term}_{whole}" in sums:
                 figures[f"{term}_{figure}"] = sums[f"{term}_{part}"] / max(1.0, sums[f"{term}_{whole}"])
+    for name, value in sums.items():
+        term = max((term for term in terms if name.startswith(f"{term}_")), key=len, default="")
+        if term and name.removeprefix(f"{term}_") not in _IN_RATIOS:
+            figures[name] = value / max(1.0, sums[term + TARGETS])
     return figures
 
 

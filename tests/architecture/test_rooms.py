@@ -45,9 +45,10 @@ DRAWN = {
         tokenizers -> store
     """,
     "encoder_core": """
-        cost -> families heads layers objectives train
-        train -> layers objectives optim
-        objectives -> families heads layers optim
+        trials -> families layers objectives
+        train -> cost layers objectives optim
+        objectives -> cost families heads layers optim
+        cost -> families heads layers
         heads -> kernels layers
         families -> layers
         optim -> layers

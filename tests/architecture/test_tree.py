@@ -64,7 +64,7 @@ def test_files_and_functions_stay_small() -> None:
 EVERYTHING = "catches everything"
 # Where a process ends, or a thread that nobody waits for: there every failure is turned into a word and a code.
 LAST_RESORTS = (
-    "encoder_core/cost/compile_trial.py",  # a compiler and its machine may fail in any way: the run goes on in Python
+    "encoder_core/trials/compile_trial.py",  # a compiler and its machine may fail in any way: the run goes on in Python
     "data_service/ingest/ray_pool.py",  # Ray raises this very class where a busy machine takes too long
     "launcher/app/cli/main.py",  # only to add a hint to it: it is raised again
     "launcher/plan/burnin/child.py",  # what a check dies of is what it found

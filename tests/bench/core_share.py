@@ -18,15 +18,14 @@ from step_batch import in_random_order, make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.flops import products
 from encoder_core.cost.products import Product, Shape, count
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.compose import products
 from encoder_core.objectives.losses import ObjectiveModule
-from launcher.runtime.capacity.workload import terms
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
@@ -85,7 +84,7 @@ def measured(family: str, config: ModelConfig, shape: Shape, rounds: int) -> Sha
     objective = (
         RecipeObjective(plm=PlmTerm()) if isinstance(config, XlnetConfig) else RecipeObjective(mlm=MlmTerm())
     )
-    needed = [_of_pairs(product, shape.length) for product in products(config, terms(objective), shape)]
+    needed = [_of_pairs(product, shape.length) for product in products(config, objective.terms, shape)]
     flops = count(needed).model
     module = objective_module(config, objective)
     initialise(module, 0.02)

@@ -181,7 +181,7 @@ def test_what_is_not_there_is_named(store: LocalStore, name: str, kind: str, sta
 def test_a_read_never_returns_damage(store: LocalStore) -> None:
     manifest = read_manifest(store, CheckpointName(1, 30))
     flip(store, CheckpointName(1, 30).file(0), manifest.bytes // 2)
-    with Reader(store, manifest) as reader, pytest.raises(DamagedCheckpoint, match="does not match its hash"):
+    with Reader(store, manifest) as reader, pytest.raises(DamagedCheckpoint, match=r"hash.* \d+ to \d+"):
         [reader.read_full(name) for name in SHAPES]
 
 

@@ -1,5 +1,6 @@
 """Memory in a checkpoint: beside the parameters, under the same rules, in any number of ranks' files."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,9 @@ def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
     with Reader(store, manifest) as reader:
         assert torch.equal(reader.read("memory.0", "memory", 12, 40), remembered[12:40])
         assert reader.read_full("memory.0", "memory").shape == (6, 2, 4)
-        with pytest.raises(CheckpointError, match="no elements 0 to 8 of master of memory"):
+        with pytest.raises(CheckpointError, match=r"\b0 to 8\b.*master.*memory"):
             reader.read("memory.0", "master", 0, 8)
-        with pytest.raises(CheckpointError, match="no elements 0 to 4 of memory of scale"):
+        with pytest.raises(CheckpointError, match=r"\b0 to 4\b.*memory.*scale"):
             reader.read("scale", "memory", 0, 4)
 
 
@@ -58,7 +59,7 @@ def test_memory_must_be_whole_too(store: Store) -> None:
     saver.begin(1, [*cut(random_state(1), (), 0), *parts], SHAPES, {}, MEMORY_SHAPES)
     outcome = saver.commit()
     assert isinstance(outcome, Failed)
-    assert "memory.0: no rank holds elements 16 to 32" in outcome.reason
+    assert re.search(r"memory\.0: .*\b16 to 32\b", outcome.reason)
 
 
 def memory(remembered: torch.Tensor, rank: int) -> Fragment:

@@ -54,7 +54,7 @@ def test_each_parameter_has_its_own_kinds_back(store: Store, manifest: Checkpoin
         for fragment in _fragments(OWN):
             for kind, tensor in fragment.tensors.items():
                 assert torch.equal(reader.read_full(fragment.name, kind).flatten(), tensor)
-        with pytest.raises(CheckpointError, match="exp_avg of matrix"):
+        with pytest.raises(CheckpointError, match=r"exp_avg\b.*matrix"):
             reader.read_full("matrix", "exp_avg")
 
 
@@ -77,9 +77,7 @@ def test_another_optimizers_state_is_refused_and_says_what_to_do(manifest: Check
     )
     assert "--set start=runs/one" in to_adamw.value.remedy
     plain = manifest.model_copy(update={"own_kinds": {}})
-    with pytest.raises(
-        CheckpointError, match="of matrix it holds exp_avg, exp_avg_sq, master, and master, momentum"
-    ):
+    with pytest.raises(CheckpointError, match=r"matrix.* exp_avg, exp_avg_sq, master\b.* master, momentum"):
         ensure_kinds(plain, OWN, "runs/one")
 
 

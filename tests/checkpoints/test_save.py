@@ -1,6 +1,7 @@
 """Saving: what is written is what was there when it began, from any number of ranks, or it is not a checkpoint."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -249,7 +250,7 @@ def test_names_and_kinds_must_agree(
 def test_malformed_fragments_are_refused(
     store: Store, attempt: Attempt, tensors: dict[str, torch.Tensor]
 ) -> None:
-    with pytest.raises(CheckpointError, match="fragment of 'w'"):
+    with pytest.raises(CheckpointError, match="'w'"):
         Saver(store, attempt, Alone()).begin(1, [Fragment("w", 0, tensors)], {"w": (4,)}, {})
 
 
@@ -260,18 +261,18 @@ def test_ranks_at_different_steps_commit_nothing(store: Store, attempt: Attempt)
         return saver.commit()
 
     outcomes = on_threads(2, work)
-    assert all(isinstance(outcome, Failed) and "different steps" in outcome.reason for outcome in outcomes)
+    assert all(isinstance(outcome, Failed) and "steps" in outcome.reason for outcome in outcomes)
 
 
 def test_one_save_at_a_time_and_only_forward(store: Store, attempt: Attempt) -> None:
     saver = Saver(store, attempt, Alone())
-    with pytest.raises(CheckpointError, match="no save is under way"):
+    with pytest.raises(CheckpointError, match="begin"):
         saver.commit()
     saver.begin(10, cut(random_state(1), (), 0), SHAPES, {})
-    with pytest.raises(CheckpointError, match="step 10 is being saved"):
+    with pytest.raises(CheckpointError, match=r"\b11\b.*step 10"):
         saver.begin(11, [], SHAPES, {})
     saver.commit()
-    with pytest.raises(CheckpointError, match="step 10 is saved already"):
+    with pytest.raises(CheckpointError, match=r"^step 10"):
         saver.begin(10, [], SHAPES, {})
 
 
@@ -281,7 +282,7 @@ def test_a_zombie_cannot_commit(store: Store) -> None:
     saver = Saver(store, zombie, Alone())
     saver.begin(10, cut(random_state(1), (), 0), SHAPES, {})
     claim(store)
-    with pytest.raises(Superseded, match="superseded by attempt 2"):
+    with pytest.raises(Superseded, match="attempt 2"):
         saver.commit()
     assert committed(store) == []
 
@@ -305,7 +306,7 @@ def test_a_commit_that_failed_can_be_tried_again(store: LocalStore, attempt: Att
     saver = Saver(flaky, attempt, Alone())
     outcome = save(saver, 10, seed=1)
     assert isinstance(outcome, Failed)
-    assert "rank 0: no space left" in outcome.reason
+    assert re.search(r"rank 0: .*\bspace\b", outcome.reason)
     assert saver.last_step is None
     flaky.emptied.set()
     assert isinstance(save(saver, 10, seed=1), Committed)

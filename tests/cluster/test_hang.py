@@ -33,7 +33,7 @@ def test_a_frozen_rank_is_started_again(tmp_path: Path) -> None:
         assert process.wait(300) == 0, output(process)
         shown = output(process)
     assert "stuck" in shown
-    assert "has been silent for" in shown
+    assert " silent " in shown
     history = small_runs.history(uri)
     (hang,) = (event for event in history.events if event["kind"] == "hang")
     assert len(hang["without_stacks"]) == 1, "the frozen rank cannot answer"

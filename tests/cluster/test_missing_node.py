@@ -1,5 +1,6 @@
 """A node that a job should have, and that does not join its Ray cluster, is said; the run does not begin without it."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def test_a_node_that_does_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     uri = small_runs.new_run(tmp_path, "run")
     with training(uri, "--nodes", "2") as process:
         assert process.wait(120) == 75  # the next try may find it
-        assert "only 1 of 2 nodes joined the Ray cluster in 1 s" in output(process)
+        assert re.search(r"\b1 of 2 nodes\b.*\b1 s\b", output(process))
     assert committed(uri) == 0
 
 
@@ -27,7 +28,7 @@ def test_waiting_for_a_node_ends_as_soon_as_it_is_asked_to(tmp_path: Path) -> No
     uri = small_runs.new_run(tmp_path, "run")
     with training(uri, "--nodes", "2") as process:
         assert process.stdout is not None
-        assert any("waiting for nodes: 1 of 2 are there" in line for line in process.stdout)
+        assert any("nodes: 1 of 2 " in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75, output(process)
     assert [event["reason"] for event in small_runs.history(uri).events if event["kind"] == "stop"] == [

@@ -82,4 +82,4 @@ def test_a_mistake_ends_the_job(cluster: Slurm, tmp_path: Path) -> None:
     wait_until(lambda: cluster.field(job, "JobState") == "FAILED", 120)
     assert cluster.field(job, "ExitCode") == "2:0"
     assert cluster.field(job, "Restarts") == "0"
-    assert "there is no run" in log.read_text()
+    assert "remedy: " in log.read_text()

@@ -96,7 +96,7 @@ def test_two_starts_at_once(folder: Path) -> None:
         with training(uri) as second:
             assert second.wait(120) == 2
             text = output(second)
-        assert "is running" in text
+        assert "running" in text
         assert str(first.pid) in text
         assert "Traceback" not in text
         await_commit(first, uri)

@@ -1,5 +1,6 @@
 """Packages that are not there: one line says what needs them, and how to install them."""
 
+import re
 import sys
 
 import pytest
@@ -22,5 +23,5 @@ def test_the_remedy_for_one_that_is_not_is_one_line(
     monkeypatch.setitem(sys.modules, "seqeval", None)
     with pytest.raises(MissingPackage) as found:
         optional("seqeval", "tagging", extra)
-    assert found.value.problem == "tagging needs seqeval, which is not installed"
+    assert re.match(r"tagging\b.*\bseqeval\b", found.value.problem)
     assert found.value.remedy == remedy

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from encoder_core.cost.memory import Stage
+from encoder_core.train.zero_memory import Stage
 from tests.support.ranks import replaced_tokens as ranks
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.replaced_tokens import Setting, Trace

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from encoder_core.cost.trial_process import Line
-from encoder_core.cost.trial_process import Report as Message
+from encoder_core.trials.trial_process import Line
+from encoder_core.trials.trial_process import Report as Message
 from launcher.plan.burnin.check import Bench, Request
 from launcher.plan.burnin.checks import CHECKS
 from launcher.plan.burnin.report import CannotRun, Report, said

@@ -14,7 +14,7 @@ import psutil
 import pynvml
 import torch
 
-from encoder_core.cost.trial_process import Line, Report
+from encoder_core.trials.trial_process import Line, Report
 from launcher.format import human_bytes
 from launcher.plan.burnin.check import Bench, Form
 from launcher.plan.burnin.record import Machine

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from encoder_core.cost.trial_process import Deadline, TrialEnded, follow
+from encoder_core.trials.trial_process import Deadline, TrialEnded, follow
 from launcher.errors import BurninError
 from launcher.output import write_file
 from launcher.plan.burnin.check import Check, Form, Request

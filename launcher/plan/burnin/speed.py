@@ -8,21 +8,21 @@ from pathlib import Path
 
 import torch
 
-from encoder_core.cost.compile_trial import TriedCompilation, try_compilation
 from encoder_core.cost.products import Shape
-from encoder_core.cost.trial_network import Subject
 from encoder_core.layers.kernel_choice import prefer
 from encoder_core.layers.pieces import Pieces
 from encoder_core.layers.torch_internals import forget_graphs
 from encoder_core.train.engine import Engine
 from encoder_core.train.step import RankBatch, accumulate
+from encoder_core.trials.compile_trial import TriedCompilation, try_compilation
+from encoder_core.trials.trial_network import Subject
 from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, recipe_of
 from launcher.plan.burnin.report import CannotRun
 from launcher.plan.estimate.roofline import assumed
 from launcher.runtime.capacity.devices import gpu_of_device
-from launcher.runtime.capacity.workload import microbatch_flops, phase_targets
+from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
 from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of, triton_here
 from launcher.runtime.rank.journal import peak
 from launcher.runtime.recipe.schema import Recipe
@@ -117,7 +117,8 @@ def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: 
     engine = engine_of(recipe, 1, "bf16", pieces)
     seconds = _seconds(engine, Steps(recipe, _MICROBATCHES, rows, length, even=True), bench.gpu)
     tokens = _MICROBATCHES * rows * length
-    shape = Shape(rows, length, phase_targets(recipe, recipe.phases[0]) * length // recipe.phases[0].length)
+    targets = phase_targets(recipe, recipe.phases[0]) * length // recipe.phases[0].length
+    shape = full_rows(recipe, rows, length, targets)
     flops = _MICROBATCHES * microbatch_flops(recipe, shape).model
     bench.report.figure(f"{what}: tokens a second", tokens / seconds, "tokens/s")
     speed = peak(device, "bf16")

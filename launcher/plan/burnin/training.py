@@ -14,13 +14,13 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from checkpoints.save import take
-from encoder_core.cost.trial_process import Deadline, Line, follow
-from encoder_core.cost.trial_process import Report as Message
 from encoder_core.layers.torch_internals import dispatch_mode
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.step import Sums, seed_draws
 from encoder_core.train.zero_state import ALL_KINDS
+from encoder_core.trials.trial_process import Deadline, Line, follow
+from encoder_core.trials.trial_process import Report as Message
 from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, losses, recipe_of, small

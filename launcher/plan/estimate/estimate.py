@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data_service.stream.statistics import Radius
-from encoder_core.cost import memory
-from encoder_core.cost.memory import STAGES, MemoryPart, Stage
 from encoder_core.cost.products import Shape
+from encoder_core.train import zero_memory as memory
+from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage
 from launcher.plan.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.estimate.throughput import PhaseTime, phase_time

@@ -16,9 +16,9 @@ import torch
 
 from data_service.samples.lanes import Lanes
 from data_service.samples.pairs import Translations
-from encoder_core.cost import memory
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.catalogue import language_table
+from encoder_core.train import zero_memory as memory
 from encoder_core.train.engine_config import BUCKET
 from launcher.errors import EstimateError
 from launcher.format import human_bytes

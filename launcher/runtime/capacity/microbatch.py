@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from encoder_core.cost import memory
-from encoder_core.cost.activations import chunk_of_logits
-from encoder_core.cost.memory import MemoryPart, Stage
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.compose import chunk_of_logits
+from encoder_core.train import zero_memory as memory
 from encoder_core.train.engine_config import BUCKET
-from launcher.runtime.capacity.workload import microbatch_activations, microbatch_shape, terms
+from encoder_core.train.zero_memory import MemoryPart, Stage
+from launcher.runtime.capacity.workload import microbatch_activations, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import (
     known,
@@ -43,7 +43,7 @@ def bill(
         microbatch_activations(recipe, shape, kernel),
         recipe.precision,
         checkpointed=recipe.activation_checkpointing,
-        logits=chunk_of_logits(recipe.model, terms(recipe.objective), shape, kernel),
+        logits=chunk_of_logits(recipe.model, recipe.objective.terms, shape, kernel),
     )
     return (*kept(recipe, count, ranks, stage, rows=shape.rows * rounds, bucket=bucket), *added)
 

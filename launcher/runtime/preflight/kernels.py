@@ -18,10 +18,10 @@ import pynvml
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from encoder_core.cost.kernel_trial import Candidate, Limits, TriedKernel, preference, try_kernels
-from encoder_core.cost.trial_network import Subject
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
+from encoder_core.trials.kernel_trial import Candidate, Limits, TriedKernel, preference, try_kernels
+from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe

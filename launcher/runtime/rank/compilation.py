@@ -31,9 +31,9 @@ from checkpoints.gather import Peers
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.cost.compile_trial import TriedCompilation, try_apart, try_compilation
-from encoder_core.cost.trial_network import Subject
 from encoder_core.layers.pieces import Pieces
+from encoder_core.trials.compile_trial import TriedCompilation, try_apart, try_compilation
+from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.kernels import Choice, choose, gpu_here, name_of, subject_of, triton_here
 from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run

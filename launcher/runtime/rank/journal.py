@@ -19,10 +19,9 @@ from typing import Any, Protocol
 import torch
 
 from data_service import processes
-from encoder_core.cost.products import Shape
 from encoder_core.train.metrics import StepReport
 from launcher.runtime.capacity.devices import gpu_of_device
-from launcher.runtime.capacity.workload import microbatch_flops, phase_targets
+from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
 from launcher.runtime.policies.stragglers import Detector
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.recipe.schema import Recipe
@@ -60,7 +59,7 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
         return None
     model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
     known = recipe.model_copy(update={"model": model})
-    shapes = (Shape(1, phase.length, phase_targets(recipe, phase)) for phase in recipe.phases)
+    shapes = (full_rows(recipe, 1, phase.length, phase_targets(recipe, phase)) for phase in recipe.phases)
     flops = tuple(microbatch_flops(known, shape).model / shape.tokens for shape in shapes)
     return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 

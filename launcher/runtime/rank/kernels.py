@@ -1,10 +1,10 @@
 """Which kernels the ranks of a run use on GPUs: tried once for each kind of GPU, and kept with the run.
 
 The first rank on each kind tries those that the recipe's networks need, in a process of their own
-(`encoder_core/cost/kernel_trial.py`). What it finds lies in the run under the name of all that it depends on, so every
-later start uses the same kernels, without a trial. Whatever a kernel does, the trial goes on. Only what ends the rank
-itself or its machine ends the start; a kernel at which two starts ended is left out, too. On a CPU nothing is tried:
-the tests hold those kernels to the formula.
+(`encoder_core/trials/kernel_trial.py`). What it finds lies in the run under the name of all that it depends on, so
+every later start uses the same kernels, without a trial. Whatever a kernel does, the trial goes on. Only what ends the
+rank itself or its machine ends the start; a kernel at which two starts ended is left out, too. On a CPU nothing is
+tried: the tests hold those kernels to the formula.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from checkpoints.gather import Peers
 from data_service.store.base import Store
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.cost.kernel_trial import Candidate, Limits
-from encoder_core.cost.trial_network import Subject
 from encoder_core.layers.kernel_choice import Kernel, Place, prefer
+from encoder_core.trials.kernel_trial import Candidate, Limits
+from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.preflight.kernels import (
     KernelVerdict,

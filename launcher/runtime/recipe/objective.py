@@ -4,8 +4,8 @@ A term has a host half, which the data service is told (what is masked), and a d
 needs, and why it cannot go with another, it says itself (`encoder_core/objectives/term.py`).
 """
 
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Self, get_args
 
 from pydantic import model_serializer, model_validator
 from torch import nn
@@ -30,8 +30,11 @@ from encoder_core.objectives.plm import PlmConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig, ReplacedTokenDetection
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
-from encoder_core.objectives.term import Label, RowFacts, TermConfig
+from encoder_core.objectives.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
 from launcher.runtime.recipe.parts import Choice
+
+LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
+HOST_HALVES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
 
 
 class MlmTerm(MlmConfig, MlmMasking):
@@ -46,6 +49,27 @@ class MlmTerm(MlmConfig, MlmMasking):
 
 class PlmTerm(PlmConfig, PermutedPrediction):
     """Both halves of permuted language modelling."""
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Neither where its targets do not fit the rows."""
+        yield from super().refusals(setting)
+        if setting.rows is None or not setting.rows.lanes:
+            return
+        first, reuse = -(-self.predict // 2), setting.rows.reuse
+        for index, phase in enumerate(setting.phases):
+            new = phase.length - reuse - LANE_SPECIALS
+            if first > reuse or self.predict - first > new > 0:
+                yield Refusal(
+                    ("objective", self.name, "predict"),
+                    f"{self.predict} targets, half in each part, do not fit the {reuse} reused and {new} new tokens of "
+                    f"a row in phase {index}",
+                    f"use at most {min(2 * reuse, 2 * new + 1)}: about one in six tokens, here "
+                    f"{max(1, phase.length // 6)}",
+                )
+
+    def small(self, form: SmallObjective) -> Self:
+        """Fewer predictions, for a shorter row."""
+        return self.model_copy(update={"predict": max(1, form.length // 6), "permutation": form.length // 2})
 
 
 class RecipeObjective(Choice):
@@ -90,13 +114,11 @@ class RecipeObjective(Choice):
 
     @property
     def masking(self) -> Masking:
-        """The host half."""
-        if self.mlm is not None:
-            return MlmMasking(**{name: getattr(self.mlm, name) for name in MlmMasking.model_fields})
-        if self.plm is not None:
-            return PermutedPrediction(
-                **{name: getattr(self.plm, name) for name in PermutedPrediction.model_fields}
-            )
+        """The host half: that of the first term that has one."""
+        for term in self.terms.values():
+            for half in HOST_HALVES:
+                if issubclass(type(term), half):
+                    return half(**{name: getattr(term, name) for name in half.model_fields})
         return NoMasking()
 
 
@@ -106,8 +128,10 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
     return RowFacts(
         packing=rows.packing,
         label="order" if isinstance(rows, OrderedPairs) else label,
-        texts=isinstance(rows, TextPairs | RepeatedSentences),
+        texts=rows.texts if isinstance(rows, TextPairs | RepeatedSentences) else 0,
+        repeats=isinstance(rows, RepeatedSentences),
         lanes=isinstance(rows, Lanes),
+        reuse=rows.reuse if isinstance(rows, Lanes) else 0,
         unit=masking.unit,
     )
 
@@ -124,16 +148,15 @@ def objective_module(
 
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     """Which heads of a single network a class of transformers can hold: its language-model head, and BERT's and
-    ALBERT's pair head. None for an encoder of text vectors alone."""
-    if objective.contrastive is not None and objective.mlm is None:
-        return "none"
-    if objective.plm is not None:
-        return "plm"
-    pairs = objective.nsp is not None or objective.sop is not None
-    has_class = isinstance(config, AlbertConfig) or (
+    ALBERT's pair head. None for an encoder alone, whose terms train no such head."""
+    trained = {term.exported for term in objective.terms.values()}
+    has_pair_class = isinstance(config, AlbertConfig) or (
         isinstance(config, BertConfig) and config.token_types > 0
     )
-    return "mlm_pair" if pairs and has_class else "mlm"
+    if "mlm_pair" in trained and has_pair_class:
+        return "mlm_pair"
+    language_models: tuple[Heads, ...] = ("plm", "mlm")
+    return next((heads for heads in language_models if heads in trained), "none")
 
 
 def task_encoder(module: ObjectiveModule) -> AnyEncoder:

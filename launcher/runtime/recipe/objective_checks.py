@@ -6,37 +6,32 @@ from collections.abc import Iterator
 
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
-from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.compose import refusals
-from encoder_core.objectives.contrastive import ContrastiveConfig
-from encoder_core.objectives.term import Setting
-from launcher.runtime.recipe.objective import row_facts
+from encoder_core.objectives.term import PhaseFacts, Setting
+from launcher.runtime.recipe.objective import LANE_SPECIALS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
 _TABLE = "the guide's page on recipes has a table of what goes together"
-LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
 LEAST_SEGMENTS = 2  # tokens: one for each of a row's new segments
 
 
 def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Every mismatch in `recipe`. What terms of the loss do not go with, they say themselves."""
     rows = row_facts(recipe.input, recipe.objective.masking)
-    for found in refusals(Setting(recipe.model, recipe.objective.terms, rows)):
-        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}")
+    phases = tuple(PhaseFacts(phase.length, phase.batch.sequences) for phase in recipe.phases)
+    for found in refusals(Setting(recipe.model, recipe.objective.terms, rows, phases)):
+        kind = found.path[0] in ("objective", "input")
+        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}" if kind else found.remedy)
     yield from _token_types(recipe)
-    if recipe.objective.contrastive is not None:
-        yield from _contrast(recipe, recipe.objective.contrastive)
     if isinstance(recipe.input, Lanes):
         yield from _lanes(recipe, recipe.input)
         yield from _memory(recipe, recipe.input)
-        if recipe.objective.plm is not None:
-            yield from _predictions(recipe, recipe.input, recipe.objective.plm)
 
 
 def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
@@ -53,33 +48,6 @@ def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
             f"{recipe.input.packing} rows have two segments, the model has one token type",
             "set model.token_types to 2, or pack rows of one segment",
         )
-
-
-def _contrast(recipe: Recipe, contrastive: ContrastiveConfig) -> Iterator[RecipeIssue]:
-    model = recipe.model
-    widest = max(contrastive.matryoshka or (0,))
-    if widest > model.hidden:
-        yield RecipeIssue(
-            ("objective", "contrastive", "matryoshka"),
-            f"the first {widest} numbers of a vector are asked for, and it has {model.hidden}",
-            f"give widths of at most {model.hidden}",
-        )
-    twice = isinstance(recipe.input, RepeatedSentences) or recipe.objective.mlm is not None
-    rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
-    if twice and not any(rates):
-        yield RecipeIssue(
-            ("model", "dropout"),
-            "the two texts of an example are the same, and differ by dropout alone, which is 0",
-            "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
-        )
-    if recipe.input.texts == 2:
-        for index, phase in enumerate(recipe.phases):
-            if phase.batch.sequences == 1:
-                yield RecipeIssue(
-                    ("phases", index, "batch", "sequences"),
-                    "the negatives of an example are the others of its batch, and there are none",
-                    "use a larger batch",
-                )
 
 
 def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
@@ -123,20 +91,6 @@ def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
             f"them on multiples of {keep.steps}",
             f"use a multiple of {model.memory_refresh} (model.memory_refresh)",
         )
-
-
-def _predictions(recipe: Recipe, lanes: Lanes, plm: PermutedPrediction) -> Iterator[RecipeIssue]:
-    first = -(-plm.predict // 2)
-    for index, phase in enumerate(recipe.phases):
-        new = phase.length - lanes.reuse - LANE_SPECIALS
-        if first > lanes.reuse or plm.predict - first > new > 0:
-            yield RecipeIssue(
-                ("objective", "plm", "predict"),
-                f"{plm.predict} targets, half in each part, do not fit the {lanes.reuse} reused and {new} new "
-                f"tokens of a row in phase {index}",
-                f"use at most {min(2 * lanes.reuse, 2 * new + 1)}: about one in six tokens, here "
-                f"{max(1, phase.length // 6)}",
-            )
 
 
 def text_problems(recipe: Recipe) -> Iterator[RecipeIssue]:

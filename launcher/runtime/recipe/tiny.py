@@ -10,6 +10,7 @@ from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.config import SmallForm
 from encoder_core.objectives.losses import Weight, WeightSchedule
+from encoder_core.objectives.term import SmallObjective
 from encoder_core.optim.adamw import AdamWConfig
 from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
@@ -206,27 +207,9 @@ def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjectiv
 
 
 def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
-    """Masks as they are; fewer predictions in a shorter row, narrower vectors; teachers as their recipes' own small
-    forms."""
-    if objective.distil is not None:
-        teachers = tuple(
-            source.model_copy(update={"model": _model(source.model, LONGEST, drops=False)})
-            for source in objective.distil.teachers
-        )
-        alike: dict[str, object] = {
-            "distil": objective.distil.model_copy(update={"teachers": teachers, "layers": None})
-        }
-        if objective.hidden is not None:  # small networks are all of one width
-            alike["hidden"] = objective.hidden.model_copy(update={"layers": None, "projection": None})
-        return objective.model_copy(update=alike)
-    if objective.contrastive is not None and objective.contrastive.matryoshka is not None:
-        widths = [min(width, HIDDEN >> place) for place, width in enumerate(objective.contrastive.matryoshka)]
-        narrower = objective.contrastive.model_copy(update={"matryoshka": tuple(filter(None, widths))})
-        return objective.model_copy(update={"contrastive": narrower})
-    if objective.plm is None:
-        return objective
-    smaller = {"predict": max(1, length // 6), "permutation": length // 2}
-    return objective.model_copy(update={"plm": objective.plm.model_copy(update=smaller)})
+    """Masks as they are; each term in its own small form."""
+    form = SmallObjective(length, HIDDEN, lambda model: _model(model, LONGEST, drops=False))
+    return objective.model_copy(update={name: term.small(form) for name, term in objective.terms.items()})
 
 
 def _optimizer(optimizer: Optimizer, *, detects: bool) -> Optimizer:

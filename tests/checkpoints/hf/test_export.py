@@ -101,7 +101,7 @@ def test_nothing_appears_unless_it_reads_back_the_same(
         reads[name] += 1
         return parameters[name] + 1e-6 * reads[name]
 
-    with pytest.raises(ModelError, match="does not read back"):
+    with pytest.raises(ModelError, match="embeddings"):
         export_model(unsteady, config, {}, open_store(str(tmp_path / "out")))
     assert not (tmp_path / "out" / "config.json").exists()
 
@@ -210,5 +210,5 @@ def test_separate_embeddings_can_be_disentangled_but_not_shared(tmp_path: Path) 
     export_pair(
         parameters_of(model).__getitem__, ELECTRA, {}, open_store(str(tmp_path)), "gradient_disentangled"
     )
-    with pytest.raises(ModelError, match=r"do not share their embeddings: .*word"):
+    with pytest.raises(ModelError, match=rf"{tmp_path} .*embeddings.*\bword"):
         pair_weights_for(ELECTRA, tmp_path)

@@ -97,7 +97,7 @@ def test_a_missing_head_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("heads", ["mlm_pair", "plm"])
 def test_heads_without_a_class_are_refused(tmp_path: Path, heads: Heads) -> None:
-    with pytest.raises(ModelError, match=f"no class for roberta with the heads '{heads}'"):
+    with pytest.raises(ModelError, match=f"roberta.*'{heads}'"):
         export_model(NOTHING.__getitem__, RobertaConfig(**SHAPE), {}, open_store(str(tmp_path)), heads)
 
 
@@ -124,5 +124,5 @@ def test_strangers_are_not_a_pair(tmp_path: Path) -> None:
     for seed, part, config, heads in strangers:
         parameters = parameters_of(random_weights(network(config, heads), seed))
         export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / part)), heads)
-    with pytest.raises(ModelError, match="do not share their embeddings"):
+    with pytest.raises(ModelError, match=rf"{tmp_path} .*embeddings"):
         pair_weights_for(ELECTRA, tmp_path)

@@ -43,7 +43,7 @@ def test_a_former_export_is_replaced_whole(any_store: Store, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["config.json", "notes/todo.txt", ".gitattributes"])
 def test_files_of_others_are_neither_overwritten_nor_mixed(tmp_path: Path, name: str) -> None:
     out = open_store(folder_of(tmp_path / "out", {name: "mine"}))
-    with pytest.raises(ExportError, match=rf"{tmp_path}/out holds what no export wrote.*: {name}\n"):
+    with pytest.raises(ExportError, match=rf"{tmp_path}/out .*: {name}\n"):
         removable(out)
     assert content(out) == {name: "mine"}
 
@@ -52,7 +52,7 @@ def test_a_file_that_was_changed_since_is_not_ours_any_more(tmp_path: Path) -> N
     out = open_store(tmp_path / "out")
     put(NETWORK, out, tmp_path / "first")
     (tmp_path / "out/README.md").write_text("card, corrected")
-    with pytest.raises(ExportError, match=r"changed since: README\.md\n"):
+    with pytest.raises(ExportError, match=rf"{tmp_path}/out.*: README\.md\n"):
         removable(out)
     assert content(out)["README.md"] == "card, corrected"
 
@@ -61,7 +61,7 @@ def test_a_damaged_record_removes_nothing(tmp_path: Path) -> None:
     out = open_store(tmp_path / "out")
     put(NETWORK, out, tmp_path / "first")
     (tmp_path / "out" / RECORD).write_text(json.dumps({"files": 3}))
-    with pytest.raises(ExportError, match="is damaged"):
+    with pytest.raises(ExportError, match="damaged"):
         removable(out)
     assert content(out) == NETWORK
 
@@ -124,6 +124,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
                 raise OutOfSpace(f"no space for {key}", remedy="free some")
             super().put_file(key, path)
 
-    with pytest.raises(OutOfSpace, match="no space"):
+    with pytest.raises(OutOfSpace, match=r"model\.safetensors"):
         put(NETWORK, Full(tmp_path / "out", [99], Killed), tmp_path / "files")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

@@ -111,9 +111,9 @@ def test_what_weights_do_not_depend_on_may_differ(tmp_path: Path) -> None:
     BertModel(BERT).save_pretrained(tmp_path)
     config = read_folder_config(tmp_path)
     assert weights_for(config.model_copy(update={"dropout": 0.0, "pad_id": 7}), tmp_path)
-    with pytest.raises(ModelError, match="max_length is 41 here and 40 there"):
+    with pytest.raises(ModelError, match=r"max_length\b.*\b41\b.*\b40\b"):
         weights_for(config.model_copy(update={"max_length": 41}), tmp_path)
     RobertaModel(ROBERTA).save_pretrained(tmp_path)
     config = read_folder_config(tmp_path)
-    with pytest.raises(ModelError, match="pad_id is 7 here and 1 there"):
+    with pytest.raises(ModelError, match=r"pad_id\b.*\b7\b.*\b1\b"):
         weights_for(config.model_copy(update={"pad_id": 7}), tmp_path)

@@ -59,7 +59,7 @@ def test_a_flipped_byte_in_any_part_of_any_file_is_named(corpus: Path) -> None:
 def test_a_flipped_byte_of_the_manifest_is_named(corpus: Path) -> None:
     data = (corpus / "manifest.json").read_bytes()
     (corpus / "manifest.json").write_bytes(data.replace(b"train", b"trail", 1))
-    with pytest.raises(CorpusError, match=r"manifest\.json is damaged"):
+    with pytest.raises(CorpusError, match=r"manifest\.json.*damaged"):
         verify_corpus(str(corpus))
     (corpus / "manifest.json").write_bytes(data)
 

@@ -57,13 +57,13 @@ def test_a_flipped_byte_anywhere_is_caught() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 60, 200, -1])
 def test_a_truncated_manifest_is_caught(length: int) -> None:
-    with pytest.raises(CorpusError, match="is damaged"):
+    with pytest.raises(CorpusError, match=r"corpus/manifest\.json.*damaged"):
         parse_manifest(dump_manifest(MANIFEST)[:length], "corpus/manifest.json")
 
 
 def test_a_later_version_is_refused_by_its_number() -> None:
     data = dump_manifest(MANIFEST).replace(b'"version":1', b'"version":2', 1)
-    with pytest.raises(CorpusError, match=r"newer version"):
+    with pytest.raises(CorpusError, match=r"corpus/manifest\.json.*newer"):
         parse_manifest(data, "corpus/manifest.json")
 
 
@@ -93,5 +93,5 @@ def test_the_fingerprint_is_that_of_the_tokens() -> None:
 
 
 def test_no_manifest_is_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no corpus at .*nothing"):
+    with pytest.raises(CorpusError, match=r"nothing.*manifest\.json"):
         load_manifest(open_store(tmp_path / "nothing"))

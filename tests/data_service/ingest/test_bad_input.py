@@ -121,7 +121,7 @@ def test_the_error_names_the_place_and_the_build_can_be_repeated(tmp_path: Path,
 def test_inputs_without_text_are_an_error(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / "inputs").mkdir()
     (tmp_path / "inputs" / name).write_bytes(data)
-    with pytest.raises(InputError, match="no document with text"):
+    with pytest.raises(InputError, match=r"\bdocument\b"):
         build(tmp_path / "inputs", tmp_path / "corpus")
     assert files_of(tmp_path / "corpus") == {}
 
@@ -131,7 +131,7 @@ def test_a_truncated_file_among_good_ones_loses_nothing_silently(tmp_path: Path)
     data = path.read_bytes()
     for length in (len(data) - 1, len(data) // 2, 10):
         path.write_bytes(data[:length])
-        with pytest.raises(InputError, match="damaged or truncated"):
+        with pytest.raises(InputError, match=r"damaged.* (gz|zst)\b"):
             build(tmp_path / "inputs", tmp_path / "corpus")
 
 
@@ -165,7 +165,7 @@ def test_a_text_of_which_nothing_can_be_held_out_is_refused_and_may_be_added_to(
 ) -> None:
     options = BuildOptions(heldout_fraction=fraction)
     write_jsonl(tmp_path / "inputs/a.jsonl", ["One document."])
-    with pytest.raises(InputError, match="13 bytes of text are too little to hold any of it out"):
+    with pytest.raises(InputError, match="13 bytes"):
         build(tmp_path / "inputs", tmp_path / "corpus", options)
     write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:3])
     manifest = build(tmp_path / "inputs", tmp_path / "corpus", options)
@@ -175,7 +175,7 @@ def test_a_text_of_which_nothing_can_be_held_out_is_refused_and_may_be_added_to(
 
 def test_an_output_among_the_inputs_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "inputs/a.jsonl", ["One document."])
-    with pytest.raises(InputError, match="holds the input"):
+    with pytest.raises(InputError, match=r"\boutput\b.*\binput\b"):
         build(tmp_path / "inputs", tmp_path / "inputs")
 
 
@@ -205,7 +205,7 @@ def test_a_window_that_is_too_large_is_named(tmp_path: Path) -> None:
     frame = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     (tmp_path / "a.txt.zst").write_bytes(frame.compress(b"text") + frame.flush())
     (file,) = list_inputs([str(tmp_path / "a.txt.zst")]).files
-    with pytest.raises(InputError, match="window of more than 128 MiB"), open_text(file) as text:
+    with pytest.raises(InputError, match=r"window.*128 MiB"), open_text(file) as text:
         text.read()
 
 

@@ -85,7 +85,7 @@ def test_they_are_counted_and_listed_by_file_and_line(tmp_path: Path) -> None:
     expected = write_inputs(tmp_path / "inputs")
     build(tmp_path / "inputs", tmp_path / "corpus", SKIP)
     assert_told(tmp_path / "corpus", tmp_path / "inputs", expected)
-    with pytest.raises(CorpusError, match="13 bad records were left out of"):
+    with pytest.raises(CorpusError, match=r"\b13 bad"):
         build(tmp_path / "inputs", tmp_path / "corpus", SKIP.model_copy(update={"on_bad_records": "error"}))
     build(tmp_path / "inputs", tmp_path / "corpus", SKIP)
 
@@ -131,5 +131,5 @@ def test_a_refused_record_discards_no_scan(tmp_path: Path) -> None:
 def test_nothing_but_bad_records_is_an_error_that_shows_one(tmp_path: Path) -> None:
     (tmp_path / "inputs").mkdir()
     (tmp_path / "inputs/a.jsonl").write_text('{"body": "x"}\n' * 9)
-    with pytest.raises(InputError, match=r"first of 9 bad records: .*a\.jsonl, .* no field 'text'"):
+    with pytest.raises(InputError, match=r"\b9 bad.*a\.jsonl, .*'text'"):
         build(tmp_path / "inputs", tmp_path / "corpus", SKIP)

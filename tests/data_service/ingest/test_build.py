@@ -143,7 +143,7 @@ def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path)
             break
         except Killed as killed:
             if "clearing up" not in killed.args:
-                with pytest.raises(CorpusError, match="no corpus at"):
+                with pytest.raises(CorpusError, match=r"manifest\.json"):
                     open_corpus(str(new))
             build(inputs, new, options)
             assert files_of(new) == expected
@@ -208,7 +208,7 @@ def test_a_full_disk_is_named_and_the_build_continues_when_there_is_room(
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, limit[1]))  # shards of this corpus are larger
     try:
-        with pytest.raises(OutOfSpace, match="no space left to write"):
+        with pytest.raises(OutOfSpace, match=r"\bspace\b"):
             build(inputs, tmp_path / "new")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -229,12 +229,12 @@ def test_another_build_over_a_corpus_is_refused_with_the_difference(
             build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=1))
     before = files_of(tmp_path / "new")
     other = SMALL.model_copy(update={"block_tokens": 4321})
-    with pytest.raises(CorpusError, match=r"block_tokens: there 8000, asked for 4321"):
+    with pytest.raises(CorpusError, match=r"block_tokens.*8000.*4321"):
         build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, other, lambda progress: None)
-    with pytest.raises(CorpusError, match=r"input_files: there \d+, asked for 1\n"):
+    with pytest.raises(CorpusError, match=r"input_files\b.*\d+.*\b1\n"):
         build_corpus([f"{inputs}/a.jsonl"], str(tmp_path / "new"), tokenizer, SMALL, lambda progress: None)
     save_tokenizer(train_tokenizer("byte_bpe", iter(DOCUMENTS[:5]), 400), str(tmp_path / "other"))
-    with pytest.raises(CorpusError, match=r"tokenizer: there '[0-9a-f]{64}', asked for"):
+    with pytest.raises(CorpusError, match=r"tokenizer\b.*'[0-9a-f]{64}'"):
         build_corpus(
             [str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, lambda progress: None
         )
@@ -249,7 +249,7 @@ def test_inputs_that_change_under_the_build_are_noticed(tmp_path: Path) -> None:
         if progress.stage == "writing":
             path.write_bytes(path.read_bytes().replace(b"the", b"THE"))
 
-    with pytest.raises(InputError, match=r"a\.jsonl.*changed while the corpus was built"):
+    with pytest.raises(InputError, match=r"a\.jsonl.*changed"):
         build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, SMALL, change)
 
 
@@ -257,7 +257,7 @@ def test_the_corpus_keeps_its_tokenizer_and_knows_it_from_others(tmp_path: Path,
     opened = open_corpus(str(corpus))
     assert opened.tokenizer().hash == small_tokenizer().hash
     other = train_tokenizer("byte_bpe", iter(DOCUMENTS[:5]), 400)
-    with pytest.raises(CorpusError, match=r"built with another tokenizer: .* \(600 ids\).* \(400 ids\)"):
+    with pytest.raises(CorpusError, match=r"tokenizer.*\(600 ids\).*\(400 ids\)"):
         opened.require_tokenizer(other)
 
 
@@ -267,7 +267,7 @@ def test_documents_are_shown_by_number_across_blocks(corpus: Path) -> None:
     shown = show_documents(str(corpus), "train", 1, len(expected))
     assert ["".join(document.sentences) for document in shown] == expected[1:]
     assert len({(document.block, document.document) for document in shown}) == len(shown)
-    with pytest.raises(CorpusError, match=f"no document {len(expected)} in split train"):
+    with pytest.raises(CorpusError, match=rf"\b{len(expected)}\b.*\btrain\b"):
         show_documents(str(corpus), "train", len(expected))
 
 

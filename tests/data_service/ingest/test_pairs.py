@@ -180,13 +180,13 @@ def test_bad_records_are_named_or_skipped_and_counted(tmp_path: Path) -> None:
 
 def test_text_without_fields_and_tables_without_the_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(InputError, match=r"a\.txt: a \.txt file has no fields"):
+    with pytest.raises(InputError, match=r"a\.txt: .*fields"):
         read(tmp_path / "a.txt", options())
     (tmp_path / "a.csv").write_text("query,answer\nq,a\n")
-    with pytest.raises(InputError, match="no column 'positive'"):
+    with pytest.raises(InputError, match=r"a\.csv: .*'positive'"):
         read(tmp_path / "a.csv", options(0))
     pq.write_table(pa.table({"query": ["q"], "positive": [["p"]]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="column 'positive' has type"):
+    with pytest.raises(InputError, match=r"a\.parquet: .*'positive'.*\btype\b"):
         read(tmp_path / "a.parquet", options(0))
 
 
@@ -199,7 +199,7 @@ def test_few_examples_are_held_out_whole(tmp_path: Path) -> None:
     assert len(found["heldout"]) in (1, 2)
     assert len(found["train"]) + len(found["heldout"]) == 3
     one: list[Record] = [{"query": "q", "positive": SENTENCES[i]} for i in range(5)]
-    with pytest.raises(InputError, match="5 examples of one query are too few"):
+    with pytest.raises(InputError, match=r"\b5 examples\b"):
         build(write(tmp_path / "one" / "a.jsonl", one).parent, tmp_path / "none", options(0))
 
 
@@ -207,15 +207,15 @@ def test_a_corpus_is_read_as_what_it_is(corpus: Path, tmp_path: Path) -> None:
     pairs = open_corpus(str(corpus)).manifest
     check_kind(pairs, "c", TextPairs(packing="pairs", negatives=1))
     for packed in (Packed(packing="full_sentences"), RepeatedSentences(packing="sentences")):
-        with pytest.raises(CorpusError, match=r"c is a corpus of pairs, and input\.packing"):
+        with pytest.raises(CorpusError, match=r"c\b.*\bpairs\b.*input\.packing"):
             check_kind(pairs, "c", packed)
-    with pytest.raises(CorpusError, match=r"has 2 negatives for each query, and input\.negatives asks for 3"):
+    with pytest.raises(CorpusError, match=r"\b2 negatives\b.*input\.negatives.*\b3\b"):
         check_kind(pairs, "c", TextPairs(packing="pairs", negatives=3))
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("\n\n".join(DOCUMENTS[:4]))
     text = build(tmp_path / "in", tmp_path / "text", BuildOptions(txt_documents="blank_line"))
     check_kind(text, "c", RepeatedSentences(packing="sentences"))
-    with pytest.raises(CorpusError, match=r"c is a corpus of running text, and input\.packing pairs"):
+    with pytest.raises(CorpusError, match=r"c\b.*\btext\b.*input\.packing pairs"):
         check_kind(text, "c", TextPairs(packing="pairs"))
     assert b'"pairs"' not in dump_manifest(text)
 

@@ -100,7 +100,7 @@ def test_a_document_without_end_takes_no_more_memory_than_is_accepted(tmp_path: 
     (first, *_) = pieces_of(pack(tmp_path / name, data), len(data), [1000])
     handed = PieceReader().read(first, BLANK_LINE)
     assert len(handed.text or b"") < 20_000
-    with pytest.raises(InputError, match=r"a document of more than [18],000 bytes"):
+    with pytest.raises(InputError, match=r"document.*\b[18],000 bytes"):
         documents_of(handed, BLANK_LINE)
 
 
@@ -109,7 +109,7 @@ def test_a_file_of_another_length_than_was_measured_is_refused(tmp_path: Path, c
     data = write_jsonl(tmp_path / "a.jsonl", TEXTS[:9]).read_bytes()
     path = pack(tmp_path / "b.jsonl.gz", data + change if change else data[:-400])
     *_, last = pieces_of(path, len(data), [2000])
-    with pytest.raises(InputError, match=r"b\.jsonl\.gz changed while the corpus was built"):
+    with pytest.raises(InputError, match=r"b\.jsonl\.gz changed"):
         PieceReader().read(last, BuildOptions())
 
 
@@ -162,7 +162,7 @@ def test_damage_is_found_before_any_text_is_used(tmp_path: Path, big: Path) -> N
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     (inputs / source.name).write_bytes(source.read_bytes()[:-20])
-    with pytest.raises(InputError, match="damaged or truncated"):
+    with pytest.raises(InputError, match=r"damaged.* (gz|zst)\b"):
         build(inputs, tmp_path / "corpus", FINE)
     assert files_of(tmp_path / "corpus") == {}
     (inputs / source.name).write_bytes(source.read_bytes())
@@ -178,6 +178,6 @@ def test_a_ray_that_does_not_start_is_an_error_of_ours(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", too_slow)
     write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS)
-    with pytest.raises(CorpusError, match=r"Ray did not start: The current node timed out") as failure:
+    with pytest.raises(CorpusError, match="The current node timed out") as failure:
         build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"workers": 2}))
     assert "--workers 1" in failure.value.remedy

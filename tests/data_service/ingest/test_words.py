@@ -151,7 +151,7 @@ def test_an_interrupted_build_ends_in_the_same_bytes_and_other_words_are_another
     assert build(tmp_path, text, wanted, "again").fingerprint == straight.fingerprint
     assert files_of(tmp_path / "again") == files_of(tmp_path / "corpus")
     (tmp_path / "words.txt").write_text("天地\n", "utf-8")
-    with pytest.raises(CorpusError, match="words: there"):
+    with pytest.raises(CorpusError, match="words: "):
         build(tmp_path, text, wanted)
     assert build(tmp_path, text, wanted, "other").fingerprint != straight.fingerprint
 
@@ -295,5 +295,5 @@ def test_units_of_a_lexicon_that_are_not_stored_are_refused(tmp_path: Path) -> N
     text = write_words(tmp_path / "text.jsonl", DOCUMENTS[:40])
     manifest = build(tmp_path, text, options(FIELD))
     spec = stream_of(tmp_path, manifest, masking=MlmMasking(unit="entity"))
-    with pytest.raises(CorpusError, match="masking by entity needs a lexicon's units"):
+    with pytest.raises(CorpusError, match=r"\bentity\b.*lexicon"):
         Corpora(spec).starts_word  # noqa: B018

@@ -170,9 +170,9 @@ def test_a_table_comes_back_as_it_was_and_damage_is_named(tmp_path: Path) -> Non
         content + b"x\n",
         b"\xff",
     ):
-        with pytest.raises(CorpusError, match="is no table of similar words"):
+        with pytest.raises(CorpusError, match=r"^table\.txt .*: "):
             parse_similar_words(damage, "table.txt")
-    with pytest.raises(CorpusError, match="no such table"):
+    with pytest.raises(CorpusError, match=r"absent\.txt"):
         read_similar_words(str(tmp_path / "absent.txt"))
 
 
@@ -194,14 +194,14 @@ def test_a_stream_reads_the_table_that_its_identity_names(tmp_path: Path) -> Non
     assert table is not None
     assert set(table.by_size) == {1}
     path.write_bytes(table_of({(5,): (7,)}))
-    with pytest.raises(CorpusError, match="has hash"):
+    with pytest.raises(CorpusError, match=r"\bhash\b"):
         Corpora(spec).similar  # noqa: B018
-    with pytest.raises(CorpusError, match="no table of these is given"):
+    with pytest.raises(CorpusError, match=r"\btable\b"):
         Corpora(spec_of(source, masking=masking)).similar  # noqa: B018
     other = table_of({(5,): (6,)}, tokenizer="1" * 64)
     path.write_bytes(other)
     spec = spec_of(source, masking=masking, similar=SimilarSource(uri=str(path), hash=table_hash(other)))
-    with pytest.raises(CorpusError, match="of tokenizer 111111111111"):
+    with pytest.raises(CorpusError, match=r"\btokenizer 111111111111"):
         Corpora(spec).similar  # noqa: B018
 
 
@@ -214,7 +214,7 @@ def test_what_goes_together() -> None:
     ):
         with pytest.raises(ValidationError):
             MlmMasking.model_validate(settings)
-    with pytest.raises(ValidationError, match=r"mask \+ random \+ keep \+ similar is 1\.8"):
+    with pytest.raises(ValidationError, match=r"mask.*random.*keep.*similar.*\b1\.8"):
         Replacement(similar=0.8)
     assert "similar" not in MlmMasking().model_dump_json()
     assert "ngram_weights" not in MlmMasking().model_dump_json()

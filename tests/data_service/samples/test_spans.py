@@ -1,4 +1,4 @@
-"""N-grams and spans: lengths against the published distributions; the same outcomes, as often, as a literal statement."""
+"""N-grams and spans: lengths as published; the same outcomes, as often, as a literal statement of each rule gives."""
 
 from collections.abc import Callable
 

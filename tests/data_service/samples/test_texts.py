@@ -122,7 +122,7 @@ def test_the_text_behind_a_row_is_found_again() -> None:
 
 
 def test_documents_with_too_few_texts_are_no_examples() -> None:
-    with pytest.raises(CorpusError, match="less than 3 texts"):
+    with pytest.raises(CorpusError, match=r"\b3 texts\b"):
         cut(block_of([[3, 4], [5, 6, 7]]), texts_spec("pairs", negatives=1), KEY)
 
 
@@ -131,7 +131,7 @@ def test_documents_with_too_few_texts_are_no_examples() -> None:
     [("pairs", "mlm"), ("sentences", "mlm"), ("full_sentences", "none"), ("lanes", "none")],
 )
 def test_texts_go_with_no_masking_and_nothing_else_does(packing: str, masking: str) -> None:
-    with pytest.raises(ValidationError, match=r"no masking|lanes"):
+    with pytest.raises(ValidationError, match=r"masking|lanes"):
         spec_of(NOWHERE, input={"packing": packing}, masking={"kind": masking})
 
 

@@ -154,13 +154,13 @@ def test_languages_of_a_plain_stream() -> None:
 
 
 def test_examples_of_one_text_are_no_translations() -> None:
-    with pytest.raises(CorpusError, match="less than 2 texts"):
+    with pytest.raises(CorpusError, match=r"\b2 texts\b"):
         made(block_of([[4, 4], [4]]), translations())
 
 
 @pytest.mark.parametrize("languages", [(), ("es",)])
 def test_a_model_with_languages_needs_those_of_every_source(languages: tuple[str, ...]) -> None:
-    with pytest.raises(ValidationError, match="source t needs languages, of en, fr"):
+    with pytest.raises(ValidationError, match=r"\bt\b.*\blanguages\b.*\ben, fr\b"):
         spec_of(SourceSpec(name="t", languages=languages, **NOWHERE), languages=("en", "fr"))
 
 

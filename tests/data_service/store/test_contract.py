@@ -32,7 +32,7 @@ def test_ranges_are_exact(any_store: Store) -> None:
 @pytest.mark.parametrize(("start", "length"), [(250, 7), (256, 1), (10_000, 5)])
 def test_a_range_beyond_the_end_is_truncated(any_store: Store, start: int, length: int) -> None:
     any_store.put("data", bytes(256))
-    with pytest.raises(Truncated, match="ends at byte 256") as caught:
+    with pytest.raises(Truncated, match=r"\bbyte 256\b") as caught:
         any_store.get_range("data", start, length)
     assert f"{any_store.uri}/data" in caught.value.problem
 

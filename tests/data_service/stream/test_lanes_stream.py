@@ -159,25 +159,23 @@ def test_documents_end_with_their_token(tokenizer: Tokenizer, sources: tuple[Sou
 
 
 def test_too_little_text_is_refused(tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]) -> None:
-    with pytest.raises(
-        PlanError, match=r"source large .* too little text, or weight, for one step of 100000 lanes"
-    ):
+    with pytest.raises(PlanError, match=r"\blarge \(.*\b100000 lanes\b"):
         Stream(lanes_spec(tokenizer, sources[0], lanes=100_000))
-    with pytest.raises(PlanError, match=r"source large .* has no block of 60000 tokens in its train split"):
+    with pytest.raises(PlanError, match=r"\blarge \(.*\b60000 tokens\b.*\btrain\b"):
         Stream(lanes_spec(tokenizer, sources[0], length=60_000))
     thin = [s.model_copy(update={"weight": w}) for s, w in zip(sources, (1e6, 1.0), strict=True)]
-    with pytest.raises(PlanError, match=r"source small .* too little text, or weight"):
+    with pytest.raises(PlanError, match=r"\bsmall \(.*\blanes\b"):
         Stream(lanes_spec(tokenizer, *thin))
 
 
 def test_lanes_and_permuted_prediction_go_together(tokenizer: Tokenizer) -> None:
     source = SourceSpec(name="x", uri="x", manifest_fingerprint="x")
     for settings in ({"masking": {"kind": "mlm"}}, {"input": {"packing": "contiguous"}}):
-        with pytest.raises(ValueError, match="needs input lanes"):
+        with pytest.raises(ValueError, match=r"\bplm\b.*\blanes\b"):
             lanes_spec(tokenizer, source, **settings)
-    with pytest.raises(ValueError, match="needs input lanes"):
+    with pytest.raises(ValueError, match=r"\bplm\b.*\blanes\b"):
         spec_of(source, lanes=4)
-    with pytest.raises(PlanError, match="5 lanes cannot be read half forward"):
+    with pytest.raises(PlanError, match=r"\b5 lanes\b"):
         lanes_spec(tokenizer, source, lanes=5)
 
 

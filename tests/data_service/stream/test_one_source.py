@@ -171,12 +171,12 @@ def test_neighbours_in_the_text_go_to_different_batches() -> None:
 
 
 def test_a_source_with_less_than_a_batch_is_named() -> None:
-    with pytest.raises(PlanError, match=r"source s1 \(u1\) has 7 rows, less than one batch of 8"):
+    with pytest.raises(PlanError, match=r"s1 \(u1\).*\b7 rows\b.*\b8\b"):
         plan_of([[30], [7]], one_source=8)
 
 
 def test_a_source_whose_weight_is_less_than_a_batch_is_named() -> None:
-    with pytest.raises(PlanError, match=r"source s0 \(u0\) would give no batch: an epoch has 2 batches"):
+    with pytest.raises(PlanError, match=r"s0 \(u0\).*\b2 batches\b"):
         plan_of([[30], [30]], [0.01, 1.0], one_source=15)
 
 

@@ -1,5 +1,6 @@
 """The plan: every row once an epoch, mixtures exact in every window, any sample found without the others."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_spans_cut_any_range_at_the_windows(quotas: list[int], windows: int, dat
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 11), (5, 4)])
 def test_ranges_outside_the_epoch_are_refused(start: int, stop: int) -> None:
-    with pytest.raises(IndexError, match="epoch of 10"):
+    with pytest.raises(IndexError, match=r"\bepoch\b.*\b10$"):
         list(EpochLayout((10,), 2, 0).spans(start, stop))
 
 
@@ -110,16 +111,14 @@ def test_windows_hold_what_was_asked_for_within_memory() -> None:
 
 
 def test_a_source_without_text_is_named() -> None:
-    with pytest.raises(PlanError, match=r"s1 .*no text in its train split"):
+    with pytest.raises(PlanError, match=r"s1 .*\btrain\b"):
         plan_of([[5], []])
 
 
 @pytest.mark.parametrize("weights", [[0.999, 0.001], [5, 0.004, 1e-9]])
 def test_a_source_that_would_never_be_read_is_refused_with_the_arithmetic(weights: list[float]) -> None:
     rows = [[40, 60]] * len(weights)
-    with pytest.raises(
-        PlanError, match=r"source s1 .*of the \d00 rows of an epoch, its weight of 0\.00"
-    ) as raised:
+    with pytest.raises(PlanError, match=r"s1 .*\b\d00 rows\b.*weight.*\b0\.00") as raised:
         plan_of(rows, weights)
     enough = float(raised.value.remedy.split("weight to ")[1].split()[0])
     assert plan_of(rows[:2], [weights[0], 1.01 * enough]).epoch_layout.quotas[1] == 1
@@ -129,7 +128,7 @@ def test_a_source_too_small_for_evaluation_is_named_and_left_out() -> None:
     plan = plan_of([[40], [40]], [0.999, 0.001], split="heldout")
     assert plan.epoch_layout.quotas == (80, 0)
     assert len(plan.notes) == 1
-    assert "source s1 (u1), heldout split: of the 80 rows" in plan.notes[0]
+    assert re.search(r"s1 \(u1\), heldout .*\b80 rows\b", plan.notes[0])
     assert plan_of([[40], [40]], [0.5, 0.5]).notes == ()
 
 

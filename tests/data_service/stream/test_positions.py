@@ -195,7 +195,7 @@ def test_data_may_begin_at_a_later_step(phases: list[PhaseBatches], begin: int) 
     assert positions.phase_start(begin) == begin
     for step in range(begin, total):
         assert {r.phase for r in positions.ranges(step)} == {positions.phase_of(step)}
-    with pytest.raises(IndexError, match=f"from step {begin} on"):
+    with pytest.raises(IndexError, match=rf"\bstep {begin}\b"):
         positions.ranges(begin - 1)
 
 
@@ -206,13 +206,13 @@ def test_the_last_step_of_a_long_run_is_found_at_once() -> None:
 
 
 def test_a_batch_larger_than_an_epoch_is_refused() -> None:
-    with pytest.raises(PlanError, match="batch of 11 is larger than an epoch of the corpus, 10"):
+    with pytest.raises(PlanError, match=r"\b11\b.*\b10\b"):
         Positions([PhaseBatches.of_samples(1, 11, 10)])
 
 
 @pytest.mark.parametrize("step", [-1, 5])
 def test_steps_outside_the_run_are_refused(step: int) -> None:
-    with pytest.raises(IndexError, match="run of 5"):
+    with pytest.raises(IndexError, match=rf"\bstep {step}\b.*\b5\b"):
         Positions([PhaseBatches.of_samples(5, 2, 10)]).ranges(step)
 
 

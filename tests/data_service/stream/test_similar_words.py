@@ -35,9 +35,9 @@ def test_similar_words_are_of_one_context_and_length(tmp_path: Path) -> None:
     written = write_similar_words([corpus], first, SETTINGS)
     assert write_similar_words([corpus], second, SETTINGS) == written
     assert read_similar_words(first) == read_similar_words(second)
-    with pytest.raises(CorpusError, match="exists already"):
+    with pytest.raises(CorpusError, match="exists"):
         write_similar_words([corpus], first, SETTINGS)
-    with pytest.raises(CorpusError, match="no word of"):
+    with pytest.raises(CorpusError, match=r"\bword\b"):
         write_similar_words([corpus], str(tmp_path / "third.txt"), SimilarWordOptions(least=10**6))
     topic = {word: words.index(word) % 4 for word in words}
     tokenizer_hash = chinese_tokenizer().hash

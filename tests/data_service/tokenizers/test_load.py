@@ -30,12 +30,12 @@ def _definition(files: dict[str, bytes], **changes: object) -> dict[str, bytes]:
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=f"{tmp_path}.*no tokenizer"):
+    with pytest.raises(TokenizerError, match=f"{tmp_path}.*tokenizer"):
         load_tokenizer(str(tmp_path))
 
 
 def test_a_pickle_is_refused_unread(files: dict[str, bytes]) -> None:
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is a pickle"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json.*pickle"):
         from_files({"tokenizer.json": pickle.dumps(files)})
 
 
@@ -74,7 +74,7 @@ def test_a_tokenizer_without_a_mask(files: dict[str, bytes]) -> None:
         ("blank" if piece == "<mask>" else piece): i for piece, i in definition["model"]["vocab"].items()
     }
     definition["model"]["vocab"] = vocabulary
-    with pytest.raises(TokenizerError, match="no mask token"):
+    with pytest.raises(TokenizerError, match=r"\bmask\b"):
         from_files({"tokenizer.json": json.dumps(definition).encode()})
 
 
@@ -92,13 +92,13 @@ def test_merges_from_another_vocabulary(files: dict[str, bytes]) -> None:
 
 
 def test_a_vocabulary_without_the_unknown_token() -> None:
-    with pytest.raises(TokenizerError, match=r"vocab\.txt has no \[UNK\]"):
+    with pytest.raises(TokenizerError, match=r"vocab\.txt.*\[UNK\]"):
         from_files({"vocab.txt": b"a\nb\n"})
 
 
 @pytest.mark.parametrize("content", [b"not a model", b""])
 def test_a_damaged_sentencepiece_model(content: bytes) -> None:
-    with pytest.raises(TokenizerError, match=r"spiece\.model: not a"):
+    with pytest.raises(TokenizerError, match=r"spiece\.model: "):
         from_files({"spiece.model": content})
 
 
@@ -232,7 +232,7 @@ def test_added_tokens_keep_their_ids(published: Folder, family: str, form: str, 
 
 def test_added_tokens_with_other_ids_are_refused(published: Folder) -> None:
     files = {path.name: path.read_bytes() for path in published("bert-cased").iterdir()}
-    with pytest.raises(TokenizerError, match=r"'x' is said to be id 5000, and becomes"):
+    with pytest.raises(TokenizerError, match=r"'x'.*\b5000\b"):
         from_files(files | {"added_tokens.json": b'{"x": 5000}'})
 
 

@@ -141,7 +141,7 @@ def test_an_uncased_vocabulary_folds_its_terms(documents: list[str]) -> None:
 
 @pytest.mark.parametrize("terms", [["two words"], ["", "  "]])
 def test_what_cannot_be_one_word_is_refused(tokenizer: Tokenizer, terms: list[str]) -> None:
-    with pytest.raises(TokenizerError, match=r"'two words' is not one word|no terms"):
+    with pytest.raises(TokenizerError, match=r"'two words'|\bterms\b"):
         extend_tokenizer(tokenizer, terms)
 
 
@@ -213,11 +213,11 @@ def test_part_of_a_character_comes_from_its_bytes(trained: Callable[[Kind], Toke
 
 
 def test_unrelated_tokenizers_are_refused(trained: Callable[[Kind], Tokenizer]) -> None:
-    with pytest.raises(TokenizerError, match="write words in different ways"):
+    with pytest.raises(TokenizerError, match=r"\bwordpiece\b.*\bbyte_bpe\b"):
         origins(trained("wordpiece"), trained("byte_bpe"))
     latin, greek = (
         train_tokenizer("wordpiece", [text * 20], 12, TokenizerOptions(min_frequency=1))
         for text in ("ab ab", "αβ αβ")
     )
-    with pytest.raises(TokenizerError, match="no piece in common"):
+    with pytest.raises(TokenizerError, match="common"):
         origins(latin, greek)

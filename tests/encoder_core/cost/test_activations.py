@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from encoder_core.cost.activations import Activations, of_update_groups
+from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Shape
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.objectives.compose import activations
 from launcher.runtime.recipe.objective import MlmTerm, RecipeObjective
 from tests.support.models.saved import measured, of_autograd
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory
@@ -16,7 +17,7 @@ STATE = torch.float32.itemsize
 
 
 def expected(network: Network) -> list[Activations]:
-    groups = of_update_groups(network.model, network.terms, SHAPE, "cpu", backwards=True)
+    groups = activations(network.model, network.objective.terms, SHAPE, "cpu")
     return [of_autograd(one) for one in groups]
 
 
@@ -52,7 +53,7 @@ def test_windows_keep_what_their_blocks_keep(dropout: float) -> None:
     network = Network("modernbert", model, RecipeObjective(mlm=MlmTerm()))
     shape = Shape(rows=2, length=200, targets_per_row=20)
     module, batch = build(network), full_rows(network, shape)
-    (expected,) = of_update_groups(model, network.terms, shape, "cpu")
+    (expected,) = activations(model, network.objective.terms, shape, "cpu")
     assert [expected.bytes(STATE)] == pytest.approx(measured(module, batch, ()), rel=0.03)
 
 

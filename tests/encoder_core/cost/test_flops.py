@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_core.batch import Batch
-from encoder_core.cost.flops import products
 from encoder_core.cost.products import count, pre_norm_layer
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.layers.xlnet_attention import TwoStreamAttention
+from encoder_core.objectives.compose import products
 from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.teacher import FrozenNetworks
@@ -59,7 +59,7 @@ def test_flops_are_those_that_torch_counts(network: Network) -> None:
     """Span boundaries: every target has one, in runs of two."""
     module, batch = with_counted_kernels(build(network)), full_rows(network)
     remembered = memory(network, module, batch)
-    counted = count(products(network.model, network.terms, SHAPE, backwards=True))
+    counted = count(products(network.model, network.objective.terms, SHAPE))
     assert measured(module, batch, remembered, backward=False) == counted.forward
     assert measured(module, batch, remembered, backward=True) == counted.model
 
@@ -70,7 +70,7 @@ def test_flops_of_text_vectors(network: Network) -> None:
     vectors = replace(network, objective=RecipeObjective(contrastive=ContrastiveConfig(projection=True)))
     module, batch = with_counted_kernels(build(vectors)), full_rows(vectors)
     assert isinstance(module, ContrastiveModel)
-    counted = count(products(vectors.model, vectors.terms, SHAPE))
+    counted = count(products(vectors.model, vectors.objective.terms, SHAPE))
     segments = torch.zeros_like(batch.tokens)
     counter = FlopCounterMode(display=False)
     with counter:
@@ -96,5 +96,5 @@ def test_a_window_counts_the_scores_in_sight(length: int, window: int) -> None:
 def test_activation_checkpointing_runs_the_layers_once_more(network: Network) -> None:
     module, batch = with_counted_kernels(build(network, checkpoint_activations=True)), full_rows(network)
     remembered = memory(network, module, batch)
-    counted = count(products(network.model, network.terms, SHAPE, backwards=True))
+    counted = count(products(network.model, network.objective.terms, SHAPE))
     assert measured(module, batch, remembered, backward=True) == counted.model + counted.recomputed

@@ -12,10 +12,11 @@ from step_batch import make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.activations import Activations, of_update_groups
+from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.pre_norm import PreNormConfig
+from encoder_core.objectives.compose import activations
 from tests.support.models.saved import measured, of_autograd
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory
 
@@ -74,8 +75,9 @@ def tried(network: Network, case: Case) -> None:
     plm = network.objective.plm is not None
     if case.checkpointed and plm:  # what was remembered is an input
         found[0] -= sum(tensor.untyped_storage().nbytes() for tensor in remembered)
-    groups = of_update_groups(network.model, network.terms, case.shape, case.kernel, backwards=plm)
-    on_cpu = of_update_groups(network.model, network.terms, case.shape, "cpu", backwards=plm)
+    terms, shape = network.objective.terms, replace(case.shape, backwards=plm)
+    groups = activations(network.model, terms, shape, case.kernel)
+    on_cpu = activations(network.model, terms, shape, "cpu")
     expected = [
         kept(of_autograd(one), case) + (normalised(cpu, case) if case.kernel == "gpu" else 0)
         for one, cpu in zip(groups, on_cpu, strict=True)
@@ -137,7 +139,7 @@ def test_a_kernel_keeps_a_key_of_a_token_where_dropout_had_a_mask() -> None:
         module = build(replace(network, model=model)).train()
         with as_on_a_gpu(module, lambda name: None):
             found += measured(module, full_rows(network, shape))
-        (one,) = of_update_groups(model, network.terms, shape, "gpu")
+        (one,) = activations(model, network.objective.terms, shape, "gpu")
         expected.append(one.bytes(STATE))
     sums = 2 * network.model.layers * shape.tokens
     assert found[1] - found[0] == expected[1] - expected[0] == 8 * sums + shape.tokens * network.model.hidden

@@ -34,5 +34,5 @@ def test_takes_its_vocabulary_from_the_tokenizer() -> None:
 def test_keeps_a_larger_vocabulary_and_refuses_a_smaller() -> None:
     config = RobertaConfig(**SHAPE, vocab=1024)
     assert config.with_tokenizer(1000, 1).vocabulary == 1024
-    with pytest.raises(ModelError, match="1024, but the tokenizer has 1025 ids"):
+    with pytest.raises(ModelError, match=r"\b1024\b.*\b1025 ids\b"):
         config.with_tokenizer(1025, 1)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.compile_trial import try_compilation
-from encoder_core.cost.trial_network import Subject, random_batch
 from encoder_core.layers import pieces as pieces_module
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.trials.compile_trial import try_compilation
+from encoder_core.trials.trial_network import Subject, random_batch
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 
 pytestmark = pytest.mark.heavy

@@ -114,7 +114,7 @@ def test_states_that_cannot_be_compared_are_refused(
 
 def test_it_needs_one_teacher() -> None:
     terms: dict[str, TermConfig] = {"mlm": MlmConfig(), "hidden": HiddenConfig()}
-    with pytest.raises(ModelError, match="there is none"):
+    with pytest.raises(ModelError, match=r"\bnone\b"):
         compose(FAMILIES["bert"], terms)
     sources = tuple(TeacherSource(uri=name, model=FAMILIES["bert"]) for name in ("a", "b"))
     two = {
@@ -123,5 +123,5 @@ def test_it_needs_one_teacher() -> None:
         "cosine": CosineConfig(),
         "hidden": HiddenConfig(),
     }
-    with pytest.raises(ModelError, match="those of one teacher, and there are 2"):
+    with pytest.raises(ModelError, match=r"\bteacher\b.*\b2\b"):
         compose(FAMILIES["bert"], two)

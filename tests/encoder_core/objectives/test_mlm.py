@@ -88,5 +88,5 @@ def test_the_decoder_is_the_embedding() -> None:
 
 
 def test_an_unknown_vocabulary_is_named() -> None:
-    with pytest.raises(ModelError, match=r"model\.vocab is not set"):
+    with pytest.raises(ModelError, match=r"model\.vocab"):
         masked_language_model(CONFIG.model_copy(update={"vocab": None}))

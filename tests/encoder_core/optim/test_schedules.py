@@ -101,13 +101,13 @@ def test_inverse_sqrt_depends_on_the_updates_so_far_only(warmup: int, total: int
 
 @pytest.mark.parametrize("unused", [{"decay_steps": 5}, {"restarts": 1}, {"floor": 0.1}])
 def test_a_decay_without_an_end_takes_none(unused: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match=f"{next(iter(unused))} is given.*has no end"):
+    with pytest.raises(ValidationError, match=rf"\b{next(iter(unused))}\b.*inverse_sqrt"):
         ScheduleConfig.model_validate({"decay": "inverse_sqrt", **unused})
 
 
 @pytest.mark.parametrize("unused", [{"decay_steps": 5}, {"restarts": 1}])
 def test_a_constant_rate_with_a_decay_is_a_mistake(unused: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match="a constant rate does not decay"):
+    with pytest.raises(ValidationError, match=r"\bconstant\b"):
         ScheduleConfig.model_validate({"decay": "constant", **unused})
 
 

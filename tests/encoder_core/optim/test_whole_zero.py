@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.cost.memory import Stage
 from encoder_core.train.engine_config import Precision
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import MASTER
 from tests.support.ranks.chosen_gradients import (
     MUON,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.objectives.contrastive import twice
+from encoder_core.batch import twice
 from encoder_core.objectives.losses import last_weight
 from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive_beside

@@ -1,5 +1,6 @@
 """XLNet's memory through real runs: killed, stopped and moved between the steps at which it is recomputed."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -102,4 +103,4 @@ def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder:
     reconcile(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))
     refused = run_group(run, 1)
     assert refused.codes != [0]
-    assert "step 4 holds no memory that its next step could go on with" in refused.output
+    assert re.search(r"\bstep 4 .*\bmemory\b", refused.output)

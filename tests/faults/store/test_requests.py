@@ -98,9 +98,9 @@ def test_an_endpoint_that_is_none(s3: S3Server, monkeypatch: pytest.MonkeyPatch)
 def test_a_bucket_that_does_not_exist_is_named(s3: S3Server) -> None:
     store = open_store("s3://no-such-bucket/x")
     for operation in (store.get, store.delete, lambda key: store.put(key, b"x")):
-        with pytest.raises(BadUri, match="the bucket does not exist"):
+        with pytest.raises(BadUri, match=r"^s3://\w+: .*bucket"):
             operation("key")
-    with pytest.raises(BadUri, match="the bucket does not exist"):
+    with pytest.raises(BadUri, match=r"^s3://\w+: .*bucket"):
         list(store.list())
 
 

@@ -8,7 +8,6 @@ from step_batch import in_random_order, make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.flops import ObjectiveTerms
 from encoder_core.cost.products import Shape
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -29,10 +28,9 @@ from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.train.exchange import RankExamples
-from launcher.runtime.capacity.workload import terms
 from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
 
-SHAPE = Shape(rows=3, length=40, targets_per_row=6)
+SHAPE = Shape(rows=3, length=40, targets_per_row=6, backwards=True)
 _SIZE: dict[str, Any] = {
     "layers": 3,
     "hidden": 32,
@@ -51,10 +49,6 @@ class Network:
     name: str
     model: ModelConfig
     objective: RecipeObjective
-
-    @property
-    def terms(self) -> ObjectiveTerms:
-        return terms(self.objective)
 
 
 def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:

@@ -24,8 +24,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from encoder_core.cost.trial_process import Line, Report
 from encoder_core.layers import attention
+from encoder_core.trials.trial_process import Line, Report
 
 GPU = "a CPU that plays a GPU"
 MODULE = "tests.support.ranks.bad_kernels"
@@ -145,7 +145,7 @@ class Misbehaviour:
 
 def serve(request: Report, line: Line) -> None:
     """In the process of a trial of kernels."""
-    from encoder_core.cost import kernel_attempts
+    from encoder_core.trials import kernel_attempts
 
     with misbehaving(Misbehaviour(**json.loads(os.environ[_VARIABLE]))):
         kernel_attempts.serve(request, line)
@@ -153,7 +153,7 @@ def serve(request: Report, line: Line) -> None:
 
 def serve_compiler(request: Report, line: Line) -> None:
     """In the process of a trial of the compiler, which misbehaves at once."""
-    from encoder_core.cost import compile_trial
+    from encoder_core.trials import compile_trial
 
     how = Misbehaviour(**json.loads(os.environ[_VARIABLE]))
     WAYS[how.way](how.argument)
@@ -183,8 +183,8 @@ def tried_with(how: Misbehaviour) -> Iterator[None]:
     """Trials of this process and of those that it starts meet it."""
     with (
         patch.dict(os.environ, {_VARIABLE: json.dumps(asdict(how))}),
-        patch("encoder_core.cost.kernel_trial.TARGET", f"{MODULE}:serve"),
-        patch("encoder_core.cost.compile_trial.TARGET", f"{MODULE}:serve_compiler"),
+        patch("encoder_core.trials.kernel_trial.TARGET", f"{MODULE}:serve"),
+        patch("encoder_core.trials.compile_trial.TARGET", f"{MODULE}:serve_compiler"),
     ):
         yield
 

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from encoder_core.cost.memory import Stage
 from encoder_core.layers.parameters import IntoHeads, JoinedLinear
 from encoder_core.optim.adamw import StableAdamW, StableAdamWConfig
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.muon import Muon, MuonConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import ALL_KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces
 from tests.support.ranks.small_training import BUCKET

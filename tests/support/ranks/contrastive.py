@@ -12,7 +12,6 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
-from encoder_core.cost.memory import Stage
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
@@ -24,6 +23,7 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import evaluate
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
+from encoder_core.train.zero_memory import Stage
 from tests.support.ranks.fragments import Piece, kind_of, pieces
 from tests.support.ranks.small_training import BUCKET
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from encoder_core.batch import Batch
-from encoder_core.cost.memory import Stage
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
@@ -22,6 +21,7 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import MASTER
 from tests.support.models.parity import make_batch
 from tests.support.ranks.fragments import Piece, pieces

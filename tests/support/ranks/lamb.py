@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from encoder_core.cost.memory import Stage
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb, LambConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import MASTER
 from tests.support.ranks.fragments import Piece, pieces
 from tests.support.ranks.small_training import BUCKET

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from encoder_core.batch import Batch
-from encoder_core.cost.memory import Stage
 from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
@@ -36,6 +35,7 @@ from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, seed_draws
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.models.parity import make_batch
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.cost.memory import Stage
 from encoder_core.draws import NUMBERS
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import dropout
@@ -23,6 +22,7 @@ from encoder_core.train.engine import Engine, Update
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS, MASTER
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 

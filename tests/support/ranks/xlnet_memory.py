@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 
 from encoder_core.batch import Batch
-from encoder_core.cost.memory import Stage
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
@@ -23,6 +22,7 @@ from encoder_core.train.memory_schedule import MEMORY, Refresh
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
+from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
 from tests.support.ranks.small_training import BUCKET

@@ -31,14 +31,14 @@ def test_labels_and_settings() -> None:
     given = ["seed=1", "a:objective.mlm={rate: 0.3}", "b:zero=2", "name=x:y"]
     assert settings_of("a", given, ["a", "b"]) == ["seed=1", "objective.mlm={rate: 0.3}", "name=x:y"]
     assert settings_of("b", given, ["a", "b"]) == ["seed=1", "zero=2", "name=x:y"]
-    with pytest.raises(OptionError, match="no recipe is called c"):
+    with pytest.raises(OptionError, match=r"\bc\b"):
         settings_of("a", ["c:zero=1"], ["a", "b"])
-    with pytest.raises(OptionError, match="no label"):
+    with pytest.raises(OptionError, match="label"):
         parse_labelled("some/-odd name")
 
 
 def test_one_recipe_is_no_comparison(inputs: Path) -> None:
-    with pytest.raises(OptionError, match="no comparison"):
+    with pytest.raises(OptionError, match="comparison"):
         arms_of({"a": small(inputs)}, None, 2, ())
 
 

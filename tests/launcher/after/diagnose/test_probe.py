@@ -80,9 +80,9 @@ def test_two_texts_are_told_apart_by_what_differs(frozen: Frozen) -> None:
 
 def test_splits_that_cannot_be_are_refused(frozen: Frozen) -> None:
     good = splits(told=True)
-    with pytest.raises(RunError, match="dev split is empty"):
+    with pytest.raises(RunError, match=r"\bdev\b.*\bempty\b"):
         linear_probe(frozen, replace(good, dev=Sentences((), None, np.zeros(0, dtype=np.int64))))
-    with pytest.raises(RunError, match="one label"):
+    with pytest.raises(RunError, match=r"\blabel\b"):
         linear_probe(frozen, replace(good, train=replace(good.train, labels=good.train.labels * 0)))
 
 

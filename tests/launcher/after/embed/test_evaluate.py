@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -121,14 +122,14 @@ def test_a_task_that_vectors_do_not_answer(bert: LocalModel, tmp_path: Path) -> 
         "name: cls\nkind: classification\npublished: here\nfiles: {dev: dev.tsv}\nformat: tsv\n"
         "fields: {first: 1, label: 2}\nlabels: ['0', '1']\nmetrics: [accuracy]\n"
     )
-    with pytest.raises(TaskError, match="vectors by themselves do not answer"):
+    with pytest.raises(TaskError, match=r"\bkind\b.*\bvectors\b"):
         embed_cell(bert, load_task(str(tmp_path / "class.yaml")), CellSettings(), seed=1)
 
 
 def test_scores_that_are_all_equal(bert: LocalModel, tmp_path: Path) -> None:
     task = sts(tmp_path)
     (tmp_path / "dev.tsv").write_text("3\ta rank\trows\n3\tloss\tfalls\n")
-    with pytest.raises(TaskError, match="all scores are 3"):
+    with pytest.raises(TaskError, match=r"\bscores\b.*\b3\b"):
         embed_cell(bert, task, CellSettings(), seed=1)
 
 
@@ -139,4 +140,4 @@ def test_long_texts_are_cut_and_it_is_said(
     (tmp_path / "dev.tsv").write_text(f"3\ta rank\t{'rows ' * 100}\n1\tloss\tfalls\n")
     with caplog.at_level("WARNING"):
         embed_cell(bert, task, CellSettings(), seed=1)
-    assert "1 of 4 texts are longer than 24 tokens and are cut" in caplog.text
+    assert re.search(r"\b1 of 4 texts\b.*\b24 tokens\b", caplog.text)

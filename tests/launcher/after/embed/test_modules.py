@@ -97,6 +97,6 @@ def test_a_folder_without_a_width_or_pooling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="hidden_size"):
         write_sentence_transformer(tmp_path, pooling="mean", normalize=True, max_length=8)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
-    with pytest.raises(ModelError, match="'average' is not a pooling"):
+    with pytest.raises(ModelError, match=r"'average'.*\bpooling\b"):
         write_sentence_transformer(tmp_path, pooling="average", normalize=True, max_length=8)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -101,9 +101,9 @@ def test_mistakes_in_a_file_have_their_line(tmp_path: Path, what: str) -> None:
 
 
 def test_a_missing_file_and_a_form_of_no_kind(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"rows\.jsonl is not there"):
+    with pytest.raises(TaskError, match=r"rows\.jsonl\b"):
         read_source(RowSource(files=("rows.jsonl",), **PAIRS), str(tmp_path))
-    with pytest.raises(TaskError, match="no known form"):
+    with pytest.raises(TaskError, match=r"\bform\b"):
         read_source(RowSource(files=("rows.xlsx",), **PAIRS), str(tmp_path))
 
 
@@ -172,6 +172,6 @@ def test_settings_of_a_file_look_for_data_beside_it(tmp_path: Path) -> None:
     training = load_settings(str(path), ["lr=3e-4"])
     assert training.lr == 3e-4
     assert read_source(training.train, training.root).labels == [1.0]
-    with pytest.raises(RecipeError, match="neither a file nor bundled"):
+    with pytest.raises(RecipeError, match="bundled"):
         load_settings(str(tmp_path / "not-there.yaml"))
     assert open_store(tmp_path).size("mine.yaml")

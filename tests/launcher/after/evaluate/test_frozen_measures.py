@@ -83,23 +83,23 @@ def test_a_machine_with_other_files_refuses(suite: str, pretrained: LocalModel, 
     (probe, *_) = frozen_measures(load_frozen(suite))
     lines = (tmp_path / "dev.tsv").read_text().splitlines()
     (tmp_path / "dev.tsv").write_text("\n".join(lines[1:]) + "\n")
-    with pytest.raises(TaskError, match="others on this machine"):
+    with pytest.raises(TaskError, match=r"\bfiles\b.*\bmachine\b"):
         probe.measure(pretrained, 0, tmp_path)
 
 
 @pytest.mark.parametrize("measure", ["heldout", "anisotropy"])
 def test_what_needs_a_runs_text_is_refused(suite: str, measure: str) -> None:
     Path(suite).write_text(f"name: x\nfrozen: [{{{measure}: {{}}}}]\n")
-    with pytest.raises(TaskError, match=f"{measure} is measured on a run's held-out text"):
+    with pytest.raises(TaskError, match=rf"\b{measure}\b.*held-out"):
         frozen_measures(load_frozen(suite))
 
 
 def test_the_same_twice_and_a_suite_of_nothing_are_mistakes(suite: str) -> None:
     Path(suite).write_text(SUITE + "  - probe: {task: word.yaml, pooling: cls}\n")
-    with pytest.raises(TaskError, match="has probe word twice"):
+    with pytest.raises(TaskError, match=r"\bword\b.*\btwice\b"):
         load_frozen(suite)
     Path(suite).write_text("name: x\ntasks: []\n")
-    with pytest.raises(TaskError, match="a suite needs tasks"):
+    with pytest.raises(TaskError, match=r"\bsuite\b.*\btasks\b"):
         load_suite(suite)
 
 

@@ -1,6 +1,7 @@
 """A grid over real Ray: workers that die, cells that fail, cells of other commands; nothing is computed twice."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -93,8 +94,9 @@ def test_a_worker_dies_cells_fail_and_the_rest_is_computed_once(
     assert label.problem == (
         f"fitting of {models[0].name} on label, lr 1, seed 0: train.tsv:7: label 'x' is not one of 0, 1"
     )
-    assert (label.remedy, label.passes) == ("correct the line", False)
-    assert "on code, lr 1, seed 0: ZeroDivisionError: division by zero" in code.problem
+    assert "line" in label.remedy
+    assert not label.passes
+    assert re.search(r"\bcode, lr 1, seed 0: ZeroDivisionError: ", code.problem)
     assert "ZeroDivisionError" in code.trace
     assert [(row.task, row.missing, row.median is None) for row in evaluation.table()] == [
         ("a", 0, False), ("label", 1, True), ("code", 1, True),

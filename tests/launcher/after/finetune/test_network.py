@@ -215,7 +215,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(models: Models, tmp_path: Path
         if (foreign / name).exists():
             shutil.copyfile(foreign / name, tmp_path / "tokenizer.json" / name)
     config = open_config(bert.folder)
-    with pytest.raises(TaskMismatch, match="does not fit the model"):
+    with pytest.raises(TaskMismatch, match=r"\btokenizer\b.*\bid\b.*\b[\d,]+"):
         open_pieces(tmp_path / "tokenizer.json", config, None)
     fields = json.loads((bert.folder / "tokenizer_config.json").read_bytes())
     (tmp_path / "tokenizer_config.json/tokenizer_config.json").write_text(
@@ -225,9 +225,9 @@ def test_a_tokenizer_that_does_not_fit_is_refused(models: Models, tmp_path: Path
     with pytest.raises(TaskMismatch, match="no cls_token"):
         open_pieces(tmp_path / "tokenizer_config.json", config, None)
     (tmp_path / "none").mkdir()
-    with pytest.raises(TaskMismatch, match="no tokenizer"):
+    with pytest.raises(TaskMismatch, match="tokenizer"):
         open_pieces(tmp_path / "none", config, None)
-    with pytest.raises(TaskMismatch, match="more than the 96 tokens"):
+    with pytest.raises(TaskMismatch, match=r"\b96 tokens\b"):
         open_pieces(bert.folder, config, 97)
 
 

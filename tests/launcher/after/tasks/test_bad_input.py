@@ -122,12 +122,12 @@ def test_what_cannot_be_used_is_named(
 
 def test_bytes_that_are_not_in_the_encoding(tmp_path: Path) -> None:
     content = ("a\tb\ty\n" + "René Müller, Köln\tz\tno\n" * 9).encode("latin-1")
-    with pytest.raises(TaskError, match=r"line 2: byte 3 \(0xe9\) is not utf-8") as caught:
+    with pytest.raises(TaskError, match=r"line 2: byte 3 \(0xe9\).*\butf-8") as caught:
         made(PAIRS, tmp_path, content).read("dev")
     assert "`encoding: cp1252`" in caught.value.remedy
     found = made(PAIRS, tmp_path, content, encoding="latin-1").read("dev")
     assert found.first == ("René Müller, Köln",) * 9  # type: ignore[union-attr]
-    with pytest.raises(TaskError, match="line 2: it has bytes that are not shift_jis"):
+    with pytest.raises(TaskError, match=r"line 2: .*\bshift_jis\b"):
         made(PAIRS, tmp_path, b"a\tb\ty\nx\xff\tz\tno\n", encoding="shift_jis").read("dev")
 
 
@@ -136,11 +136,11 @@ def test_encodings_and_delimiters_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(TaskError, match=next(iter(more))):
             made(PAIRS, tmp_path, b"", **more)
     table = b"a;b;c;y\nx;z;w;no\n"
-    with pytest.raises(TaskError, match=r"it has a, b, c, y") as caught:
+    with pytest.raises(TaskError, match=r"\ba, b, c, y\b") as caught:
         made(PAIRS | {"fields": {"first": "a", "second": "q", "label": "y"}}, tmp_path, table).read("dev")
     assert "`delimiter`" in caught.value.remedy
     numbers = PAIRS | {"fields": {"first": 1, "second": 2, "label": 4}}
-    with pytest.raises(TaskError, match="line 1: 1 field, but column 4 is needed") as caught:
+    with pytest.raises(TaskError, match=r"line 1: 1 field\b.*\bcolumn 4\b") as caught:
         made(numbers, tmp_path, table).read("dev")
     assert "`delimiter`" in caught.value.remedy
     assert len(made(numbers, tmp_path, table.split(b"\n")[1], delimiter=";").read("dev")) == 1
@@ -149,9 +149,9 @@ def test_encodings_and_delimiters_that_cannot_be(tmp_path: Path) -> None:
 def test_a_damaged_archive_and_no_parquet(tmp_path: Path) -> None:
     task = made(PAIRS, tmp_path, "", files={"dev": "dev.tsv"})
     (tmp_path / "dev.tsv.gz").write_bytes(b"\x1f\x8b\x08 not gzip")
-    with pytest.raises(InputError, match="damaged or truncated"):
+    with pytest.raises(InputError, match=r"damaged.* data"):
         task.read("dev")
-    with pytest.raises(TaskError, match="not a Parquet file"):
+    with pytest.raises(TaskError, match=r"\bParquet\b"):
         made({**PAIRS, "format": "parquet"}, tmp_path, "a,b,y\n").read("dev")
 
 
@@ -178,7 +178,7 @@ def test_gold_files_of_another_length(tmp_path: Path) -> None:
     }
     for gold in ("1\n", "1\n2\n3\n"):
         (tmp_path / "gold").write_text(gold)
-        with pytest.raises(TaskError, match=f"has 2 lines, .*gold has {gold.count(chr(10))}"):
+        with pytest.raises(TaskError, match=rf"\b2 lines\b.*gold.*\b{gold.count(chr(10))}\b"):
             made(described, tmp_path, "a\tb\nc\td\n").read("dev")
 
 

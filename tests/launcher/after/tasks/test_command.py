@@ -38,7 +38,7 @@ def test_list_shows_tasks_and_suites_with_the_promised_keys() -> None:
 def test_show_prints_what_can_be_checked(tmp_path: Path) -> None:
     published_folders.glue(tmp_path)
     (tmp_path / "mine.yaml").write_text(run("show", "cola"))
-    assert "no line of names" in run("show", str(tmp_path / "mine.yaml"))  # comments too
+    assert "names" in run("show", str(tmp_path / "mine.yaml"))  # comments too
     assert "cola dev: 2 examples" in run("check", str(tmp_path / "mine.yaml"))
     assert run("show", "glue").startswith("name: glue\n")
 
@@ -46,8 +46,8 @@ def test_show_prints_what_can_be_checked(tmp_path: Path) -> None:
 def test_check_says_what_is_in_a_task(tmp_path: Path) -> None:
     published_folders.glue(tmp_path)
     text = run("check", "cola", "--data", str(tmp_path))
-    assert "cola train: 2 examples, 1 50.0%, 0 50.0%; characters: median 27, longest 36; " in text
-    assert "2 are in train, too" in text
+    assert re.search(r"\bcola train: 2 examples, 1 50\.0%, 0 50\.0%; .*\b27\b.*\b36\b", text)
+    assert re.search(r"\b2 .*\btrain, too\b", text)
     records = [
         json.loads(line) for line in run("check", "mnli", "--data", str(tmp_path), "--json").splitlines()
     ]
@@ -80,7 +80,7 @@ def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: 
         tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good.")
     )
     result = CliRunner().invoke(cli.app, ["tasks", "check", "cola", "--data", str(tmp_path)])
-    assert "every example of the split dev has the label '1', and matthews needs two" in str(result.exception)
+    assert re.search(r"\bsplit dev\b.*'1'.*\bmatthews\b", str(result.exception))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "dev-v1.1.json.gz").write_bytes(b"\x1f\x8b\x08 cut")
     result = CliRunner().invoke(cli.app, ["tasks", "check", "squad", "--data", str(tmp_path)])
     assert "squad train: 1 examples" in result.stdout
-    assert "damaged or truncated gz data" in str(result.exception)
+    assert re.search(r"\bdamaged\b.*\bgz data\b", str(result.exception))
     both = tmp_path / "both.yaml"
     both.write_text("name: both\ntasks: [squad, squad2]\n")
     result = CliRunner().invoke(cli.app, ["tasks", "check", str(both)])
     assert "squad2 dev: 2 examples" in result.stdout
-    assert "damaged or truncated gz data" in str(result.exception)
+    assert re.search(r"\bdamaged\b.*\bgz data\b", str(result.exception))

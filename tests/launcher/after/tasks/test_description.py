@@ -98,11 +98,11 @@ def test_all_missing_keys_are_named_at_once() -> None:
 def test_names_that_there_are_not() -> None:
     with pytest.raises(TaskError) as caught:
         load_task("sst-2")
-    assert "did you mean sst2?" in caught.value.remedy
+    assert " sst2?" in caught.value.remedy
     with pytest.raises(TaskError) as caught:
         load_suite("gleu")
-    assert "did you mean glue?" in caught.value.remedy
-    with pytest.raises(TaskError, match=r"no file nowhere/mine\.yaml"):
+    assert " glue?" in caught.value.remedy
+    with pytest.raises(TaskError, match=r"nowhere/mine\.yaml"):
         load_task("nowhere/mine.yaml")
 
 
@@ -117,7 +117,7 @@ def test_a_files_paths_are_beside_it(tmp_path: Path) -> None:
     assert load_task(path, str(elsewhere)).read("dev").first == ("b",)  # type: ignore[union-attr]
     absolute = MINE.replace("dev.tsv", str(elsewhere / "dev.tsv"))
     assert loads(absolute, "mine.yaml", str(tmp_path)).read("dev").first == ("b",)  # type: ignore[union-attr]
-    with pytest.raises(TaskError, match="has no split 'tset'"):
+    with pytest.raises(TaskError, match=r"\bsplit 'tset'"):
         load_task(path).read("tset")
 
 
@@ -161,7 +161,7 @@ def test_a_suite_changes_its_tasks(tmp_path: Path) -> None:
     assert beside == [str(tmp_path), str(tmp_path), "other"]
     assert [task.name for task in load_suite(str(tmp_path / "mine.yaml"))] == ["mine"]
     (tmp_path / "small.yaml").write_text("name: small\ntasks: [sst2, {task: sst2}]\n")
-    with pytest.raises(TaskError, match="two tasks called sst2"):
+    with pytest.raises(TaskError, match=r"\btwo\b.*\bsst2\b"):
         load_suite(str(tmp_path / "small.yaml"))
     (tmp_path / "small.yaml").write_text("name: small\ntasks:\n  - {task: sst2, finetun: {}}\n")
     with pytest.raises(TaskError, match=r"small\.yaml:3"):

@@ -78,7 +78,7 @@ def same(items: Sequence[Item], others: Sequence[Item]) -> bool:
 
 
 def test_a_run_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(maskfleet.UserError, match="there is no run") as found:
+    with pytest.raises(maskfleet.UserError, match=r"\bmaskfleet init\b") as found:
         maskfleet.open_run(str(tmp_path / "nowhere"))
     assert "maskfleet init" in found.value.remedy
 
@@ -107,7 +107,7 @@ def test_a_run_that_never_trained_has_empty_frames(fresh_run: str) -> None:
 
 def test_without_pandas_the_remedy_is_named(run: maskfleet.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingPackage, match="needs pandas") as found:
+    with pytest.raises(MissingPackage, match="pandas") as found:
         run.metrics()
     assert found.value.remedy == "pip install pandas"
 
@@ -212,7 +212,7 @@ def test_a_loaders_workers_keep_the_order(run: maskfleet.Run, items: list[Item],
     data = run.stream(0, 2)
     loaded = list(DataLoader(data, batch_size=None, num_workers=workers))
     assert same(loaded, items)
-    with pytest.raises(RunError, match="ahead of the trainer"):
+    with pytest.raises(RunError, match="DataLoader"):
         data.state_dict()
     data.load_state_dict({"step": int(loaded[4]["step"]) + 1})
     assert same(list(DataLoader(data, batch_size=None, num_workers=workers)), loaded[5:])
@@ -229,11 +229,11 @@ def test_a_stateful_loader_goes_on_where_it_was(run: maskfleet.Run, items: list[
 
 
 def test_steps_and_ranks_that_are_not_there_are_refused(run: maskfleet.Run) -> None:
-    with pytest.raises(RunError, match="no rank 2 of 2"):
+    with pytest.raises(RunError, match=r"\brank 2 of 2\b"):
         run.stream(2, 2)
-    with pytest.raises(RunError, match="no data for steps 0 to 99"):
+    with pytest.raises(RunError, match=r"\bsteps 0 to 99\b"):
         run.stream(stop=99)
-    with pytest.raises(RunError, match="no data for step -1"):
+    with pytest.raises(RunError, match=r"\bstep -1\b"):
         run.stream().load_state_dict({"step": -1})
 
 
@@ -243,7 +243,7 @@ def test_a_checkpoint_is_a_torch_module(run: maskfleet.Run, made: Made) -> None:
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     assert not module.training
-    with pytest.raises(RunError, match="no checkpoint of step 9"):
+    with pytest.raises(RunError, match=r"\bcheckpoint\b.*\bstep 9\b"):
         run.module(step=9)
 
 
@@ -254,12 +254,12 @@ def test_a_checkpoint_is_a_model_of_transformers(run: maskfleet.Run) -> None:
     ours = {name: item[name] for name in ("input_ids", "attention_mask", "labels")}
     with torch.no_grad():
         assert torch.isfinite(model(**ours).loss)
-    with pytest.raises(RunError, match="no part 'generator'"):
+    with pytest.raises(RunError, match=r"\bpart 'generator'"):
         run.transformers_model(part="generator")
 
 
 def test_train_returns_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = maskfleet.train(str(tmp_path / "nowhere"))
     assert (ended.code, ended.how, ended.step) == (2, "mistake", 0)
-    assert "there is no run at" in ended.said
+    assert " run " in ended.said
     assert ended.said == capsys.readouterr().out

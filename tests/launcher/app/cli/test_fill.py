@@ -61,11 +61,11 @@ def test_a_model_that_predicts_no_masks_says_so(tmp_path: Path, exported: Path) 
     parameters = dict(permuted_language_model(config).named_parameters())
     files = {name: (exported / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
     export_model(lambda name: parameters[name].detach(), config, files, open_store(tmp_path), "plm")
-    with pytest.raises(ModelError, match="xlnet has no masked-language-model head"):
+    with pytest.raises(ModelError, match=r"\bxlnet\b.*\bhead\b"):
         fill_mask(tmp_path, "the loss <mask>", 3)
 
 
 @pytest.mark.parametrize("sentence", ["no mask here", "<mask> and <mask>"])
 def test_exactly_one_mask(exported: Path, sentence: str) -> None:
-    with pytest.raises(TokenizerError, match="exactly one <mask>"):
+    with pytest.raises(TokenizerError, match=r"\bone <mask>"):
         fill_mask(exported, sentence, 3)

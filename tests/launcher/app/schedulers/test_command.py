@@ -56,7 +56,7 @@ def test_a_relative_path_becomes_absolute(fresh_run: str, monkeypatch: pytest.Mo
 
 
 def test_a_run_that_is_not_there_is_known_before_the_queue(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run"):
+    with pytest.raises(RunError, match=r"\bmaskfleet init\b"):
         launch("slurm", str(tmp_path), *NODES)
 
 

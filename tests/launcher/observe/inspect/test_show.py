@@ -53,7 +53,7 @@ def test_it_prints_place_and_a_line_for_each_target(run: Run) -> None:
     shown = find_sample(run, 13, 0)
     lines = list(render(shown))
     assert "step 13, row 0[/] of 8: phase 1" in lines[0]
-    assert "from text" in lines[1]
+    assert " text" in lines[1]
     assert len(lines) == 7 + len(shown.samples.target_ids)
     assert all(any(kind in line for kind in ("masked", "kept", "random")) for line in lines[7:])
 

@@ -2,22 +2,25 @@
 
 import pytest
 
-from encoder_core.cost.flops import ObjectiveTerms, products
 from encoder_core.cost.products import Shape, count
 from encoder_core.families import albert, bert, electra, roberta
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
+from encoder_core.objectives.compose import products
+from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig
+from encoder_core.objectives.term import TermConfig
 from launcher.plan.estimate.estimate import estimate
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.recipe.load import load
 
-MLM = ObjectiveTerms()
-NSP = ObjectiveTerms(pairs=True)
-RTD = ObjectiveTerms(replaced=ReplacedTokenConfig())
+MLM: dict[str, TermConfig] = {"mlm": MlmConfig()}
+NSP = MLM | {"nsp": NspConfig()}
+RTD = MLM | {"rtd": ReplacedTokenConfig()}
 
 
-def flops(model: ModelConfig, terms: ObjectiveTerms, length: int, targets: int) -> int:
+def flops(model: ModelConfig, terms: dict[str, TermConfig], length: int, targets: int) -> int:
     """Forward and backward of one row."""
     return count(products(model, terms, Shape(1, length, targets))).model
 
@@ -63,7 +66,7 @@ def test_modernbert_on_eight_h100() -> None:
     ],
 )
 def test_training_flops_that_electra_states(
-    model: ModelConfig, terms: ObjectiveTerms, rows: float, length: int, published: float
+    model: ModelConfig, terms: dict[str, TermConfig], rows: float, length: int, published: float
 ) -> None:
     """Clark et al. 2020, and their flops_computation.py: the backward pass counts as one forward pass, embeddings are
     looked up by a dense product, 15.625 % is masked; and small operations count, 5 % or less but in small models."""

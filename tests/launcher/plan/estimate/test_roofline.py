@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from encoder_core.cost.flops import products
 from encoder_core.cost.products import Shape
 from encoder_core.families.pre_norm import PreNormConfig
+from encoder_core.objectives.compose import products
 from launcher.plan.estimate.roofline import (
     LOGIT_PASSES,
     PYTHON,
@@ -26,7 +26,7 @@ from launcher.plan.estimate.roofline import (
     warp_instructions,
 )
 from launcher.runtime.capacity.devices import find_gpu
-from launcher.runtime.capacity.workload import microbatch_shape, terms
+from launcher.runtime.capacity.workload import microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import known
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
@@ -86,7 +86,7 @@ def test_bytes_are_those_that_operations_touch(network: Network) -> None:
         for losses in turns(module, batch, remembered):
             sum(term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
     plm = network.objective.plm is not None
-    every = products(network.model, network.terms, SHAPE, backwards=plm)
+    every = products(network.model, network.objective.terms, replace(SHAPE, backwards=plm))
     counted = sum(product_bytes(product, STATE) for product in every if not is_attention(product))
     assert counted == pytest.approx(bytes_of.found["products"], rel=0.125)
     recipe = load("xlnet-base" if plm else "roberta-base")
@@ -152,7 +152,7 @@ def test_attention_with_dropout_takes_what_its_instructions_take() -> None:
     scores = 12 * 512 * shape.tokens * 12
     expected = scores * 5.03 / (0.65 * 4 * 132 * 1.755e9)
     assert roofline(recipe, shape, gpu).attention == pytest.approx(expected)
-    evaluated = [replace(p, derivatives=0) for p in products(recipe.model, terms(recipe.objective), shape)]
+    evaluated = [replace(p, derivatives=0) for p in products(recipe.model, recipe.objective.terms, shape)]
     assert warp_instructions(evaluated, "fused kernels") == pytest.approx(scores * 1.56)
 
 

@@ -81,7 +81,7 @@ def test_the_rank_that_failed_is_named(ends: list[str]) -> None:
 
 
 def test_ranks_that_do_not_end_are_ended(tmp_path: Path) -> None:
-    with pytest.raises(EstimateError, match="not done after"):
+    with pytest.raises(EstimateError, match=r"\bafter [\d.]+ minutes\b"):
         run_ranks(shells(["waits", "well"], tmp_path), 0.3)
     assert left(tmp_path) == []
 
@@ -98,7 +98,7 @@ def test_a_killed_rank_on_which_the_first_waits(when: str, tmp_path: Path) -> No
         for rank in range(2)
     ]
     began = time.monotonic()
-    with pytest.raises(EstimateError, match="rank 1 of 2 was killed by signal 9"):
+    with pytest.raises(EstimateError, match=r"\brank 1 of 2 .*\bsignal 9\b"):
         run_ranks(commands, 2 * PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S
     assert left(tmp_path) == []

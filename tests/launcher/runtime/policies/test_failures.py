@@ -79,7 +79,7 @@ def test_starts_that_raise_before_a_step_end_the_run() -> None:
     assert decide(errors[:-1], nodes=1) == Restart()
     decision = decide(errors, nodes=1)
     assert isinstance(decision, Stop)
-    assert "before finishing a step" in decision.reason
+    assert "finishing" in decision.reason
     assert decide([RAISED] * (SAME_ERROR - 1) + [failure()], nodes=1) == Restart()
     assert decide([failure()] + [RAISED] * (SAME_ERROR - 1), nodes=1) == Restart()
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -195,8 +196,8 @@ def test_without_such_a_checkpoint_the_run_ends(history: list[CheckpointName]) -
     verdict = decide(SETTINGS, 12, "losses that are not finite", history, [])
     assert verdict.to is None
     assert isinstance(verdict.stop, Stop)
-    assert "losses that are not finite, from step 12 on" in verdict.stop.reason
-    assert "3 or more steps older" in verdict.stop.reason
+    assert re.search(r"\bfinite, .*\bstep 12\b", verdict.stop.reason)
+    assert re.search(r"\bcheckpoint is 3 ", verdict.stop.reason)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_it_gives_up_when_going_back_again_and_again_does_not_help(past: list[Re
     assert verdict.to == CheckpointName(2, 48), "a later start goes on from there in any case"
     assert (verdict.stop is not None) == stops
     if verdict.stop:
-        assert "after going back 2 times in a row" in verdict.stop.reason
+        assert " 2 times" in verdict.stop.reason
         assert "step 48" in verdict.stop.remedy
 
 

@@ -200,6 +200,6 @@ def test_stacks_show_what_a_waiting_thread_does() -> None:
     finally:
         go_on.set()
         thread.join()
-    assert "thread waiting" in text
+    assert "waiting" in text
     assert "wait_for_a_collective" in text
     assert "thread MainThread" in text

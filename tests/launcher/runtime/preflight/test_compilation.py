@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_core.cost.trial_network import Subject
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.kernels import choose, name_of
 
 GPU = "a GPU, driver 1"

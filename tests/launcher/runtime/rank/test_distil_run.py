@@ -1,5 +1,6 @@
 """Runs that distil: taught by a run or a folder, killed and resumed to the bit, held to the teacher they began with."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_teacher_that_was_moved_is_the_same_and_one_that_was_trained_on_is_ano
         (folder / "second" / name).write_bytes((folder / "exported" / name).read_bytes())
     ended = run_group(lying, 2)
     assert all(ended.codes), "no rank trains with another teacher"
-    assert "holds other weights than when" in ended.output
+    assert re.search(r"\bother weights\b", ended.output)
 
 
 def small(**changes: object) -> str:

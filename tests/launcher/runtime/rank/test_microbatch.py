@@ -103,4 +103,4 @@ def test_a_row_that_does_not_fit_ends_the_run_with_a_remedy(folder: Path) -> Non
     assert re.search(
         r"phases.0: 1 rows of 32 tokens do not fit into the memory of a CPU that plays a GPU", ended.output
     )
-    assert "remedy: set activation_checkpointing: true" in ended.output
+    assert "activation_checkpointing: true" in ended.output

@@ -94,7 +94,7 @@ def test_every_example_of_a_step_is_shown_and_is_of_one_source(run: Run) -> None
             assert shown.rows == BATCH
             names.add(shown.source.name)
             lines = str(shown).splitlines()
-            assert lines[2].endswith("tokens in 3 texts, one example:")
+            assert " 3 texts" in lines[2]
             titles, found = zip(*(line.split(" tokens) ") for line in lines[4:]), strict=True)
             assert [title.rpartition(" (")[0] for title in titles] == ["query", "positive", "negative 1"]
             plain = [text.removeprefix("<s>").removesuffix("</s>").strip() for text in found]
@@ -171,7 +171,7 @@ def test_plain_text_makes_sentences_twice(inputs: Path, tmp_path: Path) -> None:
     shown = find_sample(open_run(str(tmp_path / "run")), 3, 2)
     first, second = str(shown).splitlines()[4:]
     assert first.startswith("sentence (")
-    assert second.startswith("the same (")
+    assert " same (" in second
     assert first.partition(") ")[2] == second.partition(") ")[2]
 
 

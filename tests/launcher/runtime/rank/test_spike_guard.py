@@ -96,7 +96,7 @@ def test_it_goes_back_on_record(run: Run) -> None:
     commit_steps(run.store, attempt, 4, 8, 10)
     for step in (12, 13):
         make_step(guard, step, math.nan, math.nan)
-    with pytest.raises(Rewound, match="losses that are not finite: back from step 15 to step 8"):
+    with pytest.raises(Rewound, match=r"\bfinite: .*\bstep 15 .*\bstep 8\b"):
         make_step(guard, 14, math.nan, math.nan)
     (rewind,) = rewinds(run.store)
     assert (rewind.attempt, rewind.to, rewind.began, rewind.reached) == (1, CheckpointName(1, 8), 12, 15)
@@ -128,7 +128,7 @@ def test_the_second_time_in_a_row_it_ends_but_goes_back_all_the_same(run: Run) -
 
 def test_with_nothing_to_go_back_to_it_ends(run: Run) -> None:
     guard = guard_of(run, claim(run.store))
-    with pytest.raises(RunError, match="no checkpoint is 3 or more steps older"):
+    with pytest.raises(RunError, match=r"\bcheckpoint\b.*\b3\b"):
         go_bad(guard, 0, 3)
     assert rewinds(run.store) == []
 
@@ -140,7 +140,7 @@ def test_a_zombie_goes_back_for_nobody(run: Run) -> None:
     calm(guard, 0, 8)
     attempt.end(0.0)
     claim(run.store)
-    with pytest.raises(CheckpointError, match="superseded by attempt 2"):
+    with pytest.raises(CheckpointError, match=r"\battempt 2\b"):
         go_bad(guard, 8, 11)
     assert rewinds(run.store) == []
 

@@ -104,7 +104,7 @@ def test_a_filled_up_vocabulary_keeps_its_spare_rows(setting: Setting, tmp_path:
     model, _ = longer.asks(filled, RecipeObjective(mlm=MLM), tmp_path).begin()
     word = "encoder.embeddings.word.weight"
     assert torch.equal(parameters_of(model)[word][size + 2 :], exported[word][size + 2 :])
-    with pytest.raises(RunError, match=rf"word\.weight is \({size + 10}, 32\) there and \({size}, 32\) here"):
+    with pytest.raises(RunError, match=rf"word\.weight\b.*\({size + 10}, 32\).*\({size}, 32\)"):
         setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
 
 
@@ -140,5 +140,5 @@ def test_a_runs_own_tokenizer_counts_whatever_lies_where_it_came_from(
 def test_a_stranger_tokenizer_is_refused(setting: Setting, tmp_path: Path) -> None:
     export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
     other = replace(setting, tokenizer=train_tokenizer("wordpiece", ["some text of words"] * 9, 36))
-    with pytest.raises(TokenizerError, match=r"write words in different ways\n.*tokenizer extend"):
+    with pytest.raises(TokenizerError, match=r"\bwordpiece\b.*\n.*\bextend\b"):
         other.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()

@@ -83,12 +83,12 @@ def test_the_command_prints_what_recipe_check_accepts(tmp_path: Path) -> None:
 
 def test_one_network_of_electras_two_is_refused(tmp_path: Path) -> None:
     export(FAMILIES["electra"], tmp_path)
-    with pytest.raises(RunError, match=r"one network of ELECTRA's two.*\n.*generator/"):
+    with pytest.raises(RunError, match=r"\bELECTRA's\b.*\n.*generator/"):
         continued(str(tmp_path / "discriminator"))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json does not exist"):
+    with pytest.raises(ModelError, match=r"config\.json\b"):
         continued(str(tmp_path))
 
 

@@ -40,7 +40,7 @@ def test_init_records_what_the_run_is(inputs: Path, tmp_path: Path) -> None:
 
 def test_init_refuses_an_existing_run(fresh_run: str, inputs: Path) -> None:
     before = Path(fresh_run, RECORD).read_bytes()
-    with pytest.raises(RunError, match="there is a run at"):
+    with pytest.raises(RunError, match=r"\ba run\b"):
         create_run(recipe(inputs, "seed=9"), fresh_run, NOW)
     assert Path(fresh_run, RECORD).read_bytes() == before
 
@@ -63,15 +63,15 @@ def test_an_interrupted_init_can_be_repeated(inputs: Path, tmp_path: Path) -> No
     uri = str(tmp_path / "run")
     create_run(recipe(inputs), uri, NOW)
     Path(uri, RECORD).unlink()
-    with pytest.raises(RunError, match="there is no run"):
+    with pytest.raises(RunError, match=r"\bmaskfleet init\b"):
         open_run(uri)
-    with pytest.raises(RunError, match="interrupted, or is under way"):
+    with pytest.raises(RunError, match=r"recipe\.yaml\b.*run\.json\b"):
         create_run(recipe(inputs, "seed=4"), uri, NOW)
     assert create_run(recipe(inputs), uri, NOW).recipe.seed == 1
 
 
 def test_opening_never_creates(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="there is no run at") as caught:
+    with pytest.raises(RunError, match=r"\bmaskfleet init\b") as caught:
         open_run(str(tmp_path / "rnu"))
     assert "maskfleet init" in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +80,7 @@ def test_opening_never_creates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 0}', b"\xff"])
 def test_a_damaged_record_is_refused(fresh_run: str, content: bytes) -> None:
     Path(fresh_run, RECORD).write_bytes(content)
-    with pytest.raises(RunError, match="is damaged"):
+    with pytest.raises(RunError, match="damaged"):
         open_run(fresh_run)
 
 
@@ -88,10 +88,10 @@ def test_a_damaged_record_is_refused(fresh_run: str, content: bytes) -> None:
 def test_a_record_of_a_newer_version_is_refused_and_kept(fresh_run: str, change: dict[str, object]) -> None:
     record = Path(fresh_run, RECORD)
     record.write_text(newer := json.dumps(json.loads(record.read_text()) | change))
-    with pytest.raises(RunError, match="newer version"):
+    with pytest.raises(RunError, match="newer"):
         open_run(fresh_run)
     if "format" in change:
-        with pytest.raises(RunError, match="newer version"):
+        with pytest.raises(RunError, match="newer"):
             open_outline(fresh_run)
     assert record.read_text() == newer
 
@@ -129,7 +129,7 @@ def test_inputs_that_do_not_fit_leave_no_run(
 def test_sentences_must_follow_each_other_where_that_is_asked(inputs: Path, tmp_path: Path) -> None:
     """The shared corpus has documents of one sentence: no second one ever follows."""
     pairs = ("input={packing: segment_pair}", "objective.nsp={weight: 1}")
-    with pytest.raises(CorpusError, match="no document of two sentences"):
+    with pytest.raises(CorpusError, match=r"\bobjective\.nsp\b"):
         new_run(inputs, str(tmp_path / "run"), *pairs)
 
 
@@ -138,7 +138,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(inputs: Path, tmp_path: Path) 
     from data_service.tokenizers.train import train_tokenizer
 
     save_tokenizer(train_tokenizer("byte_bpe", iter(["other words " * 50]), 270), str(tmp_path / "other"))
-    with pytest.raises(TokenizerError, match="was built with another tokenizer"):
+    with pytest.raises(TokenizerError, match=r"\btokenizer \([0-9a-f]{12}\)"):
         create_run(recipe(inputs, f"tokenizer.uri={tmp_path / 'other'}"), str(tmp_path / "run"), NOW)
 
 

@@ -1,5 +1,6 @@
 """Forks: a run that begins with another's checkpoint, and goes on as that would have, or as its changes ask."""
 
+import re
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -88,7 +89,7 @@ def test_other_data_begins_anew_and_everything_else_goes_on(source: str, tmp_pat
     assert [record["samples"][0] for record in steps(uri)[:3]] == [[0, 0, 8], [0, 8, 16], [0, 16, 20]]
     assert small_runs.final_state(uri) != small_runs.final_state(source)
     assert find_sample(forked.run, STEP, 0).sample == 0
-    with pytest.raises(RunError, match="has no data for step 8"):
+    with pytest.raises(RunError, match=r"\bdata\b.*\bstep 8\b"):
         find_sample(forked.run, 8, 0)
 
 
@@ -125,7 +126,7 @@ def test_the_place_in_other_data_can_be_kept(source: str, tmp_path: Path) -> Non
 def test_moments_of_another_optimizer_are_refused_unless_they_are_the_same(
     source: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match="saved with another optimizer") as refused:
+    with pytest.raises(CheckpointError, match=r"\bstep \d+ .*\boptimizer\b") as refused:
         make(source, tmp_path / "muon", "optimizer={muon: {lr: 1.0e-3}}")
     assert f"--set start={source}" in refused.value.remedy
     assert not (tmp_path / "muon" / RECORD).exists()
@@ -188,9 +189,9 @@ def test_dropout_is_no_other_model(source: str, tmp_path: Path) -> None:
 
 
 def test_a_fork_has_something_to_train(source: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no checkpoint of step 4"):
+    with pytest.raises(RunError, match=r"\bcheckpoint\b.*\bstep 4\b"):
         make(source, tmp_path / "fork", step=4)
-    with pytest.raises(RunError, match="of step 14, and the phases end at step 14"):
+    with pytest.raises(RunError, match=r"\bstep 14\b.*\bphases\b.*\bstep 14\b"):
         make(source, tmp_path / "fork", step=None)
     assert not (tmp_path / "fork").exists()
 
@@ -209,7 +210,7 @@ def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(
         assert [record[what] for record in steps(uri)] == [
             record[what] for record in steps(source)[STEP : STEP + 4]
         ]
-    with pytest.raises(RunError, match="decays already at step 9"):
+    with pytest.raises(RunError, match=r"\bdecays\b.*\bstep 9\b"):
         make(source, tmp_path / "not", decay=4)
 
 
@@ -242,7 +243,7 @@ def digest(run: Run, step: int) -> int:
 
 
 def test_a_run_is_never_overwritten(source: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="there is a run at"):
+    with pytest.raises(RunError, match=r"\ba run\b"):
         make(source, Path(source))
 
 
@@ -253,7 +254,7 @@ def test_an_interrupted_fork_can_be_repeated(source: str, tmp_path: Path) -> Non
         store.delete(key)
         assert make(source, tmp_path / "fork").run.record == forked.run.record
         store.delete(RECORD)
-    with pytest.raises(RunError, match="another checkpoint"):
+    with pytest.raises(RunError, match=r"\banother\b.*\bcheckpoint\b"):
         make(source, tmp_path / "fork", step=12)
     make(source, tmp_path / "fork")
     assert committed(store) == [CheckpointName(BEFORE, STEP)]
@@ -267,9 +268,9 @@ def test_a_damaged_checkpoint_makes_no_run(source: str, tmp_path: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(DamagedCheckpoint, match="does not match its hash"):
+    with pytest.raises(DamagedCheckpoint, match=r"\bhash\b.* \d+ to \d+"):
         make(str(copy), tmp_path / "fork")
-    with pytest.raises(RunError, match="there is no run"):
+    with pytest.raises(RunError, match=r"\bmaskfleet init\b"):
         open_run(str(tmp_path / "fork"))
 
 
@@ -280,8 +281,8 @@ def test_the_commands_say_where_it_is_from(source: str, tmp_path: Path) -> None:
     assert "- seed: 1 -> 5" in made
     assert "begins anew (seed)" in made
     shown = maskfleet("runs", "status", new)
-    assert "never started" in shown
+    assert "never" in shown
     assert "step 9 of 14" in shown
-    assert f"forked from {open_run(source).store.uri} at step 9, changed: seed: 1 -> 5" in shown
+    assert re.search(rf" {open_run(source).store.uri} at step 9, .*\bseed: 1 -> 5\b", shown)
     maskfleet("report", new, "--out", str(page), "--no-baselines")
-    assert "forked from" in page.read_text()
+    assert "forked" in page.read_text()

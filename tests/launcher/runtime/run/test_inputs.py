@@ -12,9 +12,7 @@ def test_a_source_that_would_never_be_read_is_refused_with_the_weight_that_is_en
     small_runs.prepare_corpus(tmp_path)
     rare = f"{{uri: {tmp_path}/corpus, weight: %s}}"
     settings = f"corpus.sources={{text: {rare % 1}, rare: {rare}}}"
-    with pytest.raises(
-        CorpusError, match=r"corpus\.sources\.rare .*in phase 0: of the .* rows of an epoch"
-    ) as raised:
+    with pytest.raises(CorpusError, match=r"corpus\.sources\.rare .*\bphase 0\b.*\brows\b") as raised:
         small_runs.new_run(tmp_path, "refused", settings % "1.0e-7")
     assert "set corpus.sources.rare.weight to 0.0" in raised.value.remedy
     small_runs.new_run(tmp_path, "run", settings % "0.5")
@@ -31,7 +29,7 @@ def test_a_source_that_would_be_read_too_often_is_refused(
     phase = (
         "{steps: 20, length: 32, batch: {sequences: 12}, mixture: {weights: {text: 1}, most_readings: %s}}"
     )
-    with pytest.raises(UserError, match=r"text.* has [\d,]+ tokens, and would be read") as raised:
+    with pytest.raises(UserError, match=r"\btext\b.* [\d,]+ tokens\b.*\bread\b") as raised:
         small_runs.new_run(tmp_path, "refused", f"phases=[{phase % 2}]")
     enough = raised.value.remedy.split("most_readings to ")[1].split()[0]
     small_runs.new_run(tmp_path, "run", f"phases=[{phase % enough}]")

@@ -187,7 +187,7 @@ def test_a_command_says_so_and_changes_nothing(
             cli.main()
         said = " ".join(capsys.readouterr().err.split())
         assert ended.value.code == 2, said
-        assert "written by a newer version" in said
+        assert " newer " in said
         assert path.name in said
         assert "remedy" in said
         assert contents(place) == before
@@ -214,7 +214,7 @@ def test_who_reads_it_inside_a_long_command_refuses_it(tmp_path: Path, name: str
     path.write_text(json.dumps(content | {"version": content["format"]}))
     before = contents(tmp_path)
     read, kind = READERS[name]
-    with pytest.raises(kind, match="newer version"):
+    with pytest.raises(kind, match="newer"):
         read(tmp_path)
     assert contents(tmp_path) == before
 
@@ -225,7 +225,7 @@ def test_newer_records_are_not_packed_and_none_is_deleted(tmp_path: Path) -> Non
     for number, line in enumerate(lines):
         store.put(segment_key(METRICS, 1, number), line.encode())
     before = contents(tmp_path)
-    with pytest.raises(RunError, match="newer version"):
+    with pytest.raises(RunError, match="newer"):
         pack_once(store, 1, over=True)
     packer = Packer(store, 2)
     packer.close()
@@ -235,7 +235,7 @@ def test_newer_records_are_not_packed_and_none_is_deleted(tmp_path: Path) -> Non
 
 def test_a_table_of_similar_words_and_a_request_to_stop(tmp_path: Path) -> None:
     table = dump_similar_words([], tokenizer="t", vocab_size=5, made={})
-    with pytest.raises(CorpusError, match="newer version"):
+    with pytest.raises(CorpusError, match="newer"):
         parse_similar_words(
             table.replace(b'"version": 1', b'"version": 2').replace(b'"version":1', b'"version":2'), "x"
         )

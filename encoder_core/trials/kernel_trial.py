@@ -11,11 +11,11 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from encoder_core.cost.trial_network import Subject, settings
-from encoder_core.cost.trial_process import Deadline, Report, TrialEnded, follow
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
+from encoder_core.trials.trial_network import Subject, settings
+from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, follow
 
-TARGET = "encoder_core.cost.kernel_attempts:serve"
+TARGET = "encoder_core.trials.kernel_attempts:serve"
 SAID = 500  # characters of what went wrong
 _QUICKER = 0.9  # of the usual kernel's time: what is less so is not worth another choice
 _STARTS = 2  # processes in a row that end before they come to a kernel, after which the trial ends

@@ -16,11 +16,11 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from encoder_core.cost.compile_trial import try_apart
-from encoder_core.cost.kernel_trial import KernelTrial, Limits, TriedKernel, preference, try_kernels
-from encoder_core.cost.trial_network import Subject
-from encoder_core.cost.trial_process import Deadline, TrialEnded, follow
 from encoder_core.families.bert import BertConfig
+from encoder_core.trials.compile_trial import try_apart
+from encoder_core.trials.kernel_trial import KernelTrial, Limits, TriedKernel, preference, try_kernels
+from encoder_core.trials.trial_network import Subject
+from encoder_core.trials.trial_process import Deadline, TrialEnded, follow
 from tests.support.ranks.bad_kernels import RIGHT, Misbehaviour, tried_with
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -171,7 +171,7 @@ def test_whatever_a_compiler_does_is_only_on_record(seed: int) -> None:
 def test_a_process_goes_with_the_one_that_started_it() -> None:
     """Killed, it cannot see to that itself."""
     code = (
-        "from tests.encoder_core.cost.test_trial_process import trial\n"
+        "from tests.encoder_core.trials.test_trial_process import trial\n"
         "from tests.support.ranks.bad_kernels import Misbehaviour\n"
         "trial(Misbehaviour('padded', 'kill the rank'))"
     )

@@ -29,7 +29,7 @@ _CHUNK = 1 << 16
 _LAST_WORDS = 300  # characters of what a process printed
 _LONGEST_LINE = 1 << 20  # of a report
 _FINISHED = {"finished": True}
-_CODE = "import sys\nfrom encoder_core.cost.trial_process import enter\nenter(*sys.argv[1:])"
+_CODE = "import sys\nfrom encoder_core.trials.trial_process import enter\nenter(*sys.argv[1:])"
 
 
 class TrialEnded(Exception):

@@ -16,7 +16,11 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from encoder_core.cost.trial_network import (
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.pieces import Pieces, compile_layers
+from encoder_core.layers.torch_internals import graphs_compiled
+from encoder_core.trials.trial_network import (
     Subject,
     built,
     gradients,
@@ -26,13 +30,9 @@ from encoder_core.cost.trial_network import (
     settle,
     smaller,
 )
-from encoder_core.cost.trial_process import Deadline, Line, Report, TrialEnded, follow, said
-from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.layers.torch_internals import graphs_compiled
+from encoder_core.trials.trial_process import Deadline, Line, Report, TrialEnded, follow, said
 
-TARGET = "encoder_core.cost.compile_trial:serve"
+TARGET = "encoder_core.trials.compile_trial:serve"
 _BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of a gradient's relative error
 _FEW = 64  # tokens of a small batch
 _CPU_TOKENS = 4160  # of the large one on a CPU; inductor sums more than 4,096 numbers there in another way

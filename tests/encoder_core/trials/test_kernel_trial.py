@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.cost.kernel_attempts import serve
-from encoder_core.cost.kernel_trial import TriedKernel, Unit, merged, preference
-from encoder_core.cost.trial_network import Subject, settings
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
@@ -18,6 +15,9 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads import cross_entropy
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.kernel_choice import Kernel, Preference, pick, prefer
+from encoder_core.trials.kernel_attempts import serve
+from encoder_core.trials.kernel_trial import TriedKernel, Unit, merged, preference
+from encoder_core.trials.trial_network import Subject, settings
 
 SHAPE: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
 NETWORKS: dict[str, ModelConfig] = {

@@ -21,8 +21,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from encoder_core.cost.kernel_trial import SAID, Candidate, TriedKernel, Unit
-from encoder_core.cost.trial_network import (
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.kernel_choice import asked, only
+from encoder_core.trials.kernel_trial import SAID, Candidate, TriedKernel, Unit
+from encoder_core.trials.trial_network import (
     Subject,
     built,
     compute,
@@ -32,10 +35,7 @@ from encoder_core.cost.trial_network import (
     settle,
     smaller,
 )
-from encoder_core.cost.trial_process import Report, said
-from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.kernel_choice import asked, only
+from encoder_core.trials.trial_process import Report, said
 
 _LENGTHS = (1, 33, 130, 7, 64)  # of the rows that are compared: shorter and longer than tiles, and one token
 _SLACK = 4.0  # how many times the written formula's own error a kernel may have
