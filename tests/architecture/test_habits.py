@@ -145,6 +145,28 @@ def test_a_replacement_of_masked_words(data_service: Scratch) -> None:
     assert len(data_service.touched) == counted("Add a replacement of masked words")
 
 
+def test_a_replacement_with_a_table() -> None:
+    """That of similar words, without what learns the table."""
+    learning = (":!data_service/stream/similar_words.py", ":!launcher/app/cli/corpus.py")
+    naming = subprocess.run(
+        [
+            "git",
+            "grep",
+            "-lE",
+            r"similar_words|Similar(Source|Words)|\.similar\b",
+            "--",
+            "*.py",
+            ":!tests",
+            *learning,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"named in {len(naming.stdout.split())} files of code" in PAGE.read_text("utf-8"), naming.stdout
+
+
 STORE = '''
 """Objects in the memory that processes of one machine share."""
 
