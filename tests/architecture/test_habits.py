@@ -1,6 +1,7 @@
 """The counts of "Contributing" hold: each addition is made in a scratch copy, in so many files, and works."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -36,13 +37,15 @@ class Scratch:
 
     def run(self, program: str) -> str:
         """What a program prints that imports the packages of the copy."""
-        command = [
-            sys.executable,
-            "-P",
-            "-c",
-            f"import sys; sys.path.insert(0, {str(self.root)!r})\n{program}",
-        ]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
+        path = f"{self.root}{os.pathsep}{ROOT}"  # also of processes that it starts; tests are not copied
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -248,6 +251,62 @@ def test_an_input_format(data_service: Scratch) -> None:
     )
     assert said.split() == ["first", "second"]
     assert len(data_service.touched) == counted("Add an input format")
+
+
+SETTER = """
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.rate = rate
+"""
+
+KEY = """
+    layer_key(
+        "dropout",
+        "dropout",
+        lambda recipe: recipe.model.dropout,
+        lambda recipe, own: recipe.model_copy(
+            update={"model": recipe.model.model_copy(update={"dropout": own})}
+        ),
+        lambda recipe: None if recipe.objective.mlm else ("only mlm has it", "leave it out"),
+    ),
+"""
+
+
+@pytest.mark.heavy
+def test_a_key_of_a_phase(packages: Scratch) -> None:
+    """Old runs are the same runs. `use` trains one with the key."""
+    plain = packages.run(IDENTITY)
+    schema, field = (
+        "launcher/runtime/recipe/schema.py",
+        "    rope_base: Annotated[float, Field(gt=0)] | None = None\n",
+    )
+    packages.replace(
+        schema, field, f"{field}    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None\n"
+    )
+    keys = "launcher/runtime/recipe/phases.py"
+    entry = '    layer_key("rope_base", '
+    packages.replace(keys, entry, KEY.removeprefix("\n") + entry)
+    layer = "encoder_core/layers/dropout.py"
+    packages.replace(layer, "\n\ndef dropout(\n", f"{SETTER}\n\ndef dropout(\n")
+    loop = "encoder_core/train/loop.py"
+    packages.replace(loop, '{"rope_base": ', '{"dropout": set_dropout, "rope_base": ')
+    imported, layers = "from encoder_core.train.engine import ", "dropout"
+    packages.replace(loop, imported, f"from encoder_core.layers.{layers} import set_dropout\n{imported}")
+    assert packages.run(IDENTITY) == plain
+    packages.run("from tests.support.phase_key import use; use()")
+    assert len(packages.touched) == counted("Add a key of a phase")
+
+
+IDENTITY = """
+from launcher.runtime.recipe import identity
+from launcher.runtime.recipe.load import load
+
+for name in ("roberta-base", "modernbert-base"):
+    recipe = load(name)
+    print(identity.fingerprint(identity.identity(recipe)), recipe.to_yaml())
+"""
 
 
 DISPLAYS = """
