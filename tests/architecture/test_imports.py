@@ -156,8 +156,15 @@ def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
 
 
 def test_what_comes_with_the_coordinators_handle_reaches_no_torch() -> None:
-    """A rank's process gets the handle together with its seat."""
-    assert not loaded_with(["launcher.runtime.cluster.standing"]) & {"torch", "deepspeed"}
+    """A rank's process gets the handle together with its seat: what the methods' defaults and marks are made of."""
+    names = (
+        "cluster.standing",
+        "cluster.nodes",
+        "policies.watchdog",
+        "policies.elastic",
+        "policies.failures",
+    )
+    assert not loaded_with([f"launcher.runtime.{name}" for name in names]) & {"torch", "deepspeed"}
 
 
 def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None:

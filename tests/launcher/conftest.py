@@ -51,10 +51,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> "Cluster":
     """Nodes of our own in place of Ray's."""
     import ray
 
-    from launcher.runtime.cluster import resources
+    from launcher.runtime.cluster import nodes
     from tests.support.clusters.coordinators import Cluster
 
     cluster = Cluster(a=2, b=1)
     monkeypatch.setattr(ray, "nodes", cluster.nodes)
-    monkeypatch.setattr(resources, "draining_nodes", lambda: frozenset(cluster.draining))
+    monkeypatch.setattr(nodes, "draining_nodes", lambda: frozenset(cluster.draining))
     return cluster

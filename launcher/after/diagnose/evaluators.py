@@ -18,8 +18,8 @@ from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
 from data_service.store.errors import StoreError
 from launcher.after.diagnose.evaluator_process import EvaluatorProcess
+from launcher.runtime.cluster.nodes import lost
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.cluster.resources import lost
 from launcher.runtime.run.evaluations import unevaluated
 from launcher.runtime.run.record import Run
 

@@ -38,8 +38,8 @@ from launcher.after.evaluate.computing import (
 from launcher.after.evaluate.model import pack, unpack
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import OptionError, TryAgain
+from launcher.runtime.cluster.nodes import logs, lost, room_for
 from launcher.runtime.cluster.rank_process import given_gpus
-from launcher.runtime.cluster.resources import logs, lost, room_for
 from launcher.runtime.cluster.seat import seeing
 
 _POLL_S = 2.0  # between two looks at what the cluster has

@@ -22,8 +22,8 @@ from data_service.store.errors import TRANSIENT
 from launcher.runtime.cluster.deaths import Deaths
 from launcher.runtime.cluster.gauges import Gauges
 from launcher.runtime.cluster.group_record import Group, Raised
+from launcher.runtime.cluster.nodes import draining, on_thread, staying
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.cluster.resources import draining, on_thread, staying
 from launcher.runtime.cluster.standing import Fatal, Orders, Status
 from launcher.runtime.cluster.tenure import Tenure
 from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker

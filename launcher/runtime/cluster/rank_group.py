@@ -18,8 +18,8 @@ from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from launcher.runtime.cluster.assignment import Assignment
+from launcher.runtime.cluster.nodes import lost
 from launcher.runtime.cluster.rank_process import RankProcess
-from launcher.runtime.cluster.resources import lost
 from launcher.runtime.cluster.seat import ordered, seats
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.rank.journal import Startup

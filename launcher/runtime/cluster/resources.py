@@ -1,68 +1,16 @@
-"""The nodes of the Ray cluster, and what a run takes of them: which are being drained, whether Ray's processes on
-this node live, how many ranks, data workers and bytes of memory a run takes."""
+"""How many ranks, data workers and bytes of memory a run takes on its machine or cluster."""
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
-import ray
-from ray.autoscaler.sdk import request_resources
 
-from data_service.service.ray_internals import dead_processes, draining_nodes, logs_folder
 from launcher.errors import RunError, TryAgain
 from launcher.format import human_bytes
 from launcher.runtime.policies.elastic import Sizing, Trainers
 from launcher.runtime.recipe.schema import Recipe
-
-_CORE = ("raylet", "gcs_server")
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def draining() -> frozenset[str]:
-    """Ids of the nodes that will be taken away: preempted by the cloud, or drained by an operator or an autoscaler."""
-    return draining_nodes()
-
-
-def lost() -> str | None:
-    """Which process of the Ray that was started here has died; None while all live, or if Ray was started elsewhere.
-
-    Ray itself would notice only after about a minute, and until then every call to it hangs.
-    """
-    return next((kind for kind in dead_processes() if kind in _CORE), None)
-
-
-def logs() -> Path:
-    """Ray's log folder on this node."""
-    return logs_folder()
-
-
-@contextmanager
-def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """While this lasts, the cluster's autoscaler, if there is one, provides nodes for all of this at once."""
-    request_resources(bundles=[dict(bundle) for bundle in bundles])
-    try:
-        yield
-    finally:
-        if lost() is None:
-            request_resources(bundles=[])
-
-
-def staying(going: Container[str]) -> list[dict[str, Any]]:
-    """The nodes of `ray.nodes()` that are not `going`. Ray places nothing new on those that are."""
-    return [node for node in ray.nodes() if node["NodeID"] not in going]
-
-
-def on_thread(name: str) -> Callable[[F], F]:
-    """Marks an actor's method that has a thread of its own (a concurrency group of Ray)."""
-    mark: Callable[[F], F] = ray.method(concurrency_group=name)
-    return mark
-
 
 TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
 ELASTIC_CPUS = (

@@ -35,15 +35,13 @@ from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
 from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
+from launcher.runtime.cluster.nodes import logs, lost, room_for
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,
     data_workers,
     gpus_of,
-    logs,
-    lost,
     plan_resources,
-    room_for,
     sizing,
 )
 from launcher.runtime.cluster.standing import CoordinatorLost, Status
