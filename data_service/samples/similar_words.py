@@ -180,11 +180,18 @@ def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> Sim
             remedy="give the address of the table that the run was made with, or start a new run on it",
         )
     table = parse_similar_words(content, source.uri)
-    check_similar(table, source.uri, tokenizer_hash)
+    _check_tokenizer(table, source.uri, tokenizer_hash)
     return table
 
 
-def check_similar(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
+def identify_similar_words(uri: str, tokenizer_hash: str) -> SimilarSource:
+    """The table at `uri` as a spec names it. Raises CorpusError: no table there, or one of another tokenizer."""
+    content = read_similar_words(uri)
+    _check_tokenizer(parse_similar_words(content, uri), uri, tokenizer_hash)
+    return SimilarSource(uri=uri, hash=table_hash(content))
+
+
+def _check_tokenizer(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
     """Raises CorpusError where a table of similar words was made with another tokenizer than the corpora."""
     if table.tokenizer != tokenizer_hash:
         raise CorpusError(

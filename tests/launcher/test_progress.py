@@ -13,10 +13,33 @@ from hypothesis import strategies as st
 from data_service.store.open import open_store
 from launcher.format import human_duration
 from launcher.progress import BYTES, Work, _Screen
-from tests.support.checks.silence import on_screen, seen
+from tests.support.checks.silence import seen
 from tests.support.data.corpora import random_block, write_corpus
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
+
+
+def on_screen(text: str) -> list[str]:
+    """The lines that a terminal shows in the end of `text`; what was rewritten has gone."""
+    lines, column = [""], 0
+    index = 0
+    while index < len(text):
+        if text.startswith("\x1b[K", index):
+            lines[-1] = lines[-1][:column]
+            index += 3
+            continue
+        letter = text[index]
+        if letter == "\n":
+            lines.append("")
+            column = 0
+        elif letter == "\r":
+            column = 0
+        else:
+            lines[-1] = lines[-1][:column] + letter + lines[-1][column + 1 :]
+            column += 1
+        index += 1
+    return lines
+
 
 _TICK = 0.25
 # What a command does, one after another: seconds, and lines that it prints at the end of each.

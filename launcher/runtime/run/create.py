@@ -1,6 +1,5 @@
 """Creates a run, once (`init`), and checks a run against another recipe before it starts (`reconcile`)."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,7 +14,7 @@ from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
-from launcher.runtime.run.inputs import Inputs, refuse_placeholders
+from launcher.runtime.run.inputs import FILES, Inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
@@ -107,13 +106,13 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
 def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
     """Readable lines for every identity field or input that differs."""
     lines = identity.diff(identity.still_identity(old.identity), new.identity)
-    return [*lines, *identity.diff(_input_fields(old.inputs), _input_fields(new.inputs))]
+    return [*lines, *identity.diff(old.inputs.fields(), new.inputs.fields())]
 
 
 def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
     """The identity fields and inputs that differ, by dotted path."""
     before, after = (
-        identity.still_identity(record.identity) | dict(_input_fields(record.inputs)) for record in (old, new)
+        identity.still_identity(record.identity) | record.inputs.fields() for record in (old, new)
     )
     return identity.changed(before, after)
 
@@ -128,7 +127,7 @@ def record_of(
         name=recipe.name,
         created=now.astimezone(UTC).isoformat(timespec="seconds"),
         identity=fields,
-        fingerprint=identity.fingerprint({**fields, **_input_fields(inputs), **further}),
+        fingerprint=identity.fingerprint({**fields, **inputs.fields(), **further}),
         inputs=inputs,
         versions={"python": python_version()} | {name: metadata.version(name) for name in _VERSIONED},
         origins=origins,
@@ -144,17 +143,17 @@ def absolute(recipe: Recipe) -> Recipe:
     }
     start = recipe.start if recipe.start in (SCRATCH, TEACHER) else _absolute(recipe.start)
     corpus = recipe.corpus.model_copy(update={"sources": sources})
-    tokenizer = recipe.tokenizer.model_copy(update={"uri": _absolute(recipe.tokenizer.uri)})
-    similar = recipe.similar_words
-    if similar is not None:
-        similar = similar.model_copy(update={"uri": _absolute(similar.uri)})
+    files = {
+        name: file.model_copy(update={"uri": _absolute(file.uri)})
+        for name in FILES
+        if (file := getattr(recipe, name)) is not None
+    }
     tasks = tuple(map(_placed, recipe.evaluation.tasks))
     evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
     return recipe.model_copy(
         update={
             "corpus": corpus,
-            "tokenizer": tokenizer,
-            "similar_words": similar,
+            **files,
             "start": start,
             "evaluation": evaluation,
             "objective": _with_absolute_teachers(recipe.objective),
@@ -185,13 +184,3 @@ def _placed(task: EvaluationTask) -> EvaluationTask:
 
 def _absolute(uri: str) -> str:
     return uri if "://" in uri else str(Path(uri).absolute())
-
-
-def _input_fields(inputs: Inputs) -> Mapping[str, object]:
-    corpora = {f"corpus.sources.{name} (content)": value for name, value in inputs.corpora.items()}
-    teachers = {
-        f"objective.distil.teachers.{number} (weights)": teacher.weights
-        for number, teacher in enumerate(inputs.teachers)
-    }
-    similar = {} if inputs.similar_words is None else {"similar_words (content)": inputs.similar_words}
-    return {**corpora, "tokenizer (content)": inputs.tokenizer, **similar, **teachers}

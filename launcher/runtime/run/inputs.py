@@ -9,21 +9,19 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from data_service.corpus.manifest import TOKENIZER, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError, TokenizerError
-from data_service.samples.similar_words import (
-    check_similar,
-    parse_similar_words,
-    read_similar_words,
-    table_hash,
-)
+from data_service.samples.similar_words import identify_similar_words
 from data_service.store.open import open_store
 from data_service.stream.mixture import least_weight, unread
 from data_service.stream.sources import check_kind, check_languages, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import unsuitable
+from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
-from launcher.runtime.recipe.timeline import phase_objective
 from launcher.runtime.run.corpus_option import CorpusOption
+
+FILES = ("tokenizer", "similar_words")
+"""Sections of a recipe that name one file or folder by its `uri`."""
 
 
 class TeacherIdentity(BaseModel):
@@ -50,6 +48,16 @@ class Inputs(BaseModel):
     @model_serializer(mode="wrap")
     def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if value is not None}
+
+    def fields(self) -> dict[str, object]:
+        """As a run's fingerprint and differences between runs name them."""
+        corpora = {f"corpus.sources.{name} (content)": value for name, value in self.corpora.items()}
+        files = {f"{name} (content)": value for name in FILES if (value := getattr(self, name)) is not None}
+        teachers = {
+            f"objective.distil.teachers.{number} (weights)": teacher.weights
+            for number, teacher in enumerate(self.teachers)
+        }
+        return {**corpora, **files, **teachers}
 
 
 def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
@@ -87,12 +95,11 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
 def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
     """Raises RecipeError if `recipe` still names an example bucket in place of the user's own."""
     uris = {f"corpus.sources.{name}.uri": source.uri for name, source in recipe.corpus.sources.items()}
-    uris |= {"tokenizer.uri": recipe.tokenizer.uri, "start": recipe.start}
+    uris |= {f"{name}.uri": file.uri for name in FILES if (file := getattr(recipe, name)) is not None}
+    uris["start"] = recipe.start
     if recipe.objective.distil is not None:
         teachers = enumerate(recipe.objective.distil.teachers)
         uris |= {f"objective.distil.teachers.{number}.uri": teacher.uri for number, teacher in teachers}
-    if recipe.similar_words is not None:
-        uris["similar_words.uri"] = recipe.similar_words.uri
     found = [f"{path} = {uri}" for path, uri in uris.items() if uri.startswith(PLACEHOLDER)]
     if found:
         raise RecipeError(
@@ -138,10 +145,7 @@ def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
     """The hash of the table of similar words, once it is checked; None without one."""
     if recipe.similar_words is None:
         return None
-    uri = recipe.similar_words.uri
-    content = read_similar_words(uri)
-    check_similar(parse_similar_words(content, uri), uri, tokenizer_hash)
-    return table_hash(content)
+    return identify_similar_words(recipe.similar_words.uri, tokenizer_hash).hash
 
 
 def _check_units(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
@@ -149,7 +153,7 @@ def _check_units(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
     levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests]
     uris = {name: source.uri for name, source in recipe.corpus.sources.items()}
     for phase in recipe.phases:
-        mlm = phase_objective(recipe, phase).mlm
+        mlm = during(recipe, phase).objective.mlm
         if mlm is not None:
             check_units(mlm.unit, uris, levels)
 

@@ -83,28 +83,6 @@ def _next(reading: int, deadline: float) -> bytes:
         return b""
 
 
-def on_screen(text: str) -> list[str]:
-    """The lines that a terminal shows in the end of `text`; what was rewritten has gone."""
-    lines, column = [""], 0
-    index = 0
-    while index < len(text):
-        if text.startswith("\x1b[K", index):
-            lines[-1] = lines[-1][:column]
-            index += 3
-            continue
-        letter = text[index]
-        if letter == "\n":
-            lines.append("")
-            column = 0
-        elif letter == "\r":
-            column = 0
-        else:
-            lines[-1] = lines[-1][:column] + letter + lines[-1][column + 1 :]
-            column += 1
-        index += 1
-    return lines
-
-
 def without_signs_of_life(text: str) -> str:
     """What a command printed to no terminal, but for the lines that come after three seconds of a busy machine."""
     return "".join(

@@ -1,6 +1,6 @@
 """The device half of a made-up objective, as a newcomer writes it: which token stood at a place before tokens moved.
 
-`tests/architecture/test_habits.py` copies it to encoder_core/objectives/.
+`tests/architecture/test_habit_of_an_objective.py` copies it to encoder_core/objectives/.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The own test of a made-up objective, as a newcomer writes it: what is hidden, how it learns, what it costs.
 
-`tests/architecture/test_habits.py` copies it to tests/encoder_core/objectives/, and runs it there.
+`tests/architecture/test_habit_of_an_objective.py` copies it to tests/encoder_core/objectives/, and runs it there.
 """
 
 from itertools import pairwise

@@ -1,6 +1,6 @@
 """The host half of a made-up objective, as a newcomer writes it: chosen tokens of a row change places.
 
-`tests/architecture/test_habits.py` copies it to data_service/samples/.
+`tests/architecture/test_habit_of_an_objective.py` copies it to data_service/samples/.
 """
 
 from typing import Literal
