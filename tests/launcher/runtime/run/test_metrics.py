@@ -81,6 +81,15 @@ def test_a_ratio_is_taken_where_the_figure_is_not_recorded(
     assert THROUGHPUT.of(record) == value
 
 
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.31412, "31.4%"), (0.012345, "1.23%"), (1.2e-4, "0.01%"), (1e-7, "0%"), (1.0, "100%")],
+)
+def test_a_small_share_is_no_long_number(share: float, said: str) -> None:
+    (mfu,) = (metric for metric in STEP if metric.name == "mfu")
+    assert mfu.say(share) == f"MFU {said}"
+
+
 def test_what_curves_need_is_kept_of_a_record() -> None:
     kept = ("loss", "mlm_loss", "rtd_recall", "grad_norm", "mfu", "tokens", "seconds", "data_wait", "skipped")
     assert all(map(is_summed, kept))
