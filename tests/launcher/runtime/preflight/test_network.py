@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runtime.preflight import network
-from launcher.runtime.preflight.network import examine_network, interface_of, line_rate, variables
+from launcher.runtime.preflight.network import (
+    examine_network,
+    interface_of,
+    line_rate,
+    ray_head,
+    refusal,
+    variables,
+)
 
 INTERFACES = {
     "lo": ["127.0.0.1", "::1"],
