@@ -15,7 +15,7 @@ from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
-from launcher.observe.trackers.lineage import Cursor, LineageFollower
+from launcher.runtime.run.following import Cursor, LineageFollower
 from launcher.runtime.run.log import encode
 from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.segments import segment_key
