@@ -1,16 +1,14 @@
 """The counts of "Contributing" hold: each addition is made in a scratch copy, in so many files, and works."""
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.scratch import Scratch, copied
+from tests.support.checks.scratch import PAGE, Scratch, copied, counted
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "infra/docs/contributing.md"
 
 
 @pytest.fixture
@@ -21,15 +19,6 @@ def data_service(tmp_path: Path) -> Scratch:
 @pytest.fixture
 def packages(tmp_path: Path) -> Scratch:
     return copied(tmp_path, "data_service", "encoder_core", "checkpoints", "launcher")
-
-
-def counted(heading: str) -> int:
-    """The number in "That is N files" of a section of the page."""
-    (section,) = re.findall(
-        rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    (number,) = re.findall(r"That is (\d+) files of code", section)
-    return int(number)
 
 
 RULE = '''

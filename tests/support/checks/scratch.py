@@ -1,13 +1,15 @@
-"""A copy of the packages that a test may change, and programs that import them from it."""
+"""Copies of packages that a test changes as a newcomer would, and the counts of files that "Contributing" states."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "infra/docs/contributing.md"
 
 
 @dataclass
@@ -49,3 +51,12 @@ def copied(root: Path, *packages: str) -> Scratch:
     for package in packages:
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
     return Scratch(root)
+
+
+def counted(heading: str) -> int:
+    """The number in "That is N files" of a section of the page."""
+    (section,) = re.findall(
+        rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (number,) = re.findall(r"That is (\d+) files of code", section)
+    return int(number)
