@@ -195,7 +195,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Unsure:
+class UncertainAttempt:
     """An attempt on another machine that may still be alive, because it has written something within the lease.
 
     Attributes:
@@ -248,10 +248,10 @@ def try_claim(
     *,
     lease_s: float = LEASE_S,
     clock: Callable[[], float] = time.time,
-    dead: Unsure | None = None,
-) -> Attempt | Unsure:
-    """Claim the next attempt as `claim` does, but return `Unsure` if it is not known whether the newest attempt is
-    alive.
+    dead: UncertainAttempt | None = None,
+) -> Attempt | UncertainAttempt:
+    """Claim the next attempt as `claim` does, but return `UncertainAttempt` if it is not known whether the newest
+    attempt is alive.
 
     `dead`: an attempt that the caller considers dead. It counts as dead unless it has sent another heartbeat since.
     """
@@ -307,8 +307,8 @@ class Heartbeat:
                 return
 
 
-def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> Unsure | None:
-    """Return None if the attempt has certainly ended, `Unsure` if it may be alive.
+def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> UncertainAttempt | None:
+    """Return None if the attempt has certainly ended, `UncertainAttempt` if it may be alive.
 
     Raises RunIsActive: the attempt is certainly alive.
     """
@@ -322,7 +322,7 @@ def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> Unsure | None:
             )
         return None
     heartbeat, silence = attempt.heartbeat(), attempt.silence()
-    return Unsure(attempt, owner, silence, heartbeat) if silence < lease_s else None
+    return UncertainAttempt(attempt, owner, silence, heartbeat) if silence < lease_s else None
 
 
 def _who(attempt: Attempt, owner: Owner) -> str:

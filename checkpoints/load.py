@@ -26,7 +26,7 @@ _PROBLEMS = TypeAdapter(list[list[str]])
 
 
 @dataclass(frozen=True)
-class Good:
+class GoodCheckpoint:
     """The checkpoint to resume from, and why each newer one cannot be used.
 
     Attributes:
@@ -38,7 +38,7 @@ class Good:
     passed_over: tuple[str, ...]
 
 
-def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None:
+def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpoint | None:
     """Return the newest checkpoint without damage; None if the run has no checkpoint.
 
     This is a collective: all ranks call it and get the same answer. Every rank verifies its share of the files: their
@@ -58,7 +58,7 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None
         if manifest is not None:
             wrong = _verify_together(store, manifest, peers, full)
             if not wrong:
-                return Good(manifest, tuple(passed_over))
+                return GoodCheckpoint(manifest, tuple(passed_over))
         passed_over.append(f"step {step} (attempt {attempt}): {'; '.join(wrong)}")
     if not passed_over:
         return None

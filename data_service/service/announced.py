@@ -36,7 +36,7 @@ class AnnouncedWindow:
                 self.slabs.update(dict.fromkeys(layout.slabs_of(first, last)))
 
 
-class Announced:
+class AnnouncedWindows:
     """The windows that will be read, in order, of which at most `most` are current.
 
     Args:

@@ -69,7 +69,7 @@ class OpenStream:
     notes: tuple[str, ...] = ()
 
 
-class Wanted(NamedTuple):
+class SlabRequest(NamedTuple):
     """A reader's request for slabs of a window to which it has no reference yet.
 
     A request without slabs only says that the reader still uses the window.
@@ -108,7 +108,7 @@ class _Held(NamedTuple):
     def name(self) -> str:
         return str(self.slabs[0].hex())
 
-    def build(self, wanted: Wanted) -> Build:
+    def build(self, wanted: SlabRequest) -> Build:
         known = wanted.slabs if wanted.layout == self.layout else ()
         return Build(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
 
@@ -168,7 +168,9 @@ class Feed:
         """Return the number of blocks that counting passes have counted so far. It answers during a pass, too."""
         return self._counted
 
-    def windows(self, spec_json: str, needed: Wanted, ahead: Sequence[Wanted]) -> dict[EpochWindow, Build]:
+    def windows(
+        self, spec_json: str, needed: SlabRequest, ahead: Sequence[SlabRequest]
+    ) -> dict[EpochWindow, Build]:
         """Return builds of the window `needed` and of those windows `ahead` for which there is room."""
         stream = self._stream(spec_json)
         asked = {_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
@@ -247,7 +249,7 @@ class Feed:
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
 
-    def _touch(self, stream: _Stream, wanted: Wanted, asked: set[_Key], *, must: bool) -> None:
+    def _touch(self, stream: _Stream, wanted: SlabRequest, asked: set[_Key], *, must: bool) -> None:
         """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
         key = _key(stream.spec_json, wanted.window)
         if key not in self._builds:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoder_core.layers.attention import set_rotary_base
 from encoder_core.train.engine import Engine, Update
@@ -22,6 +22,9 @@ from encoder_core.train.timing import Pace
 from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, halves, whole
 
 _PACE = 3  # columns
+
+SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {"rope_base": set_rotary_base}
+"""What sets the layers of a model while it trains, by the key of a recipe's phase."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,8 @@ class TrainPlan:
     """What to do at which step: pure functions of the step, fixed by the recipe.
 
     `weights`: of those terms of the loss that do not keep their own weight in every step. Held-out losses are weighed
-    by the terms' own. `rotary_base`: of the layers that see the whole row, if it is not the model's own in every step;
-    what follows a step, such as an evaluation, is computed with that step's.
+    by the terms' own. `layers`: what layers are set to, by names of `SETTERS`, if it is not the model's own in every
+    step; what follows a step, such as an evaluation, is computed with that step's.
     """
 
     seed: int
@@ -160,7 +163,7 @@ class TrainPlan:
     evaluate_every: int | None
     compare_every: int | None = None
     weights: Callable[[int], Mapping[str, float]] = lambda step: {}
-    rotary_base: Callable[[int], float | None] = lambda step: None
+    layers: Callable[[int], Mapping[str, float]] = lambda step: {}
 
     def evaluates_after(self, step: int) -> bool:
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
@@ -289,10 +292,9 @@ class Trainer:
         return sums, updates, digests
 
     def _turn(self, step: int) -> None:
-        """Set the base of rotary positions to that of `step`."""
-        rotary_base = self.plan.rotary_base(step)
-        if rotary_base is not None:
-            set_rotary_base(self.engine.objective, rotary_base)
+        """Set layers to what they are in `step`."""
+        for name, value in self.plan.layers(step).items():
+            SETTERS[name](self.engine.objective, value)
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")

@@ -1,50 +1,14 @@
 """The counts of "Contributing" hold: each addition is made in a scratch copy, in so many files, and works."""
 
 import json
-import re
-import shutil
 import subprocess
-import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests.support.checks.scratch import PAGE, Scratch, copied, counted
+
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "infra/docs/contributing.md"
-
-
-@dataclass
-class Scratch:
-    """A copy of packages that a test may change. `touched`: files that it changed or created."""
-
-    root: Path
-    touched: set[str] = field(default_factory=set)
-
-    def create(self, name: str, text: str) -> None:
-        path = self.root / name
-        assert not path.exists()
-        path.write_text(text, "utf-8")
-        self.touched.add(name)
-
-    def replace(self, name: str, old: str, new: str) -> None:
-        path = self.root / name
-        text = path.read_text("utf-8")
-        assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
-        path.write_text(text.replace(old, new), "utf-8")
-        self.touched.add(name)
-
-    def run(self, program: str) -> str:
-        """What a program prints that imports the packages of the copy."""
-        command = [
-            sys.executable,
-            "-P",
-            "-c",
-            f"import sys; sys.path.insert(0, {str(self.root)!r})\n{program}",
-        ]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
 
 @pytest.fixture
@@ -55,21 +19,6 @@ def data_service(tmp_path: Path) -> Scratch:
 @pytest.fixture
 def packages(tmp_path: Path) -> Scratch:
     return copied(tmp_path, "data_service", "encoder_core", "checkpoints", "launcher")
-
-
-def copied(root: Path, *packages: str) -> Scratch:
-    for package in packages:
-        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return Scratch(root)
-
-
-def counted(heading: str) -> int:
-    """The number in "That is N files" of a section of the page."""
-    (section,) = re.findall(
-        rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    (number,) = re.findall(r"That is (\d+) files of code", section)
-    return int(number)
 
 
 RULE = '''
@@ -248,6 +197,62 @@ def test_an_input_format(data_service: Scratch) -> None:
     )
     assert said.split() == ["first", "second"]
     assert len(data_service.touched) == counted("Add an input format")
+
+
+SETTER = """
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.rate = rate
+"""
+
+KEY = """
+    layer_key(
+        "dropout",
+        "dropout",
+        lambda recipe: recipe.model.dropout,
+        lambda recipe, own: recipe.model_copy(
+            update={"model": recipe.model.model_copy(update={"dropout": own})}
+        ),
+        lambda recipe: None if recipe.objective.mlm else ("only mlm has it", "leave it out"),
+    ),
+"""
+
+
+@pytest.mark.heavy
+def test_a_key_of_a_phase(packages: Scratch) -> None:
+    """Old runs are the same runs. `use` trains one with the key."""
+    plain = packages.run(IDENTITY)
+    schema, field = (
+        "launcher/runtime/recipe/schema.py",
+        "    rope_base: Annotated[float, Field(gt=0)] | None = None\n",
+    )
+    packages.replace(
+        schema, field, f"{field}    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None\n"
+    )
+    keys = "launcher/runtime/recipe/phases.py"
+    entry = '    layer_key("rope_base", '
+    packages.replace(keys, entry, KEY.removeprefix("\n") + entry)
+    layer = "encoder_core/layers/dropout.py"
+    packages.replace(layer, "\n\ndef dropout(\n", f"{SETTER}\n\ndef dropout(\n")
+    loop = "encoder_core/train/loop.py"
+    packages.replace(loop, '{"rope_base": ', '{"dropout": set_dropout, "rope_base": ')
+    imported, layers = "from encoder_core.train.engine import ", "dropout"
+    packages.replace(loop, imported, f"from encoder_core.layers.{layers} import set_dropout\n{imported}")
+    assert packages.run(IDENTITY) == plain
+    packages.run("from tests.support.phase_key import use; use()")
+    assert len(packages.touched) == counted("Add a key of a phase")
+
+
+IDENTITY = """
+from launcher.runtime.recipe import identity
+from launcher.runtime.recipe.load import load
+
+for name in ("roberta-base", "modernbert-base"):
+    recipe = load(name)
+    print(identity.fingerprint(identity.identity(recipe)), recipe.to_yaml())
+"""
 
 
 DISPLAYS = """

@@ -58,6 +58,7 @@ DRAWN = {
     "tests.support": """
         clusters -> stores
         faults -> ranks runs stores
+        phase_key -> ranks runs
         tasks -> data models
         runs -> data models
         ranks -> models

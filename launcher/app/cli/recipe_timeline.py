@@ -5,22 +5,12 @@ from functools import partial
 
 from rich.table import Table
 
-from data_service.visible import visible
 from launcher.format import human_count
 from launcher.output import console, print_table
 from launcher.runtime.rank.build import schedule
-from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.timeline import (
-    Stretch,
-    changing_weights,
-    is_staged,
-    phase_at,
-    phase_objective,
-    rope_base,
-    source_shares,
-    step_batches,
-    timeline,
-)
+from launcher.runtime.recipe.phases import KEYS, PhaseKey
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.timeline import Stretch, changing_weights, phase_at, step_batches, timeline
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 72  # of the picture
@@ -49,25 +39,17 @@ def print_timeline(recipe: Recipe) -> None:
 
 
 def _more_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
-    """What phases change beside, each with its title: shares of sources, and the base of rotary positions."""
+    """What phases change beside, each with its title."""
     phases = [recipe.phases[phase_at(recipe, step)[0]] for step in steps]
-    shares = [source_shares(recipe, phase) for phase in phases] if is_staged(recipe) else []
-    known = [found for found in shares if found is not None]
-    for name in recipe.corpus.sources if known else ():
-        values = [0.0 if found is None else found[name] for found in shares]
-        if max(values) > 0:
-            unknown = "; none: by size" if len(known) < len(shares) else ""
-            yield f"share of {visible(name)}, up to {max(values):.3g}{unknown}", values
-    if any(phase.rope_base is not None for phase in recipe.phases):
-        bases = [rope_base(recipe, step) or 0.0 for step in steps]
-        yield f"rope base, up to {max(bases):g}", bases
+    for key in KEYS:
+        if key.is_used(recipe):
+            yield from key.curves(recipe, phases)
 
 
 def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
     """Each stretch of steps for programs; infra/docs/records.md says what the keys are."""
     for stretch in timeline(recipe, schedule(recipe)):
         phase = recipe.phases[stretch.phase]
-        mlm = phase_objective(recipe, phase).mlm
         yield {
             "phase": stretch.phase,
             "first": stretch.first,
@@ -78,11 +60,8 @@ def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
             "lr": stretch.rates,
             "curve": stretch.curve,
             "tokens": stretch.tokens,
-            "microbatch": recipe.microbatch_of(phase),
-            "rope_base": rope_base(recipe, stretch.first),
-            "sources": source_shares(recipe, phase) if is_staged(recipe) else None,
             "weights": stretch.weights,
-            "masks": None if mlm is None else {"rate": mlm.rate, **mlm.replace.model_dump()},
+            **{key.record: key.value(recipe, phase) for key in KEYS},
         }
 
 
@@ -133,45 +112,20 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
 
 def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
     """What some phase changes beside: the column's name, and its cell."""
-    phases = recipe.phases
-    found: dict[str, Callable[[Stretch], str]] = {}
-    if any(phase.microbatch is not None for phase in phases):
-        found["microbatch"] = lambda at: str(recipe.microbatch_of(phases[at.phase]))
-    if is_staged(recipe):
-        found["sources"] = lambda at: _sources(recipe, phases[at.phase])
-    if any(phase.rope_base is not None for phase in phases):
-        found["rope base"] = lambda at: f"{rope_base(recipe, at.first):g}"
-    if any(phase.mlm is not None for phase in phases):
-        found["masks"] = lambda at: _masks(recipe, phases[at.phase])
+    found: dict[str, Callable[[Stretch], str]] = {
+        key.title: partial(_key_cell, recipe=recipe, key=key) for key in KEYS if key.is_used(recipe)
+    }
     return found | {
         f"weight of {name}": partial(_weight_cell, name=name) for name in changing_weights(recipe)
     }
 
 
+def _key_cell(at: Stretch, recipe: Recipe, key: PhaseKey) -> str:
+    return key.text(recipe, recipe.phases[at.phase])
+
+
 def _weight_cell(at: Stretch, name: str) -> str:
     return _span(*(f"{weight:.3g}" for weight in at.weights[name]))
-
-
-def _sources(recipe: Recipe, phase: RecipePhase) -> str:
-    """Shares of the tokens, and how often each source may have been read by the end."""
-    shares = source_shares(recipe, phase)
-    given = (
-        "by size"
-        if shares is None
-        else ", ".join(f"{share:.3g} {name}" for name, share in shares.items() if share)
-    )
-    most = phase.mixture and phase.mixture.most_readings
-    return visible(given) + (f", read {most:g} times at most" if most else "")
-
-
-def _masks(recipe: Recipe, phase: RecipePhase) -> str:
-    """Of the tokens, and of these what stands in their place."""
-    mlm = phase_objective(recipe, phase).mlm
-    assert mlm is not None  # a phase changes the masks of mlm only
-    replace = mlm.replace
-    unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
-    shares = {"mask": replace.mask, **replace.of_words, "random": replace.random, "kept": replace.keep}
-    return f"{mlm.rate:.3g}{unit}: {', '.join(f'{share:g} {name}' for name, share in shares.items())}"
 
 
 def _span(first: str, last: str) -> str:

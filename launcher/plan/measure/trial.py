@@ -30,6 +30,7 @@ from launcher.runtime.capacity.workload import executed, microbatch_shape
 from launcher.runtime.preflight.measure import available_memory
 from launcher.runtime.rank.journal import peak
 from launcher.runtime.recipe.operation import Events
+from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import (
     BatchSize,
     EverySteps,
@@ -209,10 +210,11 @@ def _trial(
     if layers < recipe.model.layers:
         smaller.append(f"{layers} of {recipe.model.layers} layers")
     batch = BatchSize(sequences=rows * rounds * machine.ranks)
+    recipe = during(recipe, phase)
     changes = {
         "start": "scratch",
         "model": known(recipe.model).with_layers(layers),
-        "phases": (RecipePhase(steps=recipe.total_steps, length=phase.length, batch=batch, mlm=phase.mlm),),
+        "phases": (RecipePhase(steps=recipe.total_steps, length=phase.length, batch=batch),),
         "microbatch": rows,
         "trainers": machine.ranks,
         "evaluation": RecipeEvaluation(every=EverySteps(steps=recipe.total_steps), samples=1),

@@ -9,8 +9,8 @@ from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel
 from encoder_core.objectives.compose import activations, first_pass, products
+from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.timeline import phase_objective
 
 
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
@@ -27,8 +27,7 @@ def full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> Shape:
 
 def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
     """Targets of a row, under the phase's masks."""
-    masked = recipe.model_copy(update={"objective": phase_objective(recipe, phase)})
-    return targets_per_row(masked, phase.length)
+    return targets_per_row(during(recipe, phase), phase.length)
 
 
 def targets_per_row(recipe: Recipe, length: int) -> int:

@@ -21,8 +21,9 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed
 from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.phases import layer_settings
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.timeline import learning_rate, rope_base, term_weights
+from launcher.runtime.recipe.timeline import learning_rate, phase_at, term_weights
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.teachers import FoundTeacher, read_teachers
 
@@ -118,7 +119,7 @@ def engine_config(recipe: Recipe) -> EngineConfig:
 
 def training_plan(recipe: Recipe) -> TrainPlan:
     """The seed, the number of steps, the learning rate, how often to evaluate and to compare weights, what terms of the
-    loss weigh, and the base of rotary positions."""
+    loss weigh, and what phases set layers to."""
     compare_every = recipe.weight_check.interval(recipe.zero)
     return TrainPlan(
         recipe.seed,
@@ -127,7 +128,7 @@ def training_plan(recipe: Recipe) -> TrainPlan:
         recipe.evaluation.every.steps,
         compare_every,
         weights=lambda step: term_weights(recipe, step),
-        rotary_base=lambda step: rope_base(recipe, step),
+        layers=lambda step: layer_settings(recipe, recipe.phases[phase_at(recipe, step)[0]]),
     )
 
 

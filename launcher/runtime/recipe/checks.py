@@ -7,16 +7,15 @@ from pydantic import ValidationError
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.families.catalogue import FAMILIES
-from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.document import Path
 from launcher.runtime.recipe.language_checks import language_problems
 from launcher.runtime.recipe.objective_checks import mismatches, text_problems
 from launcher.runtime.recipe.parts import RecipeIssue
+from launcher.runtime.recipe.phases import KEYS, during
 from launcher.runtime.recipe.schema import TEACHER, Recipe
-from launcher.runtime.recipe.timeline import phase_objective, term_weights
+from launcher.runtime.recipe.timeline import term_weights
 
 
 def impossible(recipe: Recipe) -> list[RecipeIssue]:
@@ -26,10 +25,10 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
         *_weights(recipe),
         *_batches(recipe),
         *_batch_warmups(recipe),
+        *_refused_keys(recipe),
         *_masks(recipe),
         *_term_weights(recipe),
         *_lengths(recipe),
-        *_rope_bases(recipe),
         *_mixtures(recipe),
         *_schedule(recipe),
         *_shuffle(recipe),
@@ -148,15 +147,17 @@ def _batch_warmups(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
+def _refused_keys(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        for key in KEYS:
+            refusal = key.refusal(recipe) if key.is_set(phase) else None
+            if refusal is not None:
+                yield RecipeIssue(("phases", index, key.name), *refusal)
+
+
 def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
-        if phase.mlm is not None and recipe.objective.mlm is None:
-            yield RecipeIssue(
-                ("phases", index, "mlm"),
-                "the phase changes the masks of mlm, which is not the objective",
-                "leave it out, or train objective.mlm",
-            )
-        mlm = phase_objective(recipe, phase).mlm
+        mlm = during(recipe, phase).objective.mlm
         if mlm is not None:
             yield from _phase_masks(recipe, mlm, None if phase.mlm is None else index)
 
@@ -215,34 +216,11 @@ def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-_TURNED = " or ".join(
-    its.model_fields["family"].default for its in FAMILIES if issubclass(its, PreNormConfig)
-)
-
-
-def _rope_bases(recipe: Recipe) -> Iterator[RecipeIssue]:
-    for index, phase in enumerate(recipe.phases):
-        if phase.rope_base is not None and not isinstance(recipe.model, PreNormConfig):
-            yield RecipeIssue(
-                ("phases", index, "rope_base"),
-                f"a model of family {recipe.model.family} has no rotary positions",
-                f"leave it out, or train a family that has them: {_TURNED}",
-            )
-
-
 def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
-    apart = "rows that go on from step to step" if isinstance(recipe.input, Lanes) else ""
-    apart = "batches of one source" if recipe.mixing.batches == "one_source" else apart
     for index, phase in enumerate(recipe.phases):
         if phase.mixture is None:
             continue
         path = ("phases", index, "mixture")
-        if apart:
-            yield RecipeIssue(
-                path,
-                f"{apart} take as many of each source in every phase",
-                "leave it out, and give the sources of the corpus their weights",
-            )
         weights = phase.mixture.weights
         for name in (weights or {}).keys() - recipe.corpus.sources.keys():
             yield RecipeIssue(

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from data_service.stream.positions import Rise, StepBatches
-from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.objectives.losses import WeightSchedule, weight_at
 from encoder_core.optim import schedules
-from launcher.runtime.recipe.objective import RecipeObjective
+from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 
@@ -78,49 +77,10 @@ def tokens_before(recipe: Recipe, step: int) -> int:
     return total
 
 
-def is_staged(recipe: Recipe) -> bool:
-    """Whether its sources are read on from phase to phase."""
-    return any(phase.mixture is not None for phase in recipe.phases)
-
-
-def planned_steps(phase: RecipePhase) -> int:
-    """Steps that the data of a phase are planned for, where sources are read on from phase to phase."""
-    return (phase.mixture and phase.mixture.steps) or phase.steps
-
-
-def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None:
-    """The share of each source in the tokens of a phase; None if it is the corpora's sizes that decide."""
-    given = {name: source.weight for name, source in recipe.corpus.sources.items()}
-    weights = {name: weight for name, weight in given.items() if weight != "auto"}
-    if phase.mixture is not None and phase.mixture.weights is not None:
-        weights = {name: phase.mixture.weights.get(name, 0.0) for name in given}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()} or None
-
-
-def phase_objective(recipe: Recipe, phase: RecipePhase) -> RecipeObjective:
-    """The objective with the phase's masks."""
-    mlm = recipe.objective.mlm
-    if phase.mlm is None or mlm is None:
-        return recipe.objective
-    own = {name: value for name, value in phase.mlm if value is not None}
-    return recipe.objective.model_copy(update={"mlm": mlm.model_copy(update=own)})
-
-
-def rope_base(recipe: Recipe, step: int) -> float | None:
-    """The base in a step of the rotary positions of layers that see the whole row; None for a family without."""
-    number, _ = phase_at(recipe, step)
-    own, model = recipe.phases[number].rope_base, recipe.model
-    # Layer 0 is one of them in every family.
-    return model.rope_base(0) if own is None and isinstance(model, PreNormConfig) else own
-
-
 def recipe_after(recipe: Recipe, steps: int) -> Recipe:
     """The recipe with the model as it was in the last of the first `steps` steps: what a commit of that step is."""
-    base = rope_base(recipe, max(0, steps - 1))
-    if base is None or not isinstance(recipe.model, PreNormConfig):
-        return recipe
-    return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
+    number, _ = phase_at(recipe, max(0, steps - 1))
+    return recipe.model_copy(update={"model": during(recipe, recipe.phases[number]).model})
 
 
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:

@@ -24,8 +24,9 @@ from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.objective import meta_module
 from launcher.runtime.recipe.parts import PhaseMixture
+from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.timeline import is_staged, phase_at, planned_steps, source_shares, step_batches
+from launcher.runtime.recipe.timeline import phase_at, step_batches
 from launcher.runtime.run.create import (
     absolute,
     changed_fields,

@@ -16,8 +16,8 @@ from data_service.stream.sources import check_kind, check_languages, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import unsuitable
+from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
-from launcher.runtime.recipe.timeline import phase_objective
 from launcher.runtime.run.corpus_option import CorpusOption
 
 FILES = ("tokenizer", "similar_words")
@@ -153,7 +153,7 @@ def _check_units(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
     levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests]
     uris = {name: source.uri for name, source in recipe.corpus.sources.items()}
     for phase in recipe.phases:
-        mlm = phase_objective(recipe, phase).mlm
+        mlm = during(recipe, phase).objective.mlm
         if mlm is not None:
             check_units(mlm.unit, uris, levels)
 

@@ -17,8 +17,9 @@ from data_service.store.open import open_store
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
+from launcher.runtime.recipe.phases import is_staged, source_shares
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.timeline import is_staged, source_shares, step_batches, tokens_before
+from launcher.runtime.recipe.timeline import step_batches, tokens_before
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 

@@ -20,14 +20,9 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.runtime.recipe.parts import PhaseMixture
+from launcher.runtime.recipe.phases import during, is_staged, planned_steps, source_shares
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.timeline import (
-    is_staged,
-    phase_objective,
-    planned_steps,
-    source_shares,
-    step_batches,
-)
+from launcher.runtime.recipe.timeline import step_batches
 from launcher.runtime.run.record import Run
 
 RECENT = "spikes"
@@ -84,7 +79,7 @@ class StreamLength(Protocol):
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     """The training samples of one phase."""
     batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
-    masking = phase_objective(run.recipe, run.recipe.phases[phase]).masking
+    masking = during(run.recipe, run.recipe.phases[phase]).objective.masking
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
     lanes = rows if isinstance(run.recipe.input, Lanes) else None
     if lanes is None:

@@ -12,16 +12,16 @@ from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.app.cli.recipe_timeline import plot
 from launcher.errors import OptionError, RecipeError
-from launcher.runtime.rank.build import schedule
+from launcher.runtime.rank.build import schedule, training_plan
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.phases import layer_settings
 from launcher.runtime.recipe.schema import BatchSize, Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import (
     changing_weights,
     learning_rate,
     phase_at,
     recipe_after,
-    rope_base,
     step_batches,
     term_weights,
     timeline,
@@ -286,15 +286,16 @@ def test_the_base_of_rotary_positions_is_the_phases_or_the_models(own: list[floa
     )
     recipe = base.model_copy(update={"phases": phases})
     literal = [value or 160_000.0 for value in own for _ in range(3)]
-    assert [rope_base(recipe, step) for step in range(recipe.total_steps)] == literal
+    layers = training_plan(recipe).layers
+    assert [layers(step).get("rope_base", 160_000.0) for step in range(recipe.total_steps)] == literal
     for steps, expected in enumerate([literal[0], *literal]):
         made = recipe_after(recipe, steps).model
         assert made == base.model.model_copy(update={"global_rope_base": expected})
 
 
 def test_families_without_rotary_positions_have_no_base() -> None:
-    assert rope_base(FULL, 0) is None
-    assert recipe_after(FULL, 3) is FULL
+    assert layer_settings(FULL, FULL.phases[0]) == {}
+    assert recipe_after(FULL, 3) == FULL
 
 
 def test_the_command_shows_microbatches_and_bases(monkeypatch: pytest.MonkeyPatch) -> None:
