@@ -28,7 +28,7 @@ from launcher.observe.trackers.clients import (
     MlflowRun,
     PublishRequest,
     StepFigures,
-    Story,
+    EventSummary,
     Tracker,
     WandbRun,
 )
@@ -114,12 +114,12 @@ def row_of(record: Mapping[str, Any], went_back: int) -> StepFigures:
     return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
 
 
-def story(events: Sequence[Mapping[str, Any]]) -> Story:
+def story(events: Sequence[Mapping[str, Any]]) -> EventSummary:
     counts: dict[str, int] = {}
     for event in events:
         counts[event["kind"]] = counts.get(event["kind"], 0) + 1
     last = events[-1]["kind"] if events else None
-    return Story(counts, "\n".join(map(_line, events[-_TOLD:])), _ENDS.get(str(last)))
+    return EventSummary(counts, "\n".join(map(_line, events[-_TOLD:])), _ENDS.get(str(last)))
 
 
 def _line(event: Mapping[str, Any]) -> str:

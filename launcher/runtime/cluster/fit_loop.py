@@ -33,7 +33,7 @@ class Display(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class FitLoop:
+class GroupLoop:
     """Starts group after group of ranks, as long as one coordinator lives.
 
     Attributes:

@@ -31,7 +31,7 @@ from launcher.errors import RunError, TryAgain
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
-from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
+from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, GroupLoop
 from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
 from launcher.runtime.cluster.resources import (
     Resources,
@@ -183,7 +183,7 @@ class _Start:
             assignment = Assignment(
                 self.run.store.uri, coordinator, feed, self.run.recipe, save_multiple, before
             )
-            loop = FitLoop(self.run, coordinator, self.display)
+            loop = GroupLoop(self.run, coordinator, self.display)
             with saving(), self.stopping.telling(coordinator.stop.remote):
                 loop.ranks(assignment, size)
             return loop.status
