@@ -29,7 +29,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.distillation import Scores, cosine_distances, linear_distillation
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.objectives.mlm import MaskedTokens
-from encoder_core.objectives.teacher import FrozenNetworks, TeacherOutputs, Teacher
+from encoder_core.objectives.teacher import FrozenNetworks, Teacher, TeacherOutputs
 from encoder_core.objectives.term import (
     HeadConfig,
     HeadTerm,

@@ -124,7 +124,9 @@ class FrozenRange:
         return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def frozen_ranges(stage: int, named: Sequence[NamedParameter], rank: int, world: int) -> Iterator[FrozenRange]:
+def frozen_ranges(
+    stage: int, named: Sequence[NamedParameter], rank: int, world: int
+) -> Iterator[FrozenRange]:
     """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
     for name, p, kinds in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from threading import Event
 
 from checkpoints.listing import committed
-from data_service.visible import shell_word
+from data_service.printable import shell_word
 from launcher.after.compare.measure import common_rows, ensure_measured
 from launcher.after.compare.place import Comparison
 from launcher.after.tasks.measurable import check_tasks

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from data_service.store.errors import StoreError
 from launcher.after.evaluate.cell import Cell, CellWork, GridRecord, Measure, Result, Results
-from launcher.after.evaluate.computing import CellFailure, CellResources, Ended, Waiting
+from launcher.after.evaluate.compute_cell import CellFailure, CellResources, Ended, Waiting
 from launcher.after.evaluate.grid import GridRunner, cluster
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.observe.inspect.report.task_table import TableRow

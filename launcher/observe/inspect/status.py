@@ -15,8 +15,8 @@ from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.ownership import Presence, presence
 from data_service.errors import UserError
+from data_service.printable import one_line
 from data_service.store.base import Store
-from data_service.visible import one_line
 from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report.figures import Interruption, interruptions, measure, medians
 from launcher.runtime.run.history import History, StepHistory, read_history

@@ -24,11 +24,11 @@ from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RunError
 from launcher.observe.trackers.clients import (
+    EventSummary,
     Hopeless,
     MlflowRun,
     PublishRequest,
     StepFigures,
-    EventSummary,
     Tracker,
     WandbRun,
 )

@@ -20,8 +20,8 @@ from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.measure.processes import RankCommand, run_ranks
+from launcher.plan.measure.requests import Measured, MeasureRequest, Step, read_taken
 from launcher.plan.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
-from launcher.plan.measure.taken import MeasureRequest, Step, Measured, read_taken
 from launcher.plan.measure.trial import Machine, Trial, choose, expected_seconds, settled_here, this_machine
 from launcher.runtime.capacity.devices import AssumedUtilisation, Cluster, Gpu
 from launcher.runtime.capacity.workload import executed, microbatch_shape, phase_targets

@@ -25,8 +25,8 @@ from encoder_core.train.memory import Carried
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from encoder_core.train.timing import Stopwatch
+from launcher.plan.measure.requests import Measured, Step
 from launcher.plan.measure.rows import InProcess
-from launcher.plan.measure.taken import Step, Measured
 from launcher.runtime.rank.build import (
     build_model,
     build_optimizer,

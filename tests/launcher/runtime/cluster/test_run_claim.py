@@ -8,7 +8,7 @@ import pytest
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import RunIsActive
 from data_service.store.errors import StoreUnavailable
-from launcher.runtime.cluster.tenure import RunClaim
+from launcher.runtime.cluster.run_claim import RunClaim
 from tests.support.stores.faulty import FaultyStore, set_fault
 
 OTHER = Owner(host="elsewhere", processes="another machine", pid=1, started=0.0, claimed=0.0)
