@@ -5,40 +5,33 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from html import escape
 
-from data_service.visible import visible
 from launcher.after.compare.arguments import Unit
 from launcher.after.compare.equality import differences, held
-from launcher.after.compare.found import Found, FoundRun, Spread
+from launcher.after.compare.found import ComparisonState, FoundRun, Spread
 from launcher.after.compare.plan import Arm
 from launcher.format import human_count
 from launcher.observe.inspect.report.chart import TONES, Chart, Series, draw
-from launcher.observe.inspect.report.style import CSS, table
+from launcher.observe.inspect.report.style import document, header, table, text
 from launcher.runtime.run.log import encode
 
 UNITS: tuple[Unit, ...] = ("tokens", "flops")
 _NAMES = {"tokens": "tokens", "flops": "FLOPs"}
 
 
-def render(found: Found, failures: Mapping[str, str], now: datetime) -> str:
+def render(found: ComparisonState, failures: Mapping[str, str], now: datetime) -> str:
     """The page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
     first = found.comparison.arms[0].label
     body = [
         _header(found, now),
         _missing(found, failures),
         "<h2>Figures</h2>" + _note(first) + table(*figures_table(found), 1),
-        f"<h2>Against {_text(first)}</h2>" + _AGAINST + table(*_against(found), 1),
+        f"<h2>Against {text(first)}</h2>" + _AGAINST + table(*_against(found), 1),
         "<h2>Curves</h2>" + _CURVES + f'<div class="charts">{"".join(map(draw, charts(found)))}</div>',
         "<h2>Held equal</h2>" + _held(found),
         *_differences(found),
     ]
-    title = _text(" / ".join(_labels(found)))
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>'
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return document(" / ".join(_labels(found)), body)
 
 
 _AGAINST = (
@@ -51,12 +44,12 @@ _CURVES = '<p class="soft">Lines: means over the seeds that are there; bands: th
 def _note(first: str) -> str:
     return (
         '<p class="soft">Means over seeds, and in brackets the extremes. Figures called common are of hidden tokens on '
-        f"the held-out rows and under the masks of {_text(first)}, the same for all. The others are under each "
+        f"the held-out rows and under the masks of {text(first)}, the same for all. The others are under each "
         "recipe's own masks: where these differ, so does what is asked.</p>"
     )
 
 
-def figures_table(found: Found) -> tuple[list[str], list[list[str]]]:
+def figures_table(found: ComparisonState) -> tuple[list[str], list[list[str]]]:
     """Heads, and a row for each arm: runs that are complete, then every figure."""
     names = found.figures
     rows = [
@@ -76,7 +69,7 @@ def spelt(spread: Spread | None) -> str:
     return f"{spread.mean:.4g} ({spread.low:.4g} to {spread.high:.4g})"
 
 
-def charts(found: Found) -> Iterator[Chart]:
+def charts(found: ComparisonState) -> Iterator[Chart]:
     """Each loss, held out and in training, over tokens and over FLOPs."""
     for name in found.losses:
         for kind in ("held out", "training"):
@@ -84,7 +77,7 @@ def charts(found: Found) -> Iterator[Chart]:
                 yield _chart(found, name, kind, unit)
 
 
-def record(found: Found, failures: Mapping[str, str]) -> dict[str, object]:
+def record(found: ComparisonState, failures: Mapping[str, str]) -> dict[str, object]:
     """Everything on the page for programs; infra/docs/records.md says what the keys are."""
     first = found.comparison.arms[0]
     return {
@@ -97,12 +90,12 @@ def record(found: Found, failures: Mapping[str, str]) -> dict[str, object]:
     }
 
 
-def dumped(found: Found, failures: Mapping[str, str]) -> str:
+def dumped(found: ComparisonState, failures: Mapping[str, str]) -> str:
     """The record as strict JSON."""
     return json.dumps(json.loads(encode(record(found, failures))), indent=1) + "\n"
 
 
-def _arm_record(found: Found, label: str) -> dict[str, object]:
+def _arm_record(found: ComparisonState, label: str) -> dict[str, object]:
     first, arm = found.comparison.arms[0].label, _arm(found, label)
     total, cost = arm.recipe.total_steps, arm.cost
     return {
@@ -124,7 +117,7 @@ def _arm_record(found: Found, label: str) -> dict[str, object]:
     }
 
 
-def _curve_record(found: Found, label: str, name: str) -> dict[str, object]:
+def _curve_record(found: ComparisonState, label: str, name: str) -> dict[str, object]:
     arm = _arm(found, label)
     along = {unit: found.curve(arm, lambda one: one.held_out(name), unit) for unit in UNITS}
     curve = along["tokens"]
@@ -142,7 +135,7 @@ def _spread_record(spread: Spread | None) -> dict[str, object] | None:
     return {"n": len(spread.values), "mean": spread.mean, "low": spread.low, "high": spread.high}
 
 
-def _chart(found: Found, name: str, kind: str, unit: Unit) -> Chart:
+def _chart(found: ComparisonState, name: str, kind: str, unit: Unit) -> Chart:
     def points(one: FoundRun) -> dict[int, float]:
         return one.held_out(name) if kind == "held out" else one.trained(name)
 
@@ -170,30 +163,28 @@ def _scaled(unit: Unit, value: float) -> str:
     return human_count(value) if unit == "tokens" else f"{value:.2g}"
 
 
-def _against(found: Found) -> tuple[list[str], list[list[str]]]:
+def _against(found: ComparisonState) -> tuple[list[str], list[list[str]]]:
     first, *others = _labels(found)
     names = found.figures
     rows = [[label, *(spelt(_less(found, label, first, name)) for name in names)] for label in others]
     return ["recipe", *names], rows
 
 
-def _less(found: Found, label: str, first: str, name: str) -> Spread | None:
+def _less(found: ComparisonState, label: str, first: str, name: str) -> Spread | None:
     own, its = found.spread(label, name), found.spread(first, name)
     return None if own is None or its is None or label == first else own.less(its)
 
 
-def _header(found: Found, now: datetime) -> str:
+def _header(found: ComparisonState, now: datetime) -> str:
     comparison = found.comparison
     budget = "the recipes' own" if comparison.budget is None else comparison.budget
     when = now.astimezone(UTC).isoformat(timespec="seconds")
-    return (
-        f"<header><h1>{_text(' / '.join(_labels(found)))}</h1></header>"
-        f'<p class="soft"><code>{_text(comparison.store.uri)}</code><br>budget: {_text(budget)}; seeds '
-        f"{', '.join(map(str, comparison.seeds))}; page of {when}</p>"
-    )
+    seeds = ", ".join(map(str, comparison.seeds))
+    what = f"budget: {text(budget)}; seeds {seeds}; page of {when}"
+    return header(" / ".join(_labels(found)), "", f"<code>{text(comparison.store.uri)}</code>", what)
 
 
-def _missing(found: Found, failures: Mapping[str, str]) -> str:
+def _missing(found: ComparisonState, failures: Mapping[str, str]) -> str:
     """Runs that are not complete, and what went wrong."""
     open_runs = [
         f"{label}-{seed}"
@@ -203,29 +194,25 @@ def _missing(found: Found, failures: Mapping[str, str]) -> str:
     ]
     lines = [f"Not complete: {', '.join(open_runs)}."] if open_runs else []
     lines += [f"{name}: {reason}" for name, reason in failures.items()]
-    return "".join(f"<p>{_text(line)}</p>" for line in lines)
+    return "".join(f"<p>{text(line)}</p>" for line in lines)
 
 
-def _held(found: Found) -> str:
+def _held(found: ComparisonState) -> str:
     rows = [(line.what, "yes" if line.equal else "no", line.how) for line in held(found)]
     return table(("what", "equal", "how"), rows, 3)
 
 
-def _differences(found: Found) -> Iterator[str]:
+def _differences(found: ComparisonState) -> Iterator[str]:
     first, *others = found.comparison.arms
     for arm in others:
         lines = "\n".join(differences(first, arm)) or "nothing that decides a result"
-        summary = f"<summary>{_text(first.label)} to {_text(arm.label)}, field by field</summary>"
-        yield f"<details>{summary}<pre>{_text(lines)}</pre></details>"
+        summary = f"<summary>{text(first.label)} to {text(arm.label)}, field by field</summary>"
+        yield f"<details>{summary}<pre>{text(lines)}</pre></details>"
 
 
-def _arm(found: Found, label: str) -> Arm:
+def _arm(found: ComparisonState, label: str) -> Arm:
     return next(arm for arm in found.comparison.arms if arm.label == label)
 
 
-def _labels(found: Found) -> Sequence[str]:
+def _labels(found: ComparisonState) -> Sequence[str]:
     return [arm.label for arm in found.comparison.arms]
-
-
-def _text(value: str) -> str:
-    return escape(visible(value))
