@@ -135,8 +135,8 @@ def source_quotas(
         if not count:
             raise PlanError(
                 f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, because "
-                f"then another source has used up its rows, and a weight of {weights[number]:g} in {sum(weights):g} is less "
-                f"than one of these batches",
+                f"then another source has used up its rows, and a weight of {weights[number]:g} in "
+                f"{sum(weights):g} is less than one of these batches",
                 remedy="raise its weight, lower that of a source with few rows, or use a smaller batch",
             )
     return tuple(count * batch for count in counts)
