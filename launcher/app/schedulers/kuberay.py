@@ -47,7 +47,11 @@ class KubeRayJob(Launch):
 
 
 def render(job: KubeRayJob) -> str:
-    """The manifest. Raises LaunchError if the run is not in object storage."""
+    """Return the manifest of the RayJob.
+
+    Raises:
+        LaunchError: the run is not in object storage.
+    """
     job = needs_object_storage(job)
     return fill(
         "kuberay/rayjob.yaml",
@@ -58,5 +62,9 @@ def render(job: KubeRayJob) -> str:
 
 
 def submit(job: KubeRayJob) -> str:
-    """Create it; returns what kubectl calls it. Raises LaunchError, also if there is one of that name."""
+    """Create the RayJob and return the name that kubectl prints.
+
+    Raises:
+        LaunchError: the run is not in object storage, kubectl is missing, or it fails, as for a name that exists.
+    """
     return checked(["kubectl", "create", "--output=name", "--filename=-"], stdin=render(job)).strip()
