@@ -18,11 +18,12 @@ class KubeRayJob(Launch):
 
     Attributes:
         image: the container image.
-        namespace, service_account: where, and as whom; the account is what S3 knows the run by.
-        secret: holds the values of `environment`, a key a variable.
-        retries: new clusters at most, one after each preemption of the head.
-        node_selector, head_selector: labels of the machines of workers and head.
-        head_cpus, head_memory: of the head's pod, which only coordinates.
+        namespace: namespace of the job.
+        service_account: account of the pods; S3 knows the run by it.
+        secret: name of the Secret whose keys are the variables in `environment`.
+        retries: number of new clusters at most, one after each preemption of the head.
+        node_selector, head_selector: labels of the machines for workers and for the head.
+        head_cpus, head_memory: CPUs and bytes of memory of the head's pod, which only coordinates.
     """
 
     image: Word

@@ -329,7 +329,9 @@ def serve_state(request: Message, line: Line) -> None:
 
 
 def _stall(bench: Bench) -> None:
-    """Measure how long training waits for the copy of a checkpoint: the first time, when memory is pinned, and later."""
+    """Measure how long training waits for the copy of a checkpoint: at the first copy, when memory is pinned, and
+    later.
+    """
     recipe = recipe_of(bench, bench.request.recipes[0])
     engine = engine_of(recipe, 1, "bf16")
     Steps(recipe, 1, 2, recipe.phases[0].length).take(engine, 0)
