@@ -10,7 +10,6 @@ here.
 import os
 import resource
 import shutil
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, GpuState
+from launcher.runtime.preflight.network import ray_head, refusal
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
@@ -346,12 +346,10 @@ def _corpus(name: str, uri: str) -> Finding:
 
 def _reach(address: str) -> Finding:
     """A TCP connection to where the ranks' cluster is."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host:
+    if ray_head(address) is None:
         return Finding("Ray cluster", "ok", f"{address}: found by Ray itself")
-    try:
-        with socket.create_connection((host, int(port)), timeout=_PATIENCE_S):
-            return Finding("Ray cluster", "ok", f"{address} answers")
-    except OSError as error:
-        remedy = "is the head up? Do RAY_ADDRESS, firewalls and security groups let this node reach it?"
-        return Finding("Ray cluster", "failure", f"{address}: {error}", remedy)
+    refused = refusal(address, _PATIENCE_S)
+    if refused is None:
+        return Finding("Ray cluster", "ok", f"{address} answers")
+    remedy = "is the head up? Do RAY_ADDRESS, firewalls and security groups let this node reach it?"
+    return Finding("Ray cluster", "failure", f"{address}: {refused}", remedy)

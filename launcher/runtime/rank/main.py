@@ -15,7 +15,7 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import Good, Reader, ensure_kinds, newest_good
+from checkpoints.load import GoodCheckpoint, Reader, ensure_kinds, newest_good
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -141,7 +141,7 @@ def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
     set_determinism(deterministic)
 
 
-def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
+def _resume_point(run: Run, peers: Peers, link: Link) -> GoodCheckpoint | None:
     """The checkpoint that all ranks resume from; None only if the run never had one. A run that has lost its
     checkpoints is an error, not a new start from step 0."""
     good = newest_good(run.store, peers)
@@ -158,7 +158,7 @@ def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
 
 
 def _build(
-    run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None, pieces: Pieces | None
+    run: Run, tokenizer: Tokenizer, peers: Peers, good: GoodCheckpoint | None, pieces: Pieces | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
     """The model, its engine, and the initial weights of a new run if they are not drawn at random. `pieces`: by which
     its layers compute, if they are compiled."""
@@ -173,7 +173,7 @@ def _build(
 
 
 def _load(
-    run: Run, engine: Engine, good: Good | None, begin: InitialWeights | None, link: Link
+    run: Run, engine: Engine, good: GoodCheckpoint | None, begin: InitialWeights | None, link: Link
 ) -> TrainState:
     """Each range that is read is a sign of progress."""
     if good is not None:
@@ -222,7 +222,9 @@ def _checkpointer(
     )
 
 
-def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: RankShard) -> Memories:
+def _memories(
+    run: Run, engine: Engine, good: GoodCheckpoint | None, data: RankData, share: RankShard
+) -> Memories:
     """The memory of this rank's microbatches at the step the run resumes from; empty if that step recomputes it.
 
     Raises RunError: the checkpoint does not hold it, because the recipe was changed.
@@ -280,7 +282,7 @@ def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Seque
 def _record_start(
     journal: RankJournal,
     state: TrainState,
-    good: Good | None,
+    good: GoodCheckpoint | None,
     begin: InitialWeights | None,
     control: Control,
     found: tuple[
@@ -299,7 +301,11 @@ def _record_start(
 
 
 def _record_origin(
-    journal: RankJournal, state: TrainState, good: Good | None, begin: InitialWeights | None, control: Control
+    journal: RankJournal,
+    state: TrainState,
+    good: GoodCheckpoint | None,
+    begin: InitialWeights | None,
+    control: Control,
 ) -> None:
     if good is None:
         journal.event("start", step=0, world=control.world, **(begin.record if begin else {}))
