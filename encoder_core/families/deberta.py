@@ -5,9 +5,9 @@ attention). Absolute positions enter only before the prediction, in the enhanced
 shares its projections between contents and positions, counts distances in logarithmic buckets, and may have a
 convolution beside its first layer. Version 3 (2111.09543) is version 2's encoder, trained as ELECTRA's discriminator.
 
-transformers has no enhanced mask decoder, so its logits are those of the plain decoder. The decoder's absolute
-positions are stored under the name in the published weights, which transformers skips. transformers has no class for
-version 3's discriminator: it loads such a folder as `DebertaV2Model`, without the head.
+transformers has no enhanced mask decoder: its logits are the plain decoder's. It skips the decoder's absolute
+positions, which are stored under their name in the published weights. It has no class for version 3's discriminator:
+it loads such a folder as `DebertaV2Model`, without the head.
 """
 
 from collections.abc import Collection
@@ -302,8 +302,8 @@ def _written(config: Deberta, heads: Heads, name: str) -> Written | None:
 
 
 def to_json(config: Deberta) -> dict[str, Any]:
-    """Return the fields of config.json that describe one network. `mask_decoder` is a field of ours;
-    `generator_layers` is left out.
+    """Return the fields of config.json that describe one network: with our own `mask_decoder`, without
+    `generator_layers`.
 
     Raises:
         ModelError: the model has the term between positions, which transformers' classes lack.
@@ -360,11 +360,7 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 def from_json(fields: dict[str, Any]) -> Deberta:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: the model is a variant that was never published.
-    """
+    """Return our configuration for a config.json. Raises ModelError: the model is a variant that was never published."""
     fields = _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
     _check(fields)
     values = shared_from_json(fields)
