@@ -16,9 +16,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.attempt import LEASE_S, Attempt, Owner, UncertainAttempt, newest_attempt, try_claim
+from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
-from data_service.visible import shell_word
 
 _log = logging.getLogger(__name__)
 _KEY = "attempts/stop.json"

@@ -3,7 +3,7 @@
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from data_service.visible import without_secrets
+from data_service.printable import without_secrets
 
 
 class UserError(Exception):

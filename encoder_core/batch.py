@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from encoder_core.draws import token_keys
+from encoder_core.random_draws import token_keys
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Batch:
 
     @cached_property
     def keys(self) -> Int[Tensor, " tokens"]:
-        """Keys from which each token's random draws are hashed (`draws.token_keys`)."""
+        """Keys from which each token's random draws are hashed (`random_draws.token_keys`)."""
         numbers = self.numbers
         if numbers is None:
             numbers = torch.arange(self.rows, device=self.tokens.device)

@@ -39,9 +39,7 @@ from data_service.ingest.configuration import (
     refuse_own_output,
     refuse_skipped,
 )
-from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
-from data_service.ingest.inputs import InputFile, InputListing, list_inputs
-from data_service.ingest.kept import (
+from data_service.ingest.deduplicate import (
     CompareReceipt,
     DivideReceipt,
     DivideTask,
@@ -52,6 +50,8 @@ from data_service.ingest.kept import (
     drop_slices,
     plan_partitions,
 )
+from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
+from data_service.ingest.inputs import InputFile, InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
 from data_service.ingest.scan import ScanReceipt, ScanTask, hash_of, scan

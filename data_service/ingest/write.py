@@ -26,8 +26,8 @@ from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, EncodedDocument, encode_documents, encode_examples
+from data_service.ingest.deduplicate import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.kept import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.scan import hash_of, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder

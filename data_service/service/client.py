@@ -13,8 +13,8 @@ from data_service.errors import UserError
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.service import tasks
-from data_service.service.announced import AnnouncedWindows, EpochWindow
 from data_service.service.feed import Build, FeedHandle, OpenStream, SlabRequest
+from data_service.service.prefetch import AnnouncedWindows, EpochWindow
 from data_service.store.errors import StoreUnavailable
 from data_service.stream.stream import SlabLayout, StepLayout
 from data_service.stream.token_axis import TokenAxis

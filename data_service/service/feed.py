@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.service.announced import EpochWindow
 from data_service.service.gauges import FeedGauges
+from data_service.service.prefetch import EpochWindow
 from data_service.service.tasks import SlabRefs, full, no_room, object_store_bytes, run_pass, submit_window
 from data_service.store.base import Store
 from data_service.store.open import open_store

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ray.util.metrics import Gauge
 
-from data_service.store.patience import total_retries
+from data_service.store.retries import total_retries
 
 PREFIX = "maskfleet_"
 """Of every name. Ray puts `ray_` before it."""

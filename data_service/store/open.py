@@ -3,11 +3,11 @@
 from pathlib import Path
 from urllib.parse import unquote
 
+from data_service.printable import visible, without_secrets
 from data_service.store.base import Store
 from data_service.store.errors import BadUri
 from data_service.store.local import LocalStore
-from data_service.store.patience import default_patience_s
-from data_service.visible import visible, without_secrets
+from data_service.store.retries import default_patience_s
 
 _EXAMPLE = "your-bucket"  # in the bundled recipes
 

@@ -32,7 +32,7 @@ from data_service.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from data_service.store.patience import Patience, count_retry, outage_of
+from data_service.store.retries import Patience, count_retry, outage_of
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
 from data_service.store.s3_transfer import (
     DELETED,

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
-from data_service.recent import RecentResults
+from data_service.result_cache import RecentResults
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import NoMasking, RowMasking
 from data_service.samples.spec import StreamSpec

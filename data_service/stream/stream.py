@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
-from data_service.recent import RecentResults
+from data_service.result_cache import RecentResults
 from data_service.samples.make import block_key, cut, make_rows, structure_key
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
-from data_service.recent import RecentResults
+from data_service.result_cache import RecentResults
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts, RowLengths
 from data_service.stream.plan import BlockRows, RowLine, StreamPlan

@@ -360,7 +360,8 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 def from_json(fields: dict[str, Any]) -> Deberta:
-    """Return our configuration for a config.json. Raises ModelError: the model is a variant that was never published."""
+    """Return our configuration for a config.json. Raises ModelError: the model is a variant that "
+    "was never published."""
     fields = _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
     _check(fields)
     values = shared_from_json(fields)

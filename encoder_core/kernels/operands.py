@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
         ranks_q, ranks_k: [M] and [K] int64; a query sees the keys of lower rank. None: all keys of its row.
         slots: [T] int32, index of the query at each token, -1 for none; None: the tokens are the queries.
         signs: [R] int32, 1, or -1 for a reversed row; None: all 1.
-        draws: [M] int64, keys from which each query's dropout is hashed (`draws.py`); None: no dropout.
+        draws: [M] int64, keys from which each query's dropout is hashed (`random_draws.py`); None: no dropout.
         cu_seqlens: [R + 1] int32, bounds of the rows in the tokens.
         heads, rows: N, R.
         carried: number of memory keys before each row's first token, at positions -carried to -1.

@@ -46,7 +46,7 @@ def inverse_rate(threshold, sums: tl.constexpr):
 
 @triton.jit
 def kept_columns(draws, row, threshold, padded: tl.constexpr):
-    """Return [padded] bool for one token: whether `draws.numbers16` of its key and draw reaches the threshold."""
+    """Return [padded] bool of a token: whether `random_draws.numbers16` of key and draw reaches the threshold."""
     drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
     quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash for four columns
     hashed = mix(drawn + quad * GOLDEN)

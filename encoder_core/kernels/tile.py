@@ -216,7 +216,7 @@ def scores_of(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here,
 
 @triton.jit
 def mix(x):
-    """Mix as splitmix64 does; see `draws.py`."""
+    """Mix as splitmix64 does; see `random_draws.py`."""
     x = (x ^ (x >> 30)) * _FIRST
     x = (x ^ (x >> 27)) * _SECOND
     return x ^ (x >> 31)
@@ -224,7 +224,7 @@ def mix(x):
 
 @triton.jit
 def kept(x, tile: tl.constexpr, head, q_at, q_here, k_first):
-    """Return [S, S] bool, the probabilities kept by dropout: `draws.numbers16` of the query, the head and the key."""
+    """Return [S, S] bool, the probabilities kept by dropout: `random_draws.numbers16` of query, head and key."""
     drawn = tl.load(x.draws + q_at, mask=q_here, other=0).to(tl.uint64, bitcast=True)
     drawn += head.to(tl.uint64) * _HEAD
     first = k_first + x.carried

@@ -13,7 +13,7 @@ Only a kernel knows about rows. All kernels have the signature `Attend`:
 | `reference`    | tests                                | the formula, row by row                          |
 
 `automatic` chooses among the first six (`kernel_choice.py`). Flash attention draws its dropout from the device's
-generator; `fused` draws it by token (`draws.py`). So flash attention is used with dropout only where there is no
+generator; `fused` draws it by token (`random_draws.py`). So flash attention is used with dropout only where there is no
 Triton. torch's fused CPU kernel supports no dropout and falls back to one that writes every score to memory three
 times, which is why `blocked` exists. It supports no window either: with a mask it computes every score of a row.
 
@@ -34,7 +34,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import (
@@ -48,6 +47,7 @@ from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
 from encoder_core.layers.rows import Rotation, Rows, for_each_query, rotate
 from encoder_core.layers.torch_internals import flash_attention
+from encoder_core.random_draws import draw_key, head_keys
 
 Heads = Float[Tensor, "tokens heads width"]
 SharedHeads = Float[Tensor, "tokens shared width"]  # of keys and values

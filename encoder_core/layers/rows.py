@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.draws import token_keys
+from encoder_core.random_draws import token_keys
 
 
 class Rotation(NamedTuple):
@@ -67,7 +67,7 @@ class Rows:
 
     @cached_property
     def keys(self) -> Int[Tensor, " tokens"]:
-        """Keys from which each token's random draws are hashed (`draws.token_keys`). Without a batch, rows are
+        """Keys from which each token's random draws are hashed (`random_draws.token_keys`). Without a batch, rows are
         numbered from 0.
         """
         if self.batch is None:

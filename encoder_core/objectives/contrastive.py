@@ -276,9 +276,8 @@ class ContrastiveModel(CoupledObjective):
         return F.normalize(vectors, dim=-1) if self.config.normalize else vectors.clone()
 
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Return terms whose gradients by the vectors `own` are those of the loss over all ranks' examples.
-
-        Metrics of each term: its name with "_correct", "_positive" and "_negative".
+        """Return terms with the gradients by the vectors `own` of all ranks' loss, and metrics by `_METRICS` for each
+        term.
         """
         figures, *gradients = coupled
         sums, weight = figures.sum(0), last_weight(self.config.weight)
@@ -352,9 +351,8 @@ class WithVectors(CoupledObjective):
         return self.counts_of_others(batch) | dict.fromkeys(self.vectors.terms, batch.rows)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Return the vectors as memory; with `memory` from `couple`, return the sums of all terms.
-
-        In evaluation, which has one pass, the call without memory also returns the other terms.
+        """Return the vectors as memory (in evaluation also the other terms); with `memory` from `couple`, all terms'
+        sums.
         """
         own_R2D = self.embed(batch)
         if memory:

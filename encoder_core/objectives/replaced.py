@@ -100,7 +100,7 @@ class ReplacedTokenConfig(ModuleConfig):
         """Refuse objectives and families without a generator that learns masked tokens."""
         others = [name for name in setting.terms if name != "rtd"]
         if "mlm" not in others:
-            beside = f", not with {others[0]}" if others else ""
+            beside = f", not {others[0]}" if others else ""
             yield Refusal(
                 ("objective",),
                 f"rtd needs mlm{beside}: the generator, which learns masked tokens, makes the replacements to detect",

@@ -46,7 +46,7 @@ class _PairConfig(HeadConfig):
         """Refuse objectives without mlm, and rows without the label of this term."""
         others = [name for name in setting.terms if name != self.name]
         if "mlm" not in others:
-            beside = f", not with {others[0]}" if others else ""
+            beside = f", not {others[0]}" if others else ""
             yield Refusal(
                 ("objective",),
                 f"{self.name} needs mlm{beside}: one label a row does not suffice to learn words",

@@ -65,7 +65,7 @@ class SboConfig(HeadConfig):
         """Refuse objectives without masked spans."""
         others = [name for name in setting.terms if name != self.name]
         if "mlm" not in others:
-            beside = f", not with {others[0]}" if others else ""
+            beside = f", not {others[0]}" if others else ""
             yield Refusal(
                 ("objective",),
                 f"sbo needs mlm{beside}: it predicts the tokens that mlm masks",

@@ -31,8 +31,8 @@ def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = WHO
 def seed_draws(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> None:
     """Seed the default generators for one logical microbatch in one update group.
 
-    The CPU's seed is the same for each microbatch of a step, because draws belong to rows (`encoder_core/draws.py`).
-    A GPU's is not: the dropout inside flash attention belongs to the batch.
+    The CPU's seed is the same for each microbatch of a step, because draws belong to rows
+    (`encoder_core/random_draws.py`). A GPU's is not: the dropout inside flash attention belongs to the batch.
     """
     torch.manual_seed(draw_seed(seed, step, 0, update_group))
     if torch.cuda.is_available():

@@ -61,7 +61,7 @@ Read = Callable[[str, str, int, int], Tensor]
 """(parameter name, kind, start, stop) -> 1-D fp32 tensor of these flat elements."""
 
 
-class Named(NamedTuple):
+class NamedParameter(NamedTuple):
     """A parameter, its name, and the kinds of its state."""
 
     name: str
@@ -132,7 +132,9 @@ class FrozenRange:
         return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def frozen_ranges(stage: int, named: Sequence[Named], rank: int, world: int) -> Iterator[FrozenRange]:
+def frozen_ranges(
+    stage: int, named: Sequence[NamedParameter], rank: int, world: int
+) -> Iterator[FrozenRange]:
     """Yield the ranges that rank `rank` of `world` owns of frozen parameters. Over all ranks, each element occurs
     once.
     """
@@ -149,7 +151,7 @@ def frozen_ranges(stage: int, named: Sequence[Named], rank: int, world: int) -> 
 
 
 def owned_ranges(
-    optimizer: Any, layout: Layout, named: Sequence[Named], rank: int, world: int
+    optimizer: Any, layout: Layout, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """Yield the ranges that rank `rank` of `world` owns of trained parameters. Over all ranks they cover each exactly
     once.
@@ -188,7 +190,7 @@ def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
 
 
 def _unsharded(
-    optimizer: torch.optim.Optimizer, named: Sequence[Named], rank: int, world: int
+    optimizer: torch.optim.Optimizer, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """Yield ranges at stage 0: every rank holds everything, and owns an equal share of every parameter."""
     for name, p, kinds in named:

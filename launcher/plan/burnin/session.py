@@ -32,7 +32,7 @@ _LEFT_S = 5.0  # a check is not begun with less time
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BurninRequest:
     """What a burn-in is asked to do.
 
     Attributes:
@@ -65,7 +65,7 @@ class Burnin:
         return [name for name, one in self.outcomes.items() if one.status not in ("passed", "skipped")]
 
 
-def burn_in(wanted: Wanted, tell: Callable[[str], None]) -> Burnin:
+def burn_in(wanted: BurninRequest, tell: Callable[[str], None]) -> Burnin:
     """Carry out the checks of `wanted`, and update record and page after each. `tell` receives lines for a person.
 
     Raises:
@@ -103,7 +103,7 @@ def _jobs(machine: Machine) -> int:
 class _Work:
     """Carries out checks, several at a time."""
 
-    wanted: Wanted
+    wanted: BurninRequest
     file: RecordFile
     machine: Machine
     deadline: float
@@ -131,7 +131,7 @@ class _Work:
             self.tell(f"{outcome.status:8} {check.name} ({outcome.seconds:.0f} s) {why}".rstrip())
 
 
-def _to_do(wanted: Wanted, file: RecordFile, machine: Machine) -> list[Check]:
+def _to_do(wanted: BurninRequest, file: RecordFile, machine: Machine) -> list[Check]:
     """Return the checks to run: those without an outcome first, then those that failed. Checks asked for by name run
     unless they passed.
     """
@@ -172,7 +172,7 @@ def _heard(
         yield from reports
 
 
-def _probe(wanted: Wanted) -> Machine:
+def _probe(wanted: BurninRequest) -> Machine:
     """Ask a process of its own what the machine is, so that this process never loads the driver."""
     request = {"form": wanted.form, "recipes": list(wanted.recipes)}
     try:
@@ -194,7 +194,7 @@ def _hidden(form: Form | None) -> dict[str, str]:
 
 
 def _carry_out(
-    check: Check, wanted: Wanted, machine: Machine, remaining: float, stopped: threading.Event
+    check: Check, wanted: BurninRequest, machine: Machine, remaining: float, stopped: threading.Event
 ) -> Outcome | None:
     """Carry a check out and return its outcome. None: the burn-in was stopped, or its time was up first."""
     folder = Path(tempfile.mkdtemp(prefix=f"{check.name}-", dir=_folder(wanted.folder / "work")))
@@ -248,7 +248,7 @@ def _judged(right: Sequence[bool | None], marks: Sequence[Mark]) -> tuple[Status
     return ("failed", f"{wrong} of {len(right)} findings are wrong") if wrong else ("passed", "")
 
 
-def _environment(wanted: Wanted, form: Form) -> dict[str, str]:
+def _environment(wanted: BurninRequest, form: Form) -> dict[str, str]:
     """Return variables for the check's process. Compiled kernels lie in the burn-in's folder: a second start finds
     them, and no other folder is touched.
     """
@@ -265,5 +265,5 @@ def _folder(path: Path) -> Path:
     return path.resolve()
 
 
-def _write_page(file: RecordFile, wanted: Wanted) -> None:
+def _write_page(file: RecordFile, wanted: BurninRequest) -> None:
     write_file(wanted.folder / PAGE, render(file.record, wanted.checks))

@@ -16,8 +16,8 @@ import time
 from functools import cache
 from random import SystemRandom
 
+from data_service.printable import one_line, without_secrets
 from data_service.store.errors import CredentialsMissing, StoreError
-from data_service.visible import one_line, without_secrets
 
 VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_S = 120.0

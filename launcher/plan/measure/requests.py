@@ -43,7 +43,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Measured:
     """The measurements of one rank.
 
     Attributes:
@@ -63,9 +63,9 @@ class Taken:
     operators: tuple[tuple[str, float], ...]
 
 
-def read_taken(file: Path) -> Taken:
+def read_taken(file: Path) -> Measured:
     """Read the measurements that a rank wrote to `file`."""
     found = json.loads(file.read_text("utf-8"))
     steps = tuple(Step(**step) for step in found["steps"])
     operators = tuple((name, share) for name, share in found["operators"])
-    return Taken(**found | {"steps": steps, "operators": operators, "mfu": tuple(found["mfu"])})
+    return Measured(**found | {"steps": steps, "operators": operators, "mfu": tuple(found["mfu"])})
