@@ -168,7 +168,7 @@ class CosineConfig(HeadConfig):
         if not isinstance(distil, DistilConfig):
             yield Refusal(
                 ("objective", self.name),
-                "cosine compares the student's states with those of distil's teachers, but there is no distil",
+                "cosine compares the student's states with those of distil's teachers, but there are none",
                 "add objective.distil, or leave cosine out",
             )
             return
@@ -318,7 +318,7 @@ class HiddenConfig(HeadConfig):
         if not isinstance(distil, DistilConfig):
             yield Refusal(
                 ("objective", self.name),
-                "hidden compares the student's layers with those of distil's teacher, but there is no distil",
+                "hidden compares the student's layers with those of distil's teacher, but there is none",
                 "add objective.distil, or leave hidden out",
             )
             return

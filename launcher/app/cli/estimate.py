@@ -64,8 +64,7 @@ def estimate(
         )
     if measure and mfu is not None:
         raise OptionError(
-            f"--mfu {mfu:g} is given with --measure, which measures the MFU",
-            remedy="leave one of the two out",
+            f"--mfu {mfu:g} is given with --measure, which measures it", remedy="leave one of the two out"
         )
     from launcher.runtime.capacity.devices import check_share, text_size
 

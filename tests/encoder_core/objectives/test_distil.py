@@ -172,7 +172,7 @@ def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.M
     ("terms", "reason"),
     [
         ({"distil"}, "needs mlm"),
-        ({"mlm", "cosine"}, "there is no distil"),
+        ({"mlm", "cosine"}, "there are none"),
         ({"mlm", "distil", "cosine", "wider"}, "states of width 24, the student 16"),
         ({"mlm", "distil", "layers"}, "cannot be initialised with layers"),
     ],
