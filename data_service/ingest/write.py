@@ -268,7 +268,7 @@ def _room_in(folder: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _tokenizer(uri: str, expected: str) -> Tokenizer:
-    """The corpus's own copy; a worker process loads it once."""
+    """Return the corpus's own copy; a worker process loads it once."""
     tokenizer = load_tokenizer(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
@@ -280,7 +280,7 @@ def _tokenizer(uri: str, expected: str) -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def _finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
-    """A worker process loads its dictionaries once. They were checked when the build began."""
+    """Return a worker process loads its dictionaries once. They were checked when the build began."""
     store = layout.open()
     names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)
     return UnitFinder(words, {name: store.get(layout.words(name)) for name in names})
