@@ -22,7 +22,7 @@ _NAMES = {"tokens": "tokens", "flops": "FLOPs"}
 
 
 def render(found: Found, failures: Mapping[str, str], now: datetime) -> str:
-    """The page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
+    """Return the page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
     first = found.comparison.arms[0].label
     body = [
         _header(found, now),
@@ -98,7 +98,7 @@ def record(found: Found, failures: Mapping[str, str]) -> dict[str, object]:
 
 
 def dumped(found: Found, failures: Mapping[str, str]) -> str:
-    """The record as strict JSON."""
+    """Return the record as strict JSON."""
     return json.dumps(json.loads(encode(record(found, failures))), indent=1) + "\n"
 
 

@@ -108,7 +108,7 @@ def digest(examples: Examples) -> str:
 
 
 def division(examples: Examples, shares: Shares, split: str) -> Examples:
-    """The part of all published `examples` that belongs to `split`: train, dev or test.
+    """Return the part of all published `examples` that belongs to `split`: train, dev or test.
 
     Raises:
         TaskError: retrieval cannot be divided.
@@ -138,7 +138,7 @@ def division(examples: Examples, shares: Shares, split: str) -> Examples:
 
 
 def _texts(examples: Examples) -> list[str]:
-    """What is hashed to choose an example's split: its texts; for a question, the context."""
+    """Return what is hashed to choose an example's split: its texts; for a question, the context."""
     match examples:
         case Sentences():
             pairs = zip(examples.first, examples.second or [None] * len(examples), strict=True)

@@ -30,7 +30,7 @@ class TaskFolder:
     published: str
 
     def find(self, path: str) -> InputFile:
-        """The file at `path`, or at `path` with .gz or .zst after it.
+        """Return the file at `path`, or at `path` with .gz or .zst after it.
 
         Raises:
             TaskError: there is none. StoreError: the store does not answer.
@@ -88,7 +88,8 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
 
 
 def _not_text(place: FilePosition, raw: bytes, error: UnicodeDecodeError) -> TaskError:
-    """What is wrong with the bytes `raw` of a line; of UTF-8 the byte is named, of others only the line is known."""
+    """Return what is wrong with the bytes `raw` of a line; of UTF-8 the byte is named, of others only the line is
+    known."""
     encoding = place.file.encoding
     which = (
         f"byte {error.start} (0x{raw[error.start]:02x}) is" if encoding == UTF_8 else "it has bytes that are"
@@ -101,6 +102,6 @@ def _not_text(place: FilePosition, raw: bytes, error: UnicodeDecodeError) -> Tas
 
 
 def read_whole(file: InputFile, encoding: str) -> bytes:
-    """All of its text in UTF-8, decompressed. Raises InputError: damaged compressed data."""
+    """Return all of its text in UTF-8, decompressed. Raises InputError: damaged compressed data."""
     with open_text(replace(file, encoding=encoding)) as stream:
         return stream.read()

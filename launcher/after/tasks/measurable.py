@@ -21,7 +21,8 @@ from launcher.runtime.recipe.parts import RecipeIssue
 
 
 def probed(settings: ProbeSettings) -> Task:
-    """The task that a probe is fitted on. Raises TaskError: no such task; RunError: not one of classification."""
+    """Return the task that a probe is fitted on. Raises TaskError: no such task; RunError: not one of
+    classification."""
     task = load_task(settings.task, settings.data)
     if task.kind not in ("classification", "pair_classification"):
         raise RunError(
@@ -32,7 +33,8 @@ def probed(settings: ProbeSettings) -> Task:
 
 
 def compared(settings: SimilaritySettings) -> Task:
-    """The task whose scores cosines are compared with. Raises TaskError: no such task; RunError: it has no scores."""
+    """Return the task whose scores cosines are compared with. Raises TaskError: no such task; RunError: it has no
+    scores."""
     task = load_task(settings.task, settings.data)
     if task.kind not in SCORED:
         raise RunError(
@@ -42,7 +44,8 @@ def compared(settings: SimilaritySettings) -> Task:
 
 
 def with_texts(settings: AnisotropySettings) -> Task:
-    """The task whose texts anisotropy is measured on. Raises TaskError: no such task; RunError: one without texts."""
+    """Return the task whose texts anisotropy is measured on. Raises TaskError: no such task; RunError: one without
+    texts."""
     assert settings.task is not None
     task = load_task(settings.task, settings.data)
     if task.kind not in TEXTS:
@@ -54,7 +57,7 @@ def with_texts(settings: AnisotropySettings) -> Task:
 
 
 def measured_split(task: Task) -> str:
-    """The split that figures are for: test if it is labelled, else dev."""
+    """Return the split that figures are for: test if it is labelled, else dev."""
     return "test" if "test" in task.splits else "dev"
 
 
@@ -104,7 +107,7 @@ def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]
 
 
 def _splits(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
-    """Those that are read."""
+    """Return those that are read."""
     if measure.probe:
         return ("train", "dev", *(("test",) if "test" in task.splits else ()))
     if measure.anisotropy and "dev" in task.splits:

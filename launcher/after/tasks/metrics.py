@@ -109,7 +109,7 @@ _TWO_CLASSES: tuple[Metric, ...] = ("f1", "matthews")  # say nothing of a split 
 
 
 def score(task: Description, examples: Examples, predictions: Predictions) -> dict[str, float]:
-    """The task's metrics in its order; the first is its main one.
+    """Return the task's metrics in its order; the first is its main one.
 
     Args:
         task: its kind, labels and metrics.

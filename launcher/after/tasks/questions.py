@@ -37,7 +37,7 @@ class _Misplaced(Exception):
 
 
 def read_questions(task: Description, files: Sequence[File], folder: TaskFolder) -> Questions:
-    """The questions of `files` in their order.
+    """Return the questions of `files` in their order.
 
     Raises:
         TaskError: a file that is missing, something else than questions, an id that is there twice, an answer that is
@@ -141,7 +141,7 @@ def _question(question: object, context: str, place: str) -> _Question:
 
 
 def _answers(value: object, place: str) -> tuple[Answer, ...]:
-    """A list of answers, or (as `datasets` keeps them) an object of lists."""
+    """Return a list of answers, or (as `datasets` keeps them) an object of lists."""
     if isinstance(value, Mapping):
         texts, starts = _items(value, "text", place), _items(value, "answer_start", place)
         if len(texts) != len(starts):
@@ -184,7 +184,7 @@ _QUERY, _DOCUMENT, _SCORE = "query-id", "corpus-id", "score"
 
 
 def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder) -> Retrieval:
-    """All documents, and the queries that have a relevant one. A judgement without a score is 1 (NanoBEIR).
+    """Return all documents, and the queries that have a relevant one. A judgement without a score is 1 (NanoBEIR).
 
     Raises:
         TaskError: a file that is missing, a field missing in a line, an id that is there twice or, in the judgements,

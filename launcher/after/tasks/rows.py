@@ -50,7 +50,7 @@ class RowFormat:
 
 
 def layout_of(task: Description) -> RowFormat:
-    """The layout that a task's YAML describes."""
+    """Return the layout that a task's YAML describes."""
     return RowFormat(
         format=task.format,
         columns=tuple(task.fields.named().values()),
@@ -98,7 +98,7 @@ class FileRow:
         return valid_text(value, self.place)
 
     def label(self, name: str) -> str:
-        """The label as the task's list would spell it. Raises TaskError: missing, or no name or number."""
+        """Return the label as the task's list would spell it. Raises TaskError: missing, or no name or number."""
         value = self.value(name)
         if isinstance(value, bool):
             return str(value).lower()
@@ -228,7 +228,7 @@ def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
 
 
 def _delimiter(layout: RowFormat, file: InputFile) -> str:
-    """The first one that gives the columns that are asked for by name; else the one that gives most."""
+    """Return the first one that gives the columns that are asked for by name; else the one that gives most."""
     usual, *others = possible_delimiters(layout.format, layout.delimiter)
     if layout.numbered or not others:
         return usual

@@ -115,7 +115,7 @@ class Fields(TaskPart):
     answers: str | int | None = None
 
     def named(self) -> dict[str, str | int]:
-        """The fields that are given."""
+        """Return the fields that are given."""
         return {name: place for name, place in self if place is not None}
 
 
@@ -196,7 +196,7 @@ class Description(TaskPart):
         return (*usual, *(name for name in named if name not in usual))
 
     def sources(self, split: str) -> list[File]:
-        """The files of a published split."""
+        """Return the files of a published split."""
         given = self.files[split]
         return given if isinstance(given, list) else [given]
 
@@ -218,7 +218,7 @@ def _paths(file: File) -> tuple[str, ...]:
 
 
 def impossible(task: Description) -> list[RecipeIssue]:
-    """All that is wrong with a task whose single values are valid."""
+    """Return all that is wrong with a task whose single values are valid."""
     return [*_kind(task), *_labels(task), *_splits(task), *_fields(task), *_files(task)]
 
 

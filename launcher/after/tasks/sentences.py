@@ -15,7 +15,7 @@ _Labelled = tuple[FileRow, str]  # and the label as the files spell it
 
 
 def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder) -> Sentences:
-    """The examples of `files` in their order, without those whose label is one of `skip_labels`.
+    """Return the examples of `files` in their order, without those whose label is one of `skip_labels`.
 
     Raises:
         TaskError: a file that is missing, a row that cannot be used, a label that is not one of the task's.
@@ -75,7 +75,7 @@ _DOCUMENT = "-DOCSTART-"  # the word of a line between two documents
 
 
 def read_tagged(task: Description, files: Sequence[File], folder: TaskFolder) -> Tagged:
-    """The sentences of `files` in their order, tags converted to BIO.
+    """Return the sentences of `files` in their order, tags converted to BIO.
 
     Raises:
         TaskError: a file that is missing, words and tags of different number, a tag that is not one of the task's.

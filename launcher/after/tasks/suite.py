@@ -68,7 +68,7 @@ class Suite(TaskPart):
 
 
 def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
-    """The tasks of a bundled suite or of a YAML file, with the suite's settings in place of theirs.
+    """Return the tasks of a bundled suite or of a YAML file, with the suite's settings in place of theirs.
 
     A task's name or file is a suite of one. `data`: as `load_task`, for every task that has no `data` in the suite;
     without it, the files of bundled tasks are beside the suite's file, and those of a task's own file beside that.
@@ -93,7 +93,7 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
 
 
 def load_frozen(name_or_path: str, data: str | None = None) -> list[EvaluationTask]:
-    """The frozen measures of a suite, with absolute places of their tasks' files; a task has none.
+    """Return the frozen measures of a suite, with absolute places of their tasks' files; a task has none.
 
     `data` and errors: as `load_suite`; TaskError: the same measure of the same task twice.
     """
@@ -120,7 +120,7 @@ def _placed(measure: EvaluationTask, home: str | None, data: str | None) -> Eval
 
 
 def read_suite(name_or_path: str) -> Suite | None:
-    """The suite of that name or in that file; None where it is a task.
+    """Return the suite of that name or in that file; None where it is a task.
 
     Raises TaskError: there is neither, or a mistake in the file.
     """

@@ -101,7 +101,7 @@ def _labels(task: Task, examples: Examples) -> str:
 
 
 def _shares(counts: Counter[str]) -> str:
-    """The most frequent labels: a model that always says the first is right so often."""
+    """Return the most frequent labels: a model that always says the first is right so often."""
     total = counts.total()
     shown = [f"{label} {count / total:.1%}" for label, count in counts.most_common(5)]
     return ", ".join(shown) + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")

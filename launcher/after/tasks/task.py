@@ -38,7 +38,7 @@ class Task(Description):
         return self._root
 
     def read(self, split: str) -> Examples:
-        """The examples of a split, `dev` for example, in the order of the files.
+        """Return the examples of a split, `dev` for example, in the order of the files.
 
         Raises:
             TaskError: there is no such split, a file is missing, a record cannot be used, no example is left.
@@ -66,7 +66,7 @@ class Task(Description):
             folder.find(path)
 
     def _place(self, split: str) -> tuple[str, TaskFolder]:
-        """The published split that `split` is made of, and where its files are."""
+        """Return the published split that `split` is made of, and where its files are."""
         if split not in self.splits:
             raise self._no_split(split)
         if self._root is None:
@@ -100,7 +100,7 @@ class Task(Description):
 
 
 def load_task(name_or_path: str, data: str | None = None) -> Task:
-    """A bundled task by name, or a YAML file by path or s3:// URI.
+    """Return a bundled task by name, or a YAML file by path or s3:// URI.
 
     `data` is the folder or s3:// URI that holds the published files. Without it, paths in a YAML file are relative to
     that file, and a bundled task can be looked at, but not read.
@@ -122,7 +122,8 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
 
 
 def loads(text: str, name: str, root: str | None) -> Task:
-    """The task in YAML `text`, its files below `root`; `name` for messages. Raises TaskError: a mistake in it."""
+    """Return the task in YAML `text`, its files below `root`; `name` for messages. Raises TaskError: a mistake in
+    it."""
     document = parse(text, name, WORDS)
     task = validate(Task, document)
     if problems := impossible(task):
@@ -141,7 +142,7 @@ def bundled_tasks() -> Mapping[str, str]:
 
 @cache
 def bundled_texts(folder: str) -> Mapping[str, str]:
-    """The YAML files in a folder of this package, by name without ending, in the order of the names."""
+    """Return the YAML files in a folder of this package, by name without ending, in the order of the names."""
     files = (resources.files("launcher.after.tasks") / folder).iterdir()
     named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
     return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
@@ -170,7 +171,7 @@ def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
 
 
 def read_yaml(path: str) -> str:
-    """The text of a YAML file, local or on S3. Raises TaskError: there is none, or it is not UTF-8."""
+    """Return the text of a YAML file, local or on S3. Raises TaskError: there is none, or it is not UTF-8."""
     try:
         return open_store(home_of(path)).get(path.rpartition("/")[2]).decode()
     except KeyMissing as error:
@@ -180,5 +181,5 @@ def read_yaml(path: str) -> str:
 
 
 def home_of(path: str) -> str:
-    """The folder or URI in which a file lies."""
+    """Return the folder or URI in which a file lies."""
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

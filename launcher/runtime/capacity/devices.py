@@ -75,7 +75,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of this name, in any case. Raises EstimateError listing those known."""
+    """Return the GPU of this name, in any case. Raises EstimateError listing those known."""
     known = {known.lower(): gpu for known, gpu in GPUS.items()}
     gpu = known.get(name.lower())
     if gpu is None:
@@ -84,7 +84,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def gpu_of_device(name: str, memory: int) -> Gpu | None:
-    """The GPU that a driver calls `name`, with so many bytes of memory; None if its figures are not those above.
+    """Return the GPU that a driver calls `name`, with so many bytes of memory; None if its figures are not those above.
 
     PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms that the table is of.
     """

@@ -35,7 +35,8 @@ def bill(
     kernel: Kernel = "gpu",
     bucket: int = BUCKET,
 ) -> tuple[MemoryPart, ...]:
-    """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
+    """Return what fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape`
+    a step.
 
     `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
     """
@@ -51,7 +52,7 @@ def bill(
 def kept(
     recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET
 ) -> list[MemoryPart]:
-    """What of a `bill` is there all the time. `rows`: of a rank in a step."""
+    """Return what of a `bill` is there all the time. `rows`: of a rank in a step."""
     single = sum(prod(shape) for shape in momentum_matrices(recipe))
     parts = memory.kept(
         count,
@@ -142,7 +143,7 @@ def rows_that_fit(bill: Bill, room: int) -> list[int]:
 
 
 def _useful(bill: Bill, phase: RecipePhase) -> int:
-    """A rank's part of a step; on a CPU `CPU_TOKENS`."""
+    """Return a rank's part of a step; on a CPU `CPU_TOKENS`."""
     part = -(-phase.rows // bill.ranks)
     if bill.device == "cuda":
         return part
@@ -150,7 +151,7 @@ def _useful(bill: Bill, phase: RecipePhase) -> int:
 
 
 def _most(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `most` that fits, by halving; 1 if none does."""
+    """Return the largest number from 1 to `most` that fits, by halving; 1 if none does."""
     least = 1
     while least < most:
         middle = (least + most + 1) // 2

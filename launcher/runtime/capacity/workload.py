@@ -14,7 +14,7 @@ from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
-    """Each text of an example counted as a row."""
+    """Return each text of an example counted as a row."""
     rows = min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts
     return full_rows(recipe, rows, phase.length, phase_targets(recipe, phase))
 
@@ -31,7 +31,8 @@ def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
 
 
 def targets_per_row(recipe: Recipe, length: int) -> int:
-    """The mean, to the nearest whole: of a row's tokens but for the special ones at its ends (and between segments)."""
+    """Return the mean, to the nearest whole: of a row's tokens but for the special ones at its ends (and between
+    segments)."""
     maskable = length - (2 if isinstance(recipe.input, Packed) else 3)
     return round(recipe.objective.masking.expected(length, maskable))
 
@@ -46,7 +47,8 @@ def microbatch_flops(recipe: Recipe, shape: Shape) -> Count:
 
 
 def microbatch_activations(recipe: Recipe, shape: Shape, kernel: Kernel = "gpu") -> list[Activations]:
-    """What is kept for the backward pass, for each update group of a step. `kernel`: see `encoder_core.cost.saved`."""
+    """Return what is kept for the backward pass, for each update group of a step. `kernel`: see
+    `encoder_core.cost.saved`."""
     return activations(recipe.model, recipe.objective.terms, shape, kernel)
 
 

@@ -72,8 +72,8 @@ class Coordinator:
 
     @_control
     def next_group(self, failed: Sequence[int]) -> GroupStart | None:
-        """How many ranks the driver may start now, and without which nodes; None: not now, or never. The last group is
-        over, ended by the ranks in `failed`, as far as Ray knows."""
+        """Return how many ranks the driver may start now, and without which nodes; None: not now, or never. The last
+        group is over, ended by the ranks in `failed`, as far as Ray knows."""
         there = staying(draining())
         with self._lock:
             # Ranks may die before they are let in, too.
@@ -321,7 +321,7 @@ class Coordinator:
             self._log.deaths(self._deaths.failures)
 
     def status(self) -> Status:
-        """A snapshot. Each note is handed over once."""
+        """Return a snapshot. Each note is handed over once."""
         with self._lock:
             self._is_superseded()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]

@@ -54,8 +54,8 @@ class Deaths:
         return again
 
     def decide(self, nodes: int) -> Restart | Stop:
-        """What the failure policy decides. A decision to end the run also clears the count, since whoever starts it
-        again is expected to have repaired something."""
+        """Return what the failure policy decides. A decision to end the run also clears the count, since whoever
+        starts it again is expected to have repaired something."""
         if not self.failures:
             return Restart()
         decision = decide(self.failures, nodes)
@@ -65,8 +65,8 @@ class Deaths:
 
 
 def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
-    """The failures on record, the oldest first. A damaged record counts as no failures, and `note` shows that to the
-    operator. Raises StoreError; RunError: a newer version wrote it."""
+    """Return the failures on record, the oldest first. A damaged record counts as no failures, and `note` shows that
+    to the operator. Raises StoreError; RunError: a newer version wrote it."""
     try:
         data = store.get(KEY)
         former = data.startswith(b"[")
@@ -87,8 +87,8 @@ def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
 
 
 def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:
-    """The failures on record. If the start before `attempt` left no event of its end, its driver was killed, and that
-    is added as one more failure. Call this once `attempt` is claimed.
+    """Return the failures on record. If the start before `attempt` left no event of its end, its driver was killed,
+    and that is added as one more failure. Call this once `attempt` is claimed.
 
     `committed`: steps of the newest checkpoint. `now`: seconds since 1970. Raises StoreError.
     """

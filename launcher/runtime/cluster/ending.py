@@ -77,7 +77,7 @@ def train(
 
 
 def _follow(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
-    """The process's exit code, and the last of what it said."""
+    """Return the process's exit code, and the last of what it said."""
     said: deque[str] = deque(maxlen=_KEPT)
     assert process.stdout is not None
     while True:

@@ -63,7 +63,7 @@ class FitLoop:
             self._look()
 
     def _next(self, failed: list[int]) -> GroupStart | None:
-        """When and how ranks are to start; None if they are not to."""
+        """Return when and how ranks are to start; None if they are not to."""
         room = self._made_room()
         while not self._over(room):
             start: GroupStart | None = self._ask(self._coordinator.next_group.remote(failed))
@@ -89,12 +89,12 @@ class FitLoop:
                     return
 
     def _made_room(self) -> bool:
-        """Whether the ranks ended in good order but early, so that another group could take their place."""
+        """Return whether the ranks ended in good order but early, so that another group could take their place."""
         status = self.status
         return status.paused and status.finished is not None and status.finished < self._steps
 
     def _over(self, room: bool) -> bool:
-        """Whether no further group may start. `room`: the last group ended in order to make room."""
+        """Return whether no further group may start. `room`: the last group ended in order to make room."""
         status = self.status
         if status.fatal is not None or status.idle or status.superseded or status.unsaved is not None:
             return True
@@ -118,7 +118,7 @@ class FitLoop:
             self._coordinator.look_around.remote()
 
     def _ask(self, answer: Any) -> Any:
-        """The coordinator's answer; None if it does not come in time, which happens on a busy machine."""
+        """Return the coordinator's answer; None if it does not come in time, which happens on a busy machine."""
         try:
             found = ray.get(answer, timeout=_ANSWER_S)
         except GetTimeoutError:

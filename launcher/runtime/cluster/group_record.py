@@ -56,11 +56,12 @@ class Group:
         self.beats[rank] = next_beat(self.beats.get(rank), Beat(1, step, doing, done, place))
 
     def asked(self, rank: int) -> bool:
-        """Whether the rank is to send what its threads are doing."""
+        """Return whether the rank is to send what its threads are doing."""
         return self.stacks is not None and rank not in self.stacks
 
     def died(self, failed: Sequence[int]) -> bool:
-        """Whether the group is over and its end must be judged. `failed`: the ranks that ended it, as Ray tells."""
+        """Return whether the group is over and its end must be judged. `failed`: the ranks that ended it, as Ray
+        tells."""
         return self.running or (self.granted and bool(failed) and not self.excused)
 
     @property
@@ -69,8 +70,8 @@ class Group:
         return max((beat.step for beat in self.beats.values()), default=0)
 
     def failure(self, failed: Sequence[int], *, committed: int, now: float) -> Failure:
-        """How the group ended, as the failure policy wants it. `committed`: steps of the newest checkpoint; `now`:
-        seconds since 1970."""
+        """Return how the group ended, as the failure policy wants it. `committed`: steps of the newest checkpoint;
+        `now`: seconds since 1970."""
         cause = self.cause(failed)
         kind = "silent" if cause is None else self.errors[cause].kind
         places = {rank: beat.place.node for rank, beat in self.beats.items()}
@@ -88,14 +89,14 @@ class Group:
         )
 
     def cause(self, failed: Sequence[int]) -> int | None:
-        """The rank whose error ended the group; None if a process died without an error."""
+        """Return the rank whose error ended the group; None if a process died without an error."""
         if self.hung or self._mute(failed):
             return None
         told = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
         return next(told, None)
 
     def epitaph(self, failed: Sequence[int]) -> str:
-        """Which rank ended the group and how, as a line for the operator."""
+        """Return which rank ended the group and how, as a line for the operator."""
         cause = self.cause(failed)
         if cause is not None:
             raised = self.errors[cause]

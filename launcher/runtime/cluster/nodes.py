@@ -24,7 +24,8 @@ def draining() -> frozenset[str]:
 
 
 def lost() -> str | None:
-    """Which process of the Ray that was started here has died; None while all live, or if Ray was started elsewhere.
+    """Return which process of the Ray that was started here has died; None while all live, or if Ray was started
+    elsewhere.
 
     Ray itself would notice only after about a minute, and until then every call to it hangs.
     """
@@ -48,7 +49,7 @@ def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
 
 
 def staying(going: Container[str]) -> list[dict[str, Any]]:
-    """The nodes of `ray.nodes()` that are not `going`. Ray places nothing new on those that are."""
+    """Return the nodes of `ray.nodes()` that are not `going`. Ray places nothing new on those that are."""
     return [node for node in ray.nodes() if node["NodeID"] not in going]
 
 

@@ -127,7 +127,7 @@ class RankGroup:
 
 
 def _bad(ref: Any) -> bool:
-    """Whether the call is over and has raised, or its process died."""
+    """Return whether the call is over and has raised, or its process died."""
     if not ray.wait([ref], timeout=0)[0]:
         return False
     try:

@@ -19,8 +19,8 @@ _TOO_EARLY = ("torch", "deepspeed")
 
 
 def given_gpus() -> tuple[str, ...]:
-    """The GPUs that Ray gave this process: the words that stood in `CUDA_VISIBLE_DEVICES` when the node's Ray started,
-    or without it numbers from 0."""
+    """Return the GPUs that Ray gave this process: the words that stood in `CUDA_VISIBLE_DEVICES` when the node's Ray
+    started, or without it numbers from 0."""
     return tuple(gpu.strip() for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
 
 
@@ -65,8 +65,8 @@ def _ensure_not_loaded() -> None:
 
 
 def importer(library: str) -> str:
-    """The module that imported `library`, as far as its names tell. Python lists modules in the order in which they
-    were completed, and a module is complete after what it imports."""
+    """Return the module that imported `library`, as far as its names tell. Python lists modules in the order in which
+    they were completed, and a module is complete after what it imports."""
     names = list(sys.modules)
     place = names.index(library)
     for name in names[place + 1 :] + names[place::-1]:

@@ -32,8 +32,8 @@ class Resources:
     object_store_bytes: int
 
     def too_large(self, reason: str) -> RunError:
-        """Why a Ray cannot be started here, and what to do; `reason` is Ray's own. It may pass by itself, unless the
-        machine could not hold so much if nothing else ran.
+        """Return why a Ray cannot be started here, and what to do; `reason` is Ray's own. It may pass by itself,
+        unless the machine could not hold so much if nothing else ran.
         """
         whole = psutil.virtual_memory().total
         kind = TryAgain if self.object_store_bytes < 0.9 * whole else RunError
@@ -60,8 +60,8 @@ def plan_resources(recipe: Recipe) -> Resources:
 
 
 def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
-    """How many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks need
-    fewer."""
+    """Return how many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks
+    need fewer."""
     asked = recipe.data_service.workers
     return asked if asked != "auto" else max(1, min(int(cores) // 2, MOST_DATA_WORKERS * ranks))
 
@@ -77,7 +77,7 @@ def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:
 
 
 def sizing(recipe: Recipe, gpus: int) -> Sizing:
-    """How many ranks `recipe` may have in a cluster with `gpus` GPUs; never more than a step has microbatches.
+    """Return how many ranks `recipe` may have in a cluster with `gpus` GPUs; never more than a step has microbatches.
 
     `trainers: 8` means 8. `trainers: auto` means every GPU that there is at any time; without GPUs, as many ranks as
     this machine has cores, at most two. A rank reserves one GPU, or without GPUs a part of a core.

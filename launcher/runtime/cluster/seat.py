@@ -66,8 +66,8 @@ class Seat:
         return 0 if self.shares_a_gpu else self.local_rank
 
     def environment(self) -> dict[str, str]:
-        """The variables that torch, DeepSpeed and NCCL read. torch and DeepSpeed take `LOCAL_RANK` for the number of
-        the process's device."""
+        """Return the variables that torch, DeepSpeed and NCCL read. torch and DeepSpeed take `LOCAL_RANK` for the
+        number of the process's device."""
         found = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world,
@@ -90,14 +90,14 @@ class Seat:
 
 
 def seeing(gpus: Sequence[str]) -> dict[str, str]:
-    """The variables with which a process sees just these GPUs, in this order. By default CUDA would give the lowest
-    number to the fastest GPU; the driver's tools number them by PCI bus."""
+    """Return the variables with which a process sees just these GPUs, in this order. By default CUDA would give the
+    lowest number to the fastest GPU; the driver's tools number them by PCI bus."""
     order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": order}
 
 
 def seats(placements: Sequence[Placement], port: int) -> list[Seat]:
-    """The seats of processes that are sorted by rank (`ordered`). `port`: free on the first process's node.
+    """Return the seats of processes that are sorted by rank (`ordered`). `port`: free on the first process's node.
 
     Raises SeatError: the GPUs of a node cannot be told apart.
     """
@@ -134,7 +134,7 @@ def _gpus_of(placements: Sequence[Placement]) -> tuple[str, ...]:
 
 
 def _kind(gpu: str) -> str | None:
-    """What CUDA takes the id for; None if for nothing."""
+    """Return what CUDA takes the id for; None if for nothing."""
     if gpu.isdecimal():
         return "number"
     return next((kind for kind in _KINDS if gpu.startswith(kind)), None)

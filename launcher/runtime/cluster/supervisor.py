@@ -130,7 +130,7 @@ def _evaluate_the_last(run: Run, display: Display, stopping: Stopping, companion
 
 
 def _newest(run: Run) -> CheckpointManifest | None:
-    """The newest checkpoint. Every rank verifies it before it is used."""
+    """Return the newest checkpoint. Every rank verifies it before it is used."""
     good = newest_good(run.store, Alone(), full=False)
     return good.manifest if good else None
 
@@ -221,7 +221,7 @@ def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
 
 
 def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
-    """How this start ended, from what the coordinator said last."""
+    """Return how this start ended, from what the coordinator said last."""
     if status.fatal is not None:
         raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
     if status.superseded:
@@ -326,8 +326,8 @@ def _local_cluster(resources: Resources) -> dict[str, Any]:
 
 
 def _metrics_port() -> dict[str, int]:
-    """The port at which Prometheus finds this node's figures, as in infra/ray_node.sh. If it is not set, Ray takes a
-    free one."""
+    """Return the port at which Prometheus finds this node's figures, as in infra/ray_node.sh. If it is not set, Ray
+    takes a free one."""
     given = os.environ.get("MASKFLEET_METRICS_PORT", "")
     if given and not (given.isdecimal() and 0 < int(given) < 65536):
         raise RunError(

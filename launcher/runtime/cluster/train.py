@@ -75,7 +75,7 @@ def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, 
 
 
 def _again(run: Run) -> str:
-    """What the same command will do."""
+    """Return what the same command will do."""
     with suppress(StoreError):
         if not committed(run.store):
             return "the same command starts it again from the beginning: it has no checkpoint yet"

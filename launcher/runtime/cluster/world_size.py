@@ -55,7 +55,7 @@ class WorldSizeTracker:
         return bad <= self.without
 
     def start(self, nodes: Nodes) -> int | None:
-        """How many ranks may start now; None: ask again later."""
+        """Return how many ranks may start now; None: ask again later."""
         found, now = self._count(nodes), self._clock()
         self._asked = now if self._asked is None else self._asked
         self._failed, self._granted = (
@@ -65,7 +65,7 @@ class WorldSizeTracker:
         return self._granted
 
     def news(self) -> str | None:
-        """What to tell the operator after `start`: once, that ranks start; now and then, that they cannot."""
+        """Return what to tell the operator after `start`: once, that ranks start; now and then, that they cannot."""
         now = self._clock()
         if self._granted is not None and self._failed is None:
             known, self._starting = self._starting == self._granted, self._granted
@@ -88,7 +88,8 @@ class WorldSizeTracker:
         return Change(before, world, cause(self._sizing, before, world, first=first))
 
     def grows(self, nodes: Nodes) -> bool:
-        """Whether the present ranks should end at a checkpoint so that more can start. Asked every few seconds."""
+        """Return whether the present ranks should end at a checkpoint so that more can start. Asked every few
+        seconds."""
         found, now = self._count(nodes), self._clock()
         if self._world is None:
             return False

@@ -66,7 +66,7 @@ class GroupStart:
 
 
 def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], without: Container[str]) -> int:
-    """How many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `without`."""
+    """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `without`."""
     return sum(
         min(int(node["Resources"].get(name, 0) // amount) for name, amount in each.items())
         for node in nodes
@@ -75,7 +75,7 @@ def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], withou
 
 
 def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
-    """How many ranks to start when `found` places are there; None: wait longer.
+    """Return how many ranks to start when `found` places are there; None: wait longer.
 
     As many as there are places for, up to `sizing.most`; never fewer than `sizing.least`. Fewer than `wanted` (as many
     as trained before, or as the first group expects) only after `sizing.wait` seconds.
@@ -87,7 +87,7 @@ def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
 
 
 def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: float) -> bool:
-    """Whether the present `world` ranks should make room for more.
+    """Return whether the present `world` ranks should make room for more.
 
     Args:
         found: places in the cluster.
@@ -100,7 +100,7 @@ def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: floa
 def exclude_nodes(
     nodes: Sequence[Mapping[str, Any]], sizing: Sizing, out: frozenset[str], bad: frozenset[str]
 ) -> frozenset[str]:
-    """The nodes to exclude: those in `out` already, and the `bad` ones as far as enough places remain."""
+    """Return the nodes to exclude: those in `out` already, and the `bad` ones as far as enough places remain."""
     for node in sorted(bad - out):
         if places(nodes, sizing.each, out | {node}) >= sizing.least:
             out |= {node}
@@ -108,8 +108,8 @@ def exclude_nodes(
 
 
 def cause(sizing: Sizing, before: int, world: int, *, first: bool) -> str:
-    """Why `world` ranks train and no longer `before`, as text for the record. `first`: this is the command's first
-    group."""
+    """Return why `world` ranks train and no longer `before`, as text for the record. `first`: this is the command's
+    first group."""
     if first:
         return "the command was started again"
     if world < before:

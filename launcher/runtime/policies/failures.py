@@ -70,7 +70,7 @@ class Stop:
 def where_it_began(
     places: Mapping[int, str], errors: Mapping[int, str], failed: Sequence[int], blamed: Sequence[int] | None
 ) -> str | None:
-    """The node on which a group's failure began; None if that is not known.
+    """Return the node on which a group's failure began; None if that is not known.
 
     Ranks that died without an error come before ranks that raised: a death makes the other ranks raise.
 
@@ -90,15 +90,15 @@ def where_it_began(
 
 
 def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
-    """What to do after the last of `failures`, which are those of all starts of a run, oldest first. `nodes`: how many
-    nodes could hold ranks; a node is excluded only while others remain."""
+    """Return what to do after the last of `failures`, which are those of all starts of a run, oldest first. `nodes`:
+    how many nodes could hold ranks; a node is excluded only while others remain."""
     counted = [failure for failure in failures if failure.kind != "transient"]
     return _repeated(counted) or _barren(counted) or Restart(_bad_nodes(counted, nodes))
 
 
 def _repeated(counted: Sequence[Failure]) -> Stop | None:
-    """The error that ranks raise again and again. A death without an error and before the first finished step says
-    nothing about that, so it is passed over."""
+    """Return the error that ranks raise again and again. A death without an error and before the first finished step
+    says nothing about that, so it is passed over."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
     same = telling[-SAME_ERROR:]
     if len(same) == SAME_ERROR and same[-1].error and all(_alike(failure, same[-1]) for failure in same):

@@ -81,7 +81,7 @@ class SpikeHistory:
 
 
 def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
-    """The largest normal figure after `values`: infinite if there is no limit, or too few values."""
+    """Return the largest normal figure after `values`: infinite if there is no limit, or too few values."""
     if spreads is None or len(values) < window:
         return math.inf
     recent = values[-window:]
@@ -91,7 +91,7 @@ def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
 
 
 def largest(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
-    """The largest figure with which a step of `phase` still makes its update."""
+    """Return the largest figure with which a step of `phase` still makes its update."""
     return _bound(settings, recent, phase, name, settings.outlier)
 
 
@@ -104,7 +104,7 @@ def after(
     *,
     updated: bool,
 ) -> SpikeHistory:
-    """What is remembered when `step` is done.
+    """Return what is remembered when `step` is done.
 
     Args:
         figures: its loss, under `LOSS`, and whatever else `largest` is asked about.
@@ -119,12 +119,12 @@ def after(
 
 
 def is_spike(settings: Spikes, recent: SpikeHistory, steps: int) -> bool:
-    """Whether the run should go back now, `steps` steps being done."""
+    """Return whether the run should go back now, `steps` steps being done."""
     return recent.since is not None and steps - recent.since >= settings.patience
 
 
 def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
-    """What is wrong with a bad step."""
+    """Return what is wrong with a bad step."""
     if not math.isfinite(loss):
         return "losses that are not finite"
     if not math.isfinite(grad_norm):
@@ -145,7 +145,7 @@ class Verdict:
 def decide(
     settings: Spikes, began: int, cause: str, history: Sequence[CheckpointName], gone_back: Sequence[Rewind]
 ) -> Verdict:
-    """What to do after a spike that began with step `began`.
+    """Return what to do after a spike that began with step `began`.
 
     Args:
         history: the run's checkpoints, without those that it left behind.
@@ -175,7 +175,7 @@ _STUBBORN = (
 
 
 def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
-    """The rewinds just before this spike, each of which began soon after the one before it."""
+    """Return the rewinds just before this spike, each of which began soon after the one before it."""
     times = 0
     for rewind in reversed(gone_back):
         if rewind.to is None or began > rewind.reached + settings.window:

@@ -68,7 +68,7 @@ class Detector:
 
 
 def slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -> list[Straggler]:
-    """How every rank compares with the others over a window, in what it is slower at; empty for one rank."""
+    """Return how every rank compares with the others over a window, in what it is slower at; empty for one rank."""
     world = len(window[0][0])
     if world < 2:
         return []
@@ -83,7 +83,7 @@ def _slower(rank: int, data: float, compute: float) -> Straggler:
 
 
 def _late(data: Sequence[float], steps: float, rank: int) -> float:
-    """What the steps took over what they would have taken, had this rank's data come when the others' did."""
+    """Return what the steps took over what they would have taken, had this rank's data come when the others' did."""
     excess = data[rank] - _others(data, rank)
     return steps / max(steps - excess, 1e-9) if excess > 0 else 1.0
 

@@ -99,7 +99,7 @@ class _LastSeen:
     idle: float = 0.0
 
     def then(self, beat: Beat, watched: float) -> "_LastSeen":
-        """The next look, `watched` seconds later."""
+        """Return the next look, `watched` seconds later."""
         if beat.place != self.beat.place:
             return _LastSeen(beat)
         silent = self.silent + watched if beat.count == self.beat.count else 0.0
@@ -134,7 +134,7 @@ class Observer:
         }
 
     def stuck(self, limits: Watchdog) -> list[Stuck]:
-        """The ranks that must be ended, those furthest behind first; none while all is well."""
+        """Return the ranks that must be ended, those furthest behind first; none while all is well."""
         found = [
             (seen.beat.step, stuck)
             for rank, seen in self._seen.items()
@@ -167,7 +167,8 @@ def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
 
 
 def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
-    """How far a rank is, as something to compare. The amount done only counts between ranks that do the same thing."""
+    """Return how far a rank is, as something to compare. The amount done only counts between ranks that do the same
+    thing."""
     alike = len({(beat.step, beat.doing) for beat in beats.values()}) == 1
     return {
         rank: (_STAGES.get(beat.doing, len(_STAGES)), beat.step, beat.done if alike else 0)
@@ -181,7 +182,7 @@ def next_beat(last: Beat | None, beat: Beat) -> Beat:
 
 
 def stack_of_every_thread() -> str:
-    """What this process is doing, a Python traceback a thread. Works from any thread while the others wait."""
+    """Return what this process is doing, a Python traceback a thread. Works from any thread while the others wait."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(number, number)}\n{''.join(traceback.format_stack(frame))}"

@@ -112,12 +112,12 @@ def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> 
 
 
 def unfit(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports of nodes on which no rank may train."""
+    """Return the reports of nodes on which no rank may train."""
     return [report for report in reports if report.verdict == "failure"]
 
 
 def problem(reports: Sequence[NodeReport]) -> tuple[str, str]:
-    """What is wrong with unfit nodes, and what to do about it."""
+    """Return what is wrong with unfit nodes, and what to do about it."""
     wrong = [(report, finding) for report in reports for finding in report.bad("failure")]
     texts = [f"node {report.node[:8]} ({report.host}): {f.what}: {f.found}" for report, f in wrong]
     return "; ".join(texts), "; ".join(dict.fromkeys(finding.remedy for _, finding in wrong))
@@ -134,7 +134,7 @@ def warnings(reports: Sequence[NodeReport]) -> list[str]:
 
 
 def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports, each with a finding if its node has another version of something than most nodes."""
+    """Return the reports, each with a finding if its node has another version of something than most nodes."""
     differing: Mapping[str, list[Finding]] = findings.versions({r.node: r.versions for r in reports})
     return [
         NodeReport(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports
@@ -144,7 +144,7 @@ def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
 def with_sums(
     reports: Sequence[NodeReport], found: Sequence[RankSums], nodes: Sequence[str]
 ) -> list[NodeReport]:
-    """The reports, with what the ranks' first sums told of each node. `found` and `nodes`: of each rank."""
+    """Return the reports, with what the ranks' first sums told of each node. `found` and `nodes`: of each rank."""
     told = findings.sums(found, nodes)
     took = max(one.seconds for one in found)
     return [
@@ -194,14 +194,14 @@ def numbers(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
 
 
 def _expected(world: int) -> Float32[Tensor, " count"]:
-    """The sum of all ranks' numbers, computed here."""
+    """Return the sum of all ranks' numbers, computed here."""
     place = torch.arange(_COUNT)
     kinds = sum(rank % _KINDS for rank in range(world))
     return (world * (place % 251) + kinds * (place % 13 + 1)).float()
 
 
 def _checked(rank: int, world: int, device: torch.device) -> dict[str, Wrong | None]:
-    """What is wrong on this rank, by where."""
+    """Return what is wrong on this rank, by where."""
     host = torch.device("cpu")
     ours = numbers(rank, device)
     total = ours.clone()
@@ -242,7 +242,7 @@ def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
 
 
 def _turn(rank: int, world: int) -> int:
-    """When a rank sends: no rank sends and receives in one turn."""
+    """Return when a rank sends: no rank sends and receives in one turn."""
     return 2 if world % 2 and rank == world - 1 else rank % 2
 
 
@@ -265,7 +265,7 @@ def _timed(rank: int, world: int, device: torch.device) -> tuple[float, float]:
 
 
 def _together(device: torch.device) -> float:
-    """The time at which all ranks are here: one that comes late makes no link look slow."""
+    """Return the time at which all ranks are here: one that comes late makes no link look slow."""
     dist.all_reduce(torch.zeros(1, device=device))
     _settle(device)
     return time.perf_counter()

@@ -82,7 +82,7 @@ def shared_memory(total: int, free: int, gpus: int) -> Finding:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """The limits on open files of this process, -1 where there is none (RLIM_INFINITY)."""
+    """Return the limits on open files of this process, -1 where there is none (RLIM_INFINITY)."""
     if soft < 0:
         return Finding("open files", "ok", "no limit")
     found = f"{soft:,} (at most {f'{hard:,}' if hard >= 0 else 'without limit'})"
@@ -102,7 +102,7 @@ def memory(available: int, total: int, wanted: int = 4 * _GIB) -> Finding:
 
 
 def temporary_disk(free: int, folder: str) -> Finding:
-    """Where Ray spills what does not fit into memory."""
+    """Return where Ray spills what does not fit into memory."""
     found = f"{human_bytes(free)} free in {folder}"
     if free >= 5 * _GIB:
         return Finding("temporary disk", "ok", found)
@@ -110,7 +110,7 @@ def temporary_disk(free: int, folder: str) -> Finding:
 
 
 def checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Finding:
-    """A local disk that is to hold `kept` checkpoints of so many bytes, and one more while it is written."""
+    """Return a local disk that is to hold `kept` checkpoints of so many bytes, and one more while it is written."""
     found = f"{human_bytes(free)} free in {folder}, a checkpoint takes {human_bytes(checkpoint)}"
     if free < checkpoint:
         return Finding("checkpoints' disk", "failure", found, "free space, or move the run to a larger disk")
@@ -251,7 +251,7 @@ def _named_link(before: int, rank: int, nodes: Sequence[str]) -> str:
 
 
 def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding:
-    """How fast data come to a rank from the one before it: against the hardware, and against the other links."""
+    """Return how fast data come to a rank from the one before it: against the hardware, and against the other links."""
     before, speed = rank - 1 if rank else len(found) - 1, found[rank].speed
     assert speed is not None
     crosses = nodes[before] != nodes[rank]
@@ -279,7 +279,7 @@ def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding
 
 
 def _gravest(findings: Sequence[Finding]) -> list[Finding]:
-    """All that is wrong; of links that are well, the first of each kind."""
+    """Return all that is wrong; of links that are well, the first of each kind."""
     bad = {f.what for f in findings if f.verdict != "ok"}
     first = {f.what: f for f in reversed(findings) if f.verdict == "ok" and f.what not in bad}
     return [f for f in findings if f.verdict != "ok" or first.get(f.what) is f]
@@ -299,6 +299,6 @@ def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """The gravest verdict; ok for none."""
+    """Return the gravest verdict; ok for none."""
     found = {finding.verdict for finding in findings}
     return "failure" if "failure" in found else "warning" if "warning" in found else "ok"

@@ -103,7 +103,8 @@ def gpu_here() -> str | None:
 
 
 def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
-    """The recipe's networks, of which `config` is the (first) one; and rows of the phase with the longest ones."""
+    """Return the recipe's networks, of which `config` is the (first) one; and rows of the phase with the longest
+    ones."""
     networks: tuple[ModelConfig, ...] = (config,)
     if recipe.objective.rtd is not None and isinstance(config, DetectorConfig):
         networks = (config, config.generator)
@@ -216,7 +217,7 @@ def _cxx() -> str:
 
 
 def _cpu() -> str:
-    """The processor's kind: what is compiled for it uses all its instructions."""
+    """Return the processor's kind: what is compiled for it uses all its instructions."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
     told = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}
     return " ".join([platform.machine(), told.get("model name", ""), told.get("flags", "")])

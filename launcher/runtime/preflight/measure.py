@@ -49,7 +49,7 @@ _THROTTLING = {
 
 
 def gpu_states() -> list[GpuState]:
-    """One for each GPU that CUDA would show this process, in CUDA's order; none without NVIDIA's driver.
+    """Return one for each GPU that CUDA would show this process, in CUDA's order; none without NVIDIA's driver.
 
     Numbers in CUDA_VISIBLE_DEVICES do not say which GPUs they mean if the user had CUDA number them by speed. Then all
     GPUs of the machine are examined.
@@ -65,7 +65,7 @@ def gpu_states() -> list[GpuState]:
 
 
 def _machine() -> list[GpuState]:
-    """All GPUs that this process may use. CUDA does not count those that a job scheduler gave to other jobs."""
+    """Return all GPUs that this process may use. CUDA does not count those that a job scheduler gave to other jobs."""
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -96,7 +96,8 @@ def _visible(machine: list[GpuState], variable: str | None) -> list[GpuState]:
 
 
 def _named(machine: list[GpuState], word: str) -> GpuState | None:
-    """The GPU that a word of CUDA_VISIBLE_DEVICES means: its number, the beginning of its id, or a MIG instance."""
+    """Return the GPU that a word of CUDA_VISIBLE_DEVICES means: its number, the beginning of its id, or a MIG
+    instance."""
     if word.isdecimal():
         return machine[int(word)] if int(word) < len(machine) else None
     if not word.startswith(("GPU-", "MIG-")):
@@ -112,7 +113,7 @@ def _named(machine: list[GpuState], word: str) -> GpuState | None:
 
 
 def _whole(instance: str) -> str:
-    """The id of the GPU that a MIG instance is part of. Drivers before 470 named instances after it."""
+    """Return the id of the GPU that a MIG instance is part of. Drivers before 470 named instances after it."""
     if instance.startswith("MIG-GPU-"):
         return instance.removeprefix("MIG-").partition("/")[0]
     handle = pynvml.nvmlDeviceGetHandleByUUID(instance)
@@ -143,7 +144,7 @@ def _state(index: int, handle: Any) -> GpuState:
 
 
 def _ask(question: Callable[[Any], _T], handle: Any) -> _T | None:
-    """The answer; None if this kind of GPU does not have the property. A lost GPU raises."""
+    """Return the answer; None if this kind of GPU does not have the property. A lost GPU raises."""
     try:
         return question(handle)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission, pynvml.NVMLError_FunctionNotFound):
@@ -213,7 +214,7 @@ def subject(target: str) -> PreflightSubject:
 
 
 def examine(subject: PreflightSubject | None) -> list[Finding]:
-    """All checks at once, in 2.5 s at most: one that does not end by then is itself a finding."""
+    """Return all checks at once, in 2.5 s at most: one that does not end by then is itself a finding."""
     checks = dict(_checks(subject))
     pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
     deadline = time.monotonic() + _DEADLINE_S
@@ -273,7 +274,7 @@ def available_memory() -> tuple[int, int]:
 
 
 def _cgroup(file: str, field: str | None = None) -> int | None:
-    """A number from this container's control group (version 2); None if there is none, or no limit."""
+    """Return a number from this container's control group (version 2); None if there is none, or no limit."""
     path = _CGROUP / file
     if not path.is_file():
         return None
@@ -294,7 +295,7 @@ def raise_open_files() -> None:
 
 
 def open_files() -> Finding:
-    """What this process may open."""
+    """Return what this process may open."""
     return findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
@@ -345,7 +346,7 @@ def _corpus(name: str, uri: str) -> Finding:
 
 
 def _reach(address: str) -> Finding:
-    """A TCP connection to where the ranks' cluster is."""
+    """Return a TCP connection to where the ranks' cluster is."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return Finding("Ray cluster", "ok", f"{address}: found by Ray itself")

@@ -29,8 +29,8 @@ _RANKS = {
 
 
 def interface_of(address: str) -> str | None:
-    """The name of this machine's interface with that address, as the kernel labels it (`eth0`, `bond0.12`, `eth0:1`);
-    None if there is none, as in a container whose host forwards ports."""
+    """Return the name of this machine's interface with that address, as the kernel labels it (`eth0`, `bond0.12`,
+    `eth0:1`); None if there is none, as in a container whose host forwards ports."""
     wanted = _plain(address)
     internet = (socket.AF_INET, socket.AF_INET6)
     found = ((str(name), one) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
@@ -47,8 +47,8 @@ def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment lacks for gloo and NCCL to use the network of `address`, by which Ray knows this node.
-    What `environment` has stays: a user's own value wins."""
+    """Return what a rank's environment lacks for gloo and NCCL to use the network of `address`, by which Ray knows
+    this node. What `environment` has stays: a user's own value wins."""
     found = dict(_RANKS)
     name = interface_of(address)
     if name is not None:
@@ -74,7 +74,7 @@ def _up(port: Path) -> bool:
 
 
 def _number(path: Path, end: str | None = None) -> float:
-    """The number a file begins with; -1 where it holds none."""
+    """Return the number a file begins with; -1 where it holds none."""
     try:
         return float(_text(path).split(end)[0])
     except (ValueError, IndexError):
@@ -90,8 +90,8 @@ def _text(path: Path) -> str:
 
 
 def address_here() -> str:
-    """The address of this machine on its way outwards, which is what Ray takes if it is not told another; nothing is
-    sent. Of the loopback where there is no way."""
+    """Return the address of this machine on its way outwards, which is what Ray takes if it is not told another;
+    nothing is sent. Of the loopback where there is no way."""
     for family, outside in _OUTSIDE.items():
         with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
             probe.connect((outside, 53))
@@ -100,8 +100,8 @@ def address_here() -> str:
 
 
 def examine_network(address: str) -> Finding:
-    """Whether ranks of this machine meet at its address; and whether its name, which may be that of the loopback only,
-    matters to them."""
+    """Return whether ranks of this machine meet at its address; and whether its name, which may be that of the
+    loopback only, matters to them."""
     try:
         with socket.create_server((address, 0), family=_family(address)) as server:
             socket.create_connection(server.getsockname()[:2], 5).close()
@@ -121,7 +121,7 @@ def examine_network(address: str) -> Finding:
 
 
 def _own_name() -> tuple[str, bool]:
-    """What the host's own name resolves to, and whether other machines could reach that."""
+    """Return what the host's own name resolves to, and whether other machines could reach that."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)

@@ -77,7 +77,7 @@ WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
-    """The model with fresh weights: a function of the recipe's seed, on any machine."""
+    """Return the model with fresh weights: a function of the recipe's seed, on any machine."""
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP))
@@ -86,7 +86,7 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
 
 
 def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the model's decay groups. Its learning rate and update number come with each
+    """Return the recipe's optimizer over the model's decay groups. Its learning rate and update number come with each
     update."""
     settings = recipe.optimizer.settings
     groups = parameter_groups(
@@ -118,8 +118,8 @@ def engine_config(recipe: Recipe) -> EngineConfig:
 
 
 def training_plan(recipe: Recipe) -> TrainPlan:
-    """The seed, the number of steps, the learning rate, how often to evaluate and to compare weights, what terms of the
-    loss weigh, and what phases set layers to."""
+    """Return the seed, the number of steps, the learning rate, how often to evaluate and to compare weights, what
+    terms of the loss weigh, and what phases set layers to."""
     compare_every = recipe.weight_check.interval(recipe.zero)
     return TrainPlan(
         recipe.seed,

@@ -70,8 +70,8 @@ class RunCheckpointer:
         self._proven = frozenset({resumed.mark} if resumed else ())  # every rank has read its part of it
 
     def due(self, step: int) -> bool:
-        """Whether to save once `step` steps are done: a multiple of the interval, or the time has come; where that
-        was no multiple of `save_multiple`, then at the next one."""
+        """Return whether to save once `step` steps are done: a multiple of the interval, or the time has come; where
+        that was no multiple of `save_multiple`, then at the next one."""
         if self._saver.underway is not None or step % self._save_multiple:
             return False
         every = self._settings.every

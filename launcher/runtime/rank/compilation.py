@@ -120,7 +120,8 @@ def _write_once(path: Path, content: bytes) -> None:
 
 
 def _own(parent: Path, name: str) -> Path | None:
-    """The folder of that name, if it is or becomes one that only this user can write to. The oldest of many go."""
+    """Return the folder of that name, if it is or becomes one that only this user can write to. The oldest of many
+    go."""
     try:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = parent / name
@@ -191,8 +192,8 @@ class _Begun(BaseModel):
 def settle_compilation(
     run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, host: str
 ) -> tuple[Pieces | None, CompilationRecord | None]:
-    """The pieces by which layers compute from here on, None for Python; and what to put on record, if anything, the
-    same on all ranks. Collective. `host`: this rank's machine.
+    """Return the pieces by which layers compute from here on, None for Python; and what to put on record, if
+    anything, the same on all ranks. Collective. `host`: this rank's machine.
 
     Raises StoreError.
     """
@@ -216,7 +217,7 @@ def settle_compilation(
 
 
 def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationRecord]:
-    """What the ranks found that had their turn. Collective."""
+    """Return what the ranks found that had their turn. Collective."""
     mine: JsonValue = None if found is None else found.model_dump(mode="json")
     return [CompilationRecord.model_validate(one) for one in peers.all_gather(mine) if one is not None]
 
@@ -246,7 +247,7 @@ def _turn(
 
 
 def _apart(store: Store, trying: str, subject: Subject, patience_s: float, link: Link) -> TriedCompilation:
-    """What a process of its own compiles. `trying`: a mark of that lies there until it has ended."""
+    """Return what a process of its own compiles. `trying`: a mark of that lies there until it has ended."""
     starts = _Begun.model_validate_json(store.get(trying)).starts if store.size(trying) is not None else 0
     if starts >= _ENDS:
         return TriedCompilation(0.0, failure=f"{starts} starts ended while it compiled")

@@ -122,7 +122,8 @@ class RankData:
         self._share, self._announced_at = replace(self._share, rows=cut), None
 
     def carries_memory(self, step: int) -> bool:
-        """Whether `step` needs the memory that the step before left behind (XLNet). False after the last step."""
+        """Return whether `step` needs the memory that the step before left behind (XLNet). False after the last
+        step."""
         return self._refresh is not None and step < self._positions.steps and self._remembered(step) is None
 
     def microbatches(self, step: int) -> int:
@@ -146,8 +147,8 @@ class RankData:
             stream.close()
 
     def _remembered(self, step: int) -> range | None:
-        """The steps from which the model's memory is recomputed; None if it is carried over from the last step, or if
-        the model has none."""
+        """Return the steps from which the model's memory is recomputed; None if it is carried over from the last
+        step, or if the model has none."""
         if self._refresh is None:
             return None
         return self._refresh.before(step, self._positions.phase_start(step))
@@ -234,7 +235,7 @@ def _checksum(row: Samples) -> int:
 
 
 def _steps(steps: Sequence[Sequence[Range]]) -> StepLayout | None:
-    """How these steps lie in their stream; on average, where they are measured in tokens."""
+    """Return how these steps lie in their stream; on average, where they are measured in tokens."""
     if not steps:
         return None
     first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)

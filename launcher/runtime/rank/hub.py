@@ -48,7 +48,8 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
 
 
 def fetch(uri: str) -> tuple[Path, str]:
-    """The model at hf://ORG/NAME[@REVISION]: its folder on this machine, and its name with the commit, ORG/NAME@COMMIT.
+    """Return the model at hf://ORG/NAME[@REVISION]: its folder on this machine, and its name with the commit,
+    ORG/NAME@COMMIT.
 
     Raises RecipeError, MissingPackage, as `keep_start`.
     """

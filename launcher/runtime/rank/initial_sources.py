@@ -45,8 +45,8 @@ class InitialSource:
 
 
 def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, shapes: Shapes) -> InitialSource:
-    """Some of a teacher's layers, and what is in none of them. Of tables with a row for each position or token type, a
-    student with fewer has the first ones. `shapes` are the student's."""
+    """Return some of a teacher's layers, and what is in none of them. Of tables with a row for each position or token
+    type, a student with fewer has the first ones. `shapes` are the student's."""
     distil = recipe.objective.distil
     assert distil is not None  # the recipe has been checked
     layers = distil.layers or every_other_layer(config.distinct_layers, teacher.config.distinct_layers)
@@ -67,7 +67,7 @@ def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, sha
 def from_run(
     recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
 ) -> InitialSource:
-    """The newest checkpoint that verifies of the run in `store`. A collective.
+    """Return the newest checkpoint that verifies of the run in `store`. A collective.
 
     Raises:
         RunError: it has none. ModelError: its model is not `config`'s.
@@ -143,7 +143,7 @@ def _check_sharing(theirs: Recipe, ours: Recipe) -> None:
 def from_folder(
     recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
 ) -> InitialSource:
-    """The model, or the pair, of the folder in `store`, read whole by each rank. A collective.
+    """Return the model, or the pair, of the folder in `store`, read whole by each rank. A collective.
 
     Raises:
         RunError: a pair is not there or not wanted, or ranks found different files. ModelError: as `weights_for`.
@@ -200,7 +200,7 @@ def _naming(folder: Path, where: str) -> Iterator[None]:
 
 
 def network_in(recipe: Recipe, folder: Store) -> Store:
-    """The folder of the network from which text vectors are trained: of a pair, the discriminator's."""
+    """Return the folder of the network from which text vectors are trained: of a pair, the discriminator's."""
     alone = recipe.objective.mlm is not None or folder.size(CONFIG) is not None
     part = folder.at(PARTS[1])
     return folder if alone or part.size(CONFIG) is None else part

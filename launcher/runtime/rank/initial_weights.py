@@ -73,7 +73,7 @@ class InitialWeights:
     close: Callable[[], None]
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         fresh = self.record["fresh"]
         parts = [f"weights from {self.record['start']}"]
         if isinstance(fresh, list) and fresh:
@@ -88,7 +88,7 @@ class InitialWeights:
 def initial_weights(
     run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Peers, teachers: Sequence[FoundTeacher] = ()
 ) -> InitialWeights | None:
-    """What `run` begins from; None for `model`'s own fresh weights, which are not yet sharded. A collective.
+    """Return what `run` begins from; None for `model`'s own fresh weights, which are not yet sharded. A collective.
 
     `teachers`: the run's, if it distils.
 
@@ -200,7 +200,7 @@ def _over(held: Mapping[str, Tensor], read: Read) -> Read:
 
 
 def vocabulary_tables(config: ModelConfig, objective: RecipeObjective) -> set[str]:
-    """The parameters with a row for each id: those whose shape follows the vocabulary's size."""
+    """Return the parameters with a row for each id: those whose shape follows the vocabulary's size."""
     other = config.model_copy(update={"vocab": config.vocabulary + 1})
     shapes = {name: p.shape for name, p in meta_module(other, objective).named_parameters()}
     return {name for name, p in meta_module(config, objective).named_parameters() if p.shape != shapes[name]}
@@ -222,7 +222,8 @@ class CarryOver:
         self._used = max(old.vocab_size, new.vocab_size)
 
     def __call__(self, table: Tensor, fresh: Tensor) -> Tensor:
-        """The new table, [new ids, ...], from the old [old ids, ...]; `fresh` fills rows that nothing is known of."""
+        """Return the new table, [new ids, ...], from the old [old ids, ...]; `fresh` fills rows that nothing is known
+        of."""
         count = len(self._offsets) - 1
         flat = table.reshape(len(table), -1)
         means = F.embedding_bag(self._ids, flat, self._offsets[:-1], mode="mean")

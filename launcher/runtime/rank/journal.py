@@ -65,7 +65,7 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
 
 
 def peak(device: torch.device, precision: str) -> float | None:
-    """The vendor's FLOP/s of dense products in this precision; None for a CPU, or a GPU that is not known."""
+    """Return the vendor's FLOP/s of dense products in this precision; None for a CPU, or a GPU that is not known."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)

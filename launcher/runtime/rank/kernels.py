@@ -127,7 +127,7 @@ def _trying(name: str, one: Candidate) -> str:
 
 
 def _begun(store: Store, name: str) -> dict[Candidate, int]:
-    """How many starts ended while they tried a kernel."""
+    """Return how many starts ended while they tried a kernel."""
     there = {entry.key for entry in store.list(f"{FOLDER}/")}
     return {
         one: _Begun.model_validate_json(store.get(key)).starts

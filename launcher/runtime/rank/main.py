@@ -142,7 +142,7 @@ def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
 
 
 def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
-    """The checkpoint that all ranks resume from; None only if the run never had one. A run that has lost its
+    """Return the checkpoint that all ranks resume from; None only if the run never had one. A run that has lost its
     checkpoints is an error, not a new start from step 0."""
     good = newest_good(run.store, peers)
     if good is None and run.store.size(BEGAN) is not None:
@@ -160,8 +160,8 @@ def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
 def _build(
     run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None, pieces: Pieces | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
-    """The model, its engine, and the initial weights of a new run if they are not drawn at random. `pieces`: by which
-    its layers compute, if they are compiled."""
+    """Return the model, its engine, and the initial weights of a new run if they are not drawn at random. `pieces`:
+    by which its layers compute, if they are compiled."""
     model = build_model(run.recipe, tokenizer)
     compile_layers(model, pieces)
     teachers = teach(model, run, tokenizer, peers)
@@ -194,7 +194,7 @@ def _load(
 
 
 def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:
-    """The held-out stream, and how many of its rows are evaluated."""
+    """Return the held-out stream, and how many of its rows are evaluated."""
     heldout = open_stream(heldout_spec(run, tokenizer))
     return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
 
@@ -223,7 +223,7 @@ def _checkpointer(
 
 
 def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: RankShard) -> Memories:
-    """The memory of this rank's microbatches at the step the run resumes from; empty if that step recomputes it.
+    """Return the memory of this rank's microbatches at the step the run resumes from; empty if that step recomputes it.
 
     Raises RunError: the checkpoint does not hold it, because the recipe was changed.
     """

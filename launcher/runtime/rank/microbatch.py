@@ -73,7 +73,7 @@ def room_here(ranks: int) -> Room:
 
 
 def microbatch_finding(recipe: Recipe) -> Finding:
-    """What `microbatch: auto` would begin with here, with a rank on each GPU, or one on the CPU."""
+    """Return what `microbatch: auto` would begin with here, with a rank on each GPU, or one on the CPU."""
     ranks = max(1, torch.cuda.device_count())
     room = room_here(ranks)
     most = rows_that_fit(Bill.of(recipe, ranks, room.device), room.bytes)
@@ -229,7 +229,7 @@ def record_microbatches(journal: RankJournal, limits: MicrobatchLimits, step: in
 
 
 def found_by(limits: MicrobatchLimits) -> str:
-    """How a start came to its number of rows."""
+    """Return how a start came to its number of rows."""
     if list(limits.estimated) == limits.most:
         return "as many as fit by the estimate, shared out evenly"
     return "as many as fitted in earlier starts, shared out evenly"

@@ -55,8 +55,8 @@ class SpikeGuard:
         self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
     def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
-        """The largest gradient norm with which `turn` makes its update. Zero or less if the loss of this rank's `sums`
-        is already too large. Collective if the recipe has a limit."""
+        """Return the largest gradient norm with which `turn` makes its update. Zero or less if the loss of this
+        rank's `sums` is already too large. Collective if the recipe has a limit."""
         if self._settings.outlier is None:
             return math.inf
         name = f"{turn}_{LOSS}"
@@ -84,7 +84,7 @@ class SpikeGuard:
             self._go_back(self.recent.since, step + 1, spikes.describe(self.recent, figures[LOSS], norm))
 
     def state(self) -> dict[str, JsonValue]:
-        """The state that a checkpoint holds of it."""
+        """Return the state that a checkpoint holds of it."""
         return {RECENT: self.recent.to_json(), SKIPS: [list(span) for span in self.lost.spans]}
 
     def way_back(self, step: int) -> int:
@@ -150,7 +150,7 @@ class SpikeGuard:
         )
 
     def _spans(self, start: int, stop: int) -> tuple[Span, ...]:
-        """The data of steps `start` to `stop`, ranges that follow each other as one."""
+        """Return the data of steps `start` to `stop`, ranges that follow each other as one."""
         found: list[Range] = []
         for span in (span for step in range(start, stop) for span in self.positions.ranges(step)):
             last = found[-1] if found else None

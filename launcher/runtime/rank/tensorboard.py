@@ -75,7 +75,7 @@ class TensorBoardFiles:
 
 
 def _new_file(folder: Path, purged_from: int, now: float) -> io.FileIO:
-    """An event file with its head. Events from step `purged_from` on in older files do not count any more."""
+    """Return an event file with its head. Events from step `purged_from` on in older files do not count any more."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only local runs want it
 
     folder.mkdir(parents=True, exist_ok=True)
