@@ -13,7 +13,8 @@ from launcher.runtime.policies.elastic import Sizing, Trainers
 from launcher.runtime.recipe.schema import Recipe
 
 TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
-ELASTIC_CPUS = 0.75  # for a number of ranks that follows the machine's cores: each core then holds a rank and a data task
+# Where the number of ranks follows the machine's cores, each core holds a rank and a data task.
+ELASTIC_CPUS = 0.75
 MOST_DATA_WORKERS = 4  # for each rank
 
 
