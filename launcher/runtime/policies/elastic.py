@@ -34,7 +34,7 @@ class Trainers(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> "Trainers":
         if self.max != "auto" and self.max < self.min:
-            raise ValueError(f"min is {self.min} ranks and max is {self.max}: min must not exceed max")
+            raise ValueError(f"at least {self.min} ranks and at most {self.max}: min must not exceed max")
         return self
 
 

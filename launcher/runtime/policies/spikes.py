@@ -169,7 +169,9 @@ def decide(
     to = max((mark for mark in history if mark.step <= latest), key=lambda mark: mark.step, default=None)
     what = f"{cause}, from step {began:,} on"
     if to is None:
-        reason = f"{what}, and no checkpoint to go back to is {settings.patience} or more steps older"
+        reason = (
+            f"{what}, and no checkpoint is {settings.patience} or more steps older, so the run cannot go back"
+        )
         return Verdict(None, Stop(reason, _HOPELESS))
     times = _in_a_row(settings, began, gone_back)
     if times >= settings.most_rewinds:

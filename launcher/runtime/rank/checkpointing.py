@@ -73,10 +73,7 @@ class RunCheckpointer:
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[Tidied] | None = None
-        self._proven = frozenset(
-            {resumed.mark} if resumed else ()
-        )  # checkpoints of which all ranks have read their
-        part
+        self._proven = frozenset({resumed.mark} if resumed else ())  # all ranks have read their part of these
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between
