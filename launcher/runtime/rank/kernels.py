@@ -153,7 +153,7 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             ended=verdict.ended,
         )
         for one in verdict.left_out:
-            journal.note(f"{one.place} on {verdict.gpu} does not use {_said(one)}")
+            journal.note(f"{one.place} on {verdict.gpu} runs without {_said(one)}")
         if verdict.ended:
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
 
@@ -165,7 +165,6 @@ def _title(one: TrialRecord) -> str:
 def _said(one: TrialRecord) -> str:
     where = " with dropout" if one.dropped else ""
     why = (
-        one.failure
-        or f"the error of its gradients is {one.error or float('inf'):.1e}, the limit {one.bound:.1e}"
+        one.failure or f"its gradients are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"
     )
     return f"the kernel `{one.kernel}`{where}: {why}"

@@ -92,12 +92,12 @@ TABLES: list[tuple[Mapping[str, object], str, str, str]] = [
     (SPAN, published_folders.squad_json(("a b", [question("b", 1)])), "answer 'b' is not at character 1", "nearest"),
     (SPAN, published_folders.squad_json(("a b", [question("b", -2)])), "answer 'b' is not at character -2", "nearest"),
     (SPAN, published_folders.squad_json(("a b", [question("b", 99)])), "answer 'b' is not at character 99", "skip"),
-    (SPAN, published_folders.squad_json(("a b", [question("b", None)])), "without a whole number", "record"),
+    (SPAN, published_folders.squad_json(("a b", [question("b", None)])), "not a whole number", "record"),
     (
         SPAN,
         published_folders.squad_json(("a b", [question("b", 2), question("a", 0)])),
         "question 1: the id 'q1' is there already",
-        "id of its own",
+        "a different id",
     ),
     (
         SPAN,

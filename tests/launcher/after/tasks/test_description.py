@@ -40,7 +40,7 @@ metrics: [accuracy]
         ("[accuracy]", "[f1]\nlabel_ids: 3", "mine.yaml:9: label_ids = 3", "label_ids"),
         ("format: tsv", "format: columns", "mine.yaml:5: format: columns does not hold classification", "jsonl"),
         ("{first: text, label: label}", "{first: text}", "mine.yaml:6: fields: no field 'label'", "number"),
-        ("first: text", "first: 1", "mine.yaml:6: fields: some are numbers", "throughout"),
+        ("first: text", "first: 1", "mine.yaml:6: fields: some are numbers", "only names"),
         ("{first: text, label: label}", "{first: 0, label: 1}", "fields.first: there is no column 0", "from 1"),
         ("dev: dev.tsv", "dev: []", "mine.yaml:4: files.dev: no file", "leave the split out"),
         ("dev: dev.tsv", "dev: {path: a, label: so}", "files.dev: the label 'so' is not one of", "add it"),
