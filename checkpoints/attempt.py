@@ -184,7 +184,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Unsure:
+class UncertainAttempt:
     """An attempt on another machine that may still live: it has written something within the lease.
 
     Attributes:
@@ -236,10 +236,10 @@ def try_claim(
     *,
     lease_s: float = LEASE_S,
     clock: Callable[[], float] = time.time,
-    dead: Unsure | None = None,
-) -> Attempt | Unsure:
-    """As `claim`, but returns `Unsure` if the newest attempt may or may not live. `dead`: an attempt that the caller
-    takes for dead, unless it has shown another sign of life since.
+    dead: UncertainAttempt | None = None,
+) -> Attempt | UncertainAttempt:
+    """As `claim`, but returns an `UncertainAttempt` if the newest attempt may or may not live. `dead`: an attempt that
+    the caller takes for dead, unless it has shown another sign of life since.
     """
     while True:
         newest = newest_attempt(store)
@@ -293,7 +293,7 @@ class Heartbeat:
                 return
 
 
-def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> Unsure | None:
+def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> UncertainAttempt | None:
     """None if the attempt is over for sure. Raises RunIsActive if it lives for sure."""
     owner = attempt.owner()
     if attempt.ended() is not None or owner.same_process(claimant):
@@ -305,7 +305,7 @@ def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> Unsure | None:
             )
         return None
     heartbeat, silence = attempt.heartbeat(), attempt.silence()
-    return Unsure(attempt, owner, silence, heartbeat) if silence < lease_s else None
+    return UncertainAttempt(attempt, owner, silence, heartbeat) if silence < lease_s else None
 
 
 def _who(attempt: Attempt, owner: Owner) -> str:

@@ -26,14 +26,14 @@ _PROBLEMS = TypeAdapter(list[list[str]])
 
 
 @dataclass(frozen=True)
-class Good:
+class GoodCheckpoint:
     """The checkpoint to resume from, and what was wrong with each newer one that was passed over."""
 
     manifest: CheckpointManifest
     passed_over: tuple[str, ...]
 
 
-def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None:
+def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpoint | None:
     """The newest checkpoint that verifies, None if there are none. A collective: all ranks get one answer.
 
     Every rank verifies its share of the files: sizes, and all bytes if `full`.
@@ -51,7 +51,7 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> Good | None
         if manifest is not None:
             wrong = _verify_together(store, manifest, peers, full)
             if not wrong:
-                return Good(manifest, tuple(passed_over))
+                return GoodCheckpoint(manifest, tuple(passed_over))
         passed_over.append(f"step {step} (attempt {attempt}): {'; '.join(wrong)}")
     if not passed_over:
         return None

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from checkpoints.attempt import LEASE_S, Attempt, Owner, Unsure, newest_attempt, try_claim
+from checkpoints.attempt import LEASE_S, Attempt, Owner, UncertainAttempt, newest_attempt, try_claim
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.visible import shell_word
@@ -120,7 +120,7 @@ def await_claim(
             another process has claimed the run meanwhile.
         StoreError: the store does not answer.
     """
-    seen: Unsure | None = None
+    seen: UncertainAttempt | None = None
     since = clock()
     while not stopped.is_set():
         looked_long = seen is not None and clock() - since >= lease_s
@@ -138,7 +138,7 @@ def await_claim(
     return None
 
 
-def _waiting(found: Unsure, lease_s: float) -> str:
+def _waiting(found: UncertainAttempt, lease_s: float) -> str:
     left, who = max(lease_s - found.silence, 0), f"attempt {found.attempt.number} on {found.owner.host}"
     return (
         f"{who} has not ended, and showed life {found.silence:.0f} s ago: "

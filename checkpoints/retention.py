@@ -28,7 +28,7 @@ _THREADS = 8
 
 
 @dataclass(frozen=True)
-class Tidied:
+class TidyReport:
     """What `tidy` removed: checkpoints, and files of saves that were never committed.
 
     Attributes:
@@ -77,7 +77,7 @@ def tidy(
     keep_every: int | None,
     way_back: int | None = None,
     proven: frozenset[CheckpointName] = frozenset(),
-) -> Tidied:
+) -> TidyReport:
     """Deletes checkpoints that have expired, and sweeps. One rank calls it, after a commit.
 
     Nothing is deleted unless the newest checkpoint is there with all its files, and one of the newest `keep_last` has
@@ -93,20 +93,20 @@ def tidy(
     counting = [mark for mark in marks if not left_behind(mark, gone_back)]
     newest = _newest(store, counting[0]) if counting else None
     if newest is None:
-        return Tidied((), 0, proven)
+        return TidyReport((), 0, proven)
     gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back)
     gone = [mark for mark in gone if not _is_newer(store, mark)]
     proven = proven.intersection(marks)
     if gone and proven.isdisjoint(_newest_kept(counting, gone, keep_last)):
         if not _is_good(store, newest, full=True):
-            return Tidied((), 0, proven)
+            return TidyReport((), 0, proven)
         proven |= {newest.mark}
     for folder in reversed(found):
         if folder.mark in gone:
             attempt.ensure_current()
             store.delete(folder.mark.manifest)
             _delete(store, folder.sizes)
-    return Tidied(tuple(gone), sweep(store, attempt), proven.difference(gone))
+    return TidyReport(tuple(gone), sweep(store, attempt), proven.difference(gone))
 
 
 def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:

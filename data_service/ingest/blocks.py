@@ -163,7 +163,7 @@ def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDocument:
     """One document.
 
     Attributes:
@@ -183,7 +183,7 @@ def encode_documents(
     finder: UnitFinder | None = None,
     given: Sequence[bytes] = (),
     language: Language = "any",
-) -> list[Encoded]:
+) -> list[EncodedDocument]:
     """The documents, in order. Sentences without tokens are left out; a document may have no tokens at all.
 
     With a `finder`, units are looked for too; `given`: the words of each document, if its input holds them
@@ -202,7 +202,7 @@ def encode_documents(
         of_sentences = lengths[start:stop]
         end = token + int(of_sentences.sum())
         encoded.append(
-            Encoded(
+            EncodedDocument(
                 _join([one.ids for one in found[start:stop]]),
                 of_sentences[of_sentences > 0],
                 None if begins is None else begins[:, token:end],
@@ -227,7 +227,7 @@ def _units(
     return units_of_tokens(starts, "".join(sentences), places, firsts[firsts < len(places)])
 
 
-def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[Encoded]:
+def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[EncodedDocument]:
     """Examples, in order. Each text becomes one sentence. If one text of an example has no tokens, the example gets
     none.
     """
@@ -237,7 +237,9 @@ def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> li
         parts = [next(encoded).tokens for _ in texts]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         tokens = _join(parts)
-        found.append(Encoded(tokens, lengths) if lengths.all() else Encoded(tokens[:0], lengths[:0]))
+        found.append(
+            EncodedDocument(tokens, lengths) if lengths.all() else EncodedDocument(tokens[:0], lengths[:0])
+        )
     return found
 
 
@@ -245,11 +247,11 @@ class BlockBuilder:
     """Collects whole documents until they are a block. `levels`: of the units that its documents come with."""
 
     def __init__(self, levels: tuple[Level, ...] = ()) -> None:
-        self._documents: list[Encoded] = []
+        self._documents: list[EncodedDocument] = []
         self._levels = levels
         self.tokens = 0
 
-    def add(self, document: Encoded) -> None:
+    def add(self, document: EncodedDocument) -> None:
         """Append a document of at least one token."""
         self._documents.append(document)
         self.tokens += len(document.tokens)

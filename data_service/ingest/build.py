@@ -42,10 +42,10 @@ from data_service.ingest.configuration import (
 from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs
 from data_service.ingest.kept import (
-    Compared,
-    Divided,
+    CompareReceipt,
+    DivideReceipt,
     DivideTask,
-    Kept,
+    KeptDocuments,
     compare,
     count_documents,
     divide,
@@ -54,10 +54,10 @@ from data_service.ingest.kept import (
 )
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
-from data_service.ingest.scan import Scanned, ScanTask, hash_of, scan
+from data_service.ingest.scan import ScanReceipt, ScanTask, hash_of, scan
 from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure
 from data_service.ingest.tasks import plan_splits, streamed_files
-from data_service.ingest.write import WriteTask, Written, write
+from data_service.ingest.write import WriteReceipt, WriteTask, write
 from data_service.store.base import Entry, Store, together
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
@@ -209,11 +209,11 @@ class Passes:
             self.layout = BuildLayout(layout.output, hash_of([layout.build, *lengths])[:16])
         self.splits = plan_splits(files, options, sizes)
 
-    def scan(self) -> list[Scanned]:
+    def scan(self) -> list[ScanReceipt]:
         """The first pass."""
         tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
         try:
-            scanned = self._run(StageTasks("reading", tasks, scan, Scanned))
+            scanned = self._run(StageTasks("reading", tasks, scan, ScanReceipt))
             if not any(split.documents for split in scanned):
                 remove_scaffolding(self.layout.open(), self._progress)
                 raise _no_text(scanned)
@@ -222,17 +222,19 @@ class Passes:
             raise
         return scanned
 
-    def choose_heldout(self, scanned: list[Scanned]) -> tuple[HeldoutRule, list[Kept]]:
+    def choose_heldout(self, scanned: list[ScanReceipt]) -> tuple[HeldoutRule, list[KeptDocuments]]:
         """Decide what is held out, and which documents of each split are no later copies. Stretches are looked for only
         if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
         compared = self._run(
-            StageTasks("comparing", plan_partitions(self.layout, scanned, fraction), compare, Compared)
+            StageTasks("comparing", plan_partitions(self.layout, scanned, fraction), compare, CompareReceipt)
         )
         dropped = [part.digest for part in compared]
         kept = [
-            Kept(drop_slices(self.layout, i, compared), split.digest, hash_of([split.digest, *dropped]))
+            KeptDocuments(
+                drop_slices(self.layout, i, compared), split.digest, hash_of([split.digest, *dropped])
+            )
             for i, split in enumerate(scanned)
         ]
         found = count_documents(compared)
@@ -247,11 +249,11 @@ class Passes:
 
     def write(
         self,
-        kept: list[Kept],
+        kept: list[KeptDocuments],
         heldout: HeldoutRule,
         tokenizer_hash: str,
         words: Segmentation | None = None,
-    ) -> list[Written]:
+    ) -> list[WriteReceipt]:
         """The second pass."""
         tasks = [
             WriteTask(
@@ -266,7 +268,7 @@ class Passes:
             )
             for i, split in enumerate(self.splits)
         ]
-        return self._run(StageTasks("writing", tasks, write, Written))
+        return self._run(StageTasks("writing", tasks, write, WriteReceipt))
 
     def _measure(self, files: list[InputFile]) -> dict[str, int]:
         """Decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
@@ -280,13 +282,13 @@ class Passes:
             raise
         return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
 
-    def _stretches(self, kept: list[Kept], found: Documents) -> HeldoutRule:
+    def _stretches(self, kept: list[KeptDocuments], found: Documents) -> HeldoutRule:
         tasks = [
             DivideTask(self.layout, i, split, self._options, kept=kept[i], size=found.size)
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()
-        for divided in self._run(StageTasks("dividing", tasks, divide, Divided)):
+        for divided in self._run(StageTasks("dividing", tasks, divide, DivideReceipt)):
             candidates.update(dict(divided.candidates))
         return by_stretches(candidates, found.size, self._options.heldout_fraction)
 
@@ -300,7 +302,7 @@ class Passes:
         self.layout.open().delete(CONFIGURATION)
 
 
-def _no_text(scanned: list[Scanned]) -> InputError:
+def _no_text(scanned: list[ScanReceipt]) -> InputError:
     skipped = [record for split in scanned for record in split.first_skipped]
     first = (
         f"; the first of {sum(split.skipped for split in scanned):,} bad records: {skipped[0]}"

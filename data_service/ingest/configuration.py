@@ -29,9 +29,9 @@ from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress, ReportProgress
 from data_service.ingest.records import LISTED, with_lines
-from data_service.ingest.scan import Scanned
+from data_service.ingest.scan import ScanReceipt
 from data_service.ingest.tasks import Split
-from data_service.ingest.write import LENGTHS, PartSummary, Written
+from data_service.ingest.write import LENGTHS, PartSummary, WriteReceipt
 from data_service.store.base import Store, digest, together
 from data_service.tokenizers.tokenizer import Tokenizer
 
@@ -93,13 +93,13 @@ def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
     return None
 
 
-def content(scanned: Sequence[Scanned]) -> list[str]:
+def content(scanned: Sequence[ScanReceipt]) -> list[str]:
     """A short hash of the text of each split."""
     return [split.digest[:16] for split in scanned]
 
 
 def refuse_other_text(
-    store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[Scanned]
+    store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[ScanReceipt]
 ) -> None:
     """Raises CorpusError unless the complete corpus was built from the text that was scanned now."""
     now, there = content(scanned), manifest.options.get(CONTENT)
@@ -155,8 +155,8 @@ def assemble(
     *,
     options: Configuration,
     tokenizer: Tokenizer,
-    scanned: list[Scanned],
-    written: list[Written],
+    scanned: list[ScanReceipt],
+    written: list[WriteReceipt],
     listing: InputListing,
     heldout_rule: HeldoutRule,
     progress: ReportProgress,
@@ -203,7 +203,7 @@ def assemble(
     )
 
 
-def _skipped(scanned: list[Scanned], listing: InputListing) -> tuple[str, ...]:
+def _skipped(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
     first = [record for split in scanned for record in split.first_skipped][:LISTED]
     return tuple(str(record) for record in with_lines(first, listing.files))
 
@@ -230,7 +230,7 @@ def _unigram(
     return total
 
 
-def _counts(scanned: list[Scanned], written: list[Written]) -> dict[str, int]:
+def _counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
     odd = sum(split.odd for split in scanned)
     return ({"odd": odd} if odd else {}) | {
         "documents_read": sum(split.documents + split.empty for split in scanned),

@@ -27,7 +27,15 @@ from data_service.ingest.heldout import (
     stretches,
 )
 from data_service.ingest.records import Text
-from data_service.ingest.scan import BUCKETS, RECORD, Scanned, encoded_text, hash_of, hash_texts, read_bytes
+from data_service.ingest.scan import (
+    BUCKETS,
+    RECORD,
+    ScanReceipt,
+    encoded_text,
+    hash_of,
+    hash_texts,
+    read_bytes,
+)
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store, together
 
@@ -70,7 +78,7 @@ class CompareTask(BuildTask):
         return (self.source,)
 
 
-class Compared(TaskReceipt):
+class CompareReceipt(TaskReceipt):
     """What was found in a partition.
 
     Attributes:
@@ -89,7 +97,7 @@ class Compared(TaskReceipt):
 
 
 def plan_partitions(
-    layout: BuildLayout, scanned: list[Scanned], heldout_fraction: float
+    layout: BuildLayout, scanned: list[ScanReceipt], heldout_fraction: float
 ) -> list[CompareTask]:
     """Cuts the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
@@ -108,14 +116,14 @@ def plan_partitions(
     ]
 
 
-def _slice(layout: BuildLayout, index: int, first: int, stop: int, split: Scanned) -> Slice | None:
+def _slice(layout: BuildLayout, index: int, first: int, stop: int, split: ScanReceipt) -> Slice | None:
     begin, end = split.buckets[first], split.buckets[stop]
     if begin == end:
         return None
     return Slice(layout.hashes(index), begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
 
 
-def compare(task: CompareTask) -> Compared:
+def compare(task: CompareTask) -> CompareReceipt:
     """Write which documents of the partition are copies of one that comes before them in the input."""
     store = task.layout.open()
     parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(_read, store), task.hashes)]
@@ -135,7 +143,7 @@ def compare(task: CompareTask) -> Compared:
         store.put(key, ordinals.tobytes())
         files[key] = ordinals.nbytes
     held = kept[kept["low"].astype(np.uint64) < np.uint64(bound(task.heldout_fraction))]
-    compared = Compared(
+    compared = CompareReceipt(
         source=task.source,
         files=files,
         starts=starts,
@@ -154,7 +162,7 @@ def _read(store: Store, part: Slice | None) -> bytes:
     return store.get_range(part.key, part.start, part.length) if part else b""
 
 
-def count_documents(compared: list[Compared]) -> Documents:
+def count_documents(compared: list[CompareReceipt]) -> Documents:
     """What all partitions found."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
     return Documents(
@@ -173,7 +181,7 @@ def _smallest(kept: NDArray[np.void]) -> list[tuple[int, int]]:
     return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
 
-def drop_slices(layout: BuildLayout, split: int, compared: list[Compared]) -> tuple[Slice, ...]:
+def drop_slices(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[Slice, ...]:
     """Where the ordinals of the documents to drop from a split are written."""
     return tuple(
         Slice(layout.drops(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
@@ -191,7 +199,7 @@ def _same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptDocuments:
     """The documents of a split that are no later copies.
 
     `drops` say which are copies; `digest` is the hash of all hashes of the first pass; `source` covers both.
@@ -202,7 +210,7 @@ class Kept:
     source: str
 
 
-def read_kept(task: SplitTask, kept: Kept) -> Iterator[tuple[Text, bytes]]:
+def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, bytes]]:
     """(document, hash) of each document of the task's split that is kept.
 
     Raises:
@@ -242,7 +250,7 @@ class DivideTask(SplitTask):
         size: bytes of all text, of all splits.
     """
 
-    kept: Kept
+    kept: KeptDocuments
     size: int
 
     @property
@@ -254,13 +262,13 @@ class DivideTask(SplitTask):
         return (self.kept.source,)
 
 
-class Divided(TaskReceipt):
+class DivideReceipt(TaskReceipt):
     """`candidates`: (low word, bytes of the stretches that end with this paragraph), of the words below the bound."""
 
     candidates: list[tuple[int, int]]
 
 
-def divide(task: DivideTask) -> Divided:
+def divide(task: DivideTask) -> DivideReceipt:
     """Read the split and find its stretches. Raises as `read_kept`."""
     fraction = task.options.heldout_fraction
     length, below = stretch_length(task.size, fraction), candidates_below(task.size, fraction)
@@ -269,6 +277,6 @@ def divide(task: DivideTask) -> Divided:
         for stretch, end in stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(encoded_text(stretch).encode())
-    divided = Divided(source=task.kept.source, files={}, candidates=sorted(sizes.items()))
+    divided = DivideReceipt(source=task.kept.source, files={}, candidates=sorted(sizes.items()))
     write_receipt(task.layout.open(), task.receipt, divided)
     return divided

@@ -5,7 +5,6 @@ the task's node, never through this process. What an actor returns depends on th
 may repeat the call on another node, where the actor skips to the piece by decompression alone.
 """
 
-import logging
 import os
 import signal
 import threading
@@ -30,8 +29,7 @@ from data_service.errors import CorpusError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import FilePiece, SplitTask
-from data_service.service.ray_internals import installed_only
-from data_service.service.tasks import lean
+from data_service.service.ray_internals import start_ray
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
@@ -61,20 +59,10 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
 
 def _connect(workers: int, piece_bytes: int) -> None:
     """Connect to Ray, or start it. Raises CorpusError: Ray did not answer in time."""
-    local: dict[str, Any] = {
-        "address": "local",
-        "num_cpus": workers,
-        "object_store_memory": _OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1),
-        "include_dashboard": False,
-    }
+    memory = _OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1)
     try:
-        with lean(), _urgent(), _answers_kept():
-            ray.init(
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                job_config=installed_only(),
-                **({} if "RAY_ADDRESS" in os.environ else local),
-            )
+        with _urgent(), _answers_kept():
+            start_ray(num_cpus=workers, object_store_memory=memory)
     except Exception as error:  # Ray raises this very class where a busy machine takes too long
         raise CorpusError(
             f"Ray did not start: {error}",

@@ -158,7 +158,7 @@ class ScanTask(SplitTask):
         return (self.source,) if refused else (self.source, self.source + _SKIPPED)
 
 
-class Scanned(TaskReceipt):
+class ScanReceipt(TaskReceipt):
     """What was found in a split.
 
     Attributes:
@@ -183,7 +183,7 @@ class Scanned(TaskReceipt):
     digest: str
 
 
-def scan(task: ScanTask) -> Scanned:
+def scan(task: ScanTask) -> ScanReceipt:
     """Read the split and write the hashes of its documents. Memory: 20 bytes a document.
 
     Raises:
@@ -219,7 +219,7 @@ def scan(task: ScanTask) -> Scanned:
         store.put(key, records.tobytes())
         files[key] = records.nbytes
         buckets = bucket_starts(records)
-    scanned = Scanned(
+    scanned = ScanReceipt(
         source=task.source + (_SKIPPED if skipped else ""),
         files=files,
         documents=len(records),

@@ -25,9 +25,9 @@ from data_service.corpus.manifest import (
 from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
-from data_service.ingest.blocks import BATCH, BlockBuilder, Encoded, encode_documents, encode_examples
+from data_service.ingest.blocks import BATCH, BlockBuilder, EncodedDocument, encode_documents, encode_examples
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.kept import ORDINAL, Kept, read_kept
+from data_service.ingest.kept import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.scan import hash_of, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
@@ -94,7 +94,7 @@ class PartWriter:
         if self._writer is not None:
             self._writer.close()
 
-    def add(self, document: Encoded, text_bytes: int) -> None:
+    def add(self, document: EncodedDocument, text_bytes: int) -> None:
         """Append a document of at least one token. A document longer than a block gets a block of its own."""
         if self._builder.tokens and self._builder.tokens + len(document.tokens) > self._block_tokens:
             self._write_block()
@@ -121,7 +121,7 @@ class PartWriter:
 class WriteTask(SplitTask):
     """Encode a split: the documents that are kept, and what of them is held out. `words`: how units are found."""
 
-    kept: Kept
+    kept: KeptDocuments
     tokenizer_hash: str
     heldout: HeldoutRule
     words: Segmentation | None = None
@@ -139,7 +139,7 @@ class WriteTask(SplitTask):
         return hash_of([self.kept.source, repr(self.heldout)])
 
 
-class Written(TaskReceipt):
+class WriteReceipt(TaskReceipt):
     """The shards of a split; `without_tokens` counts documents whose text has none for the tokenizer."""
 
     train: PartSummary
@@ -148,7 +148,7 @@ class Written(TaskReceipt):
     without_tokens: int
 
 
-def write(task: WriteTask) -> Written:
+def write(task: WriteTask) -> WriteReceipt:
     """Write a split's shards. Memory: a block or two, and the text of a streamed piece.
 
     Raises:
@@ -170,7 +170,7 @@ def write(task: WriteTask) -> Written:
             without_tokens = _fill(task, tokenizer, finder, (train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
-    written = Written(
+    written = WriteReceipt(
         source=task.source,
         files=files,
         train=summaries[0],
@@ -215,7 +215,7 @@ def _pieces(task: WriteTask) -> Iterator[_Piece]:
 
 def _encode(
     task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, batch: list[_Piece]
-) -> list[Encoded]:
+) -> list[EncodedDocument]:
     if task.options.pairs is not None:
         return encode_examples(tokenizer, [piece.texts for piece in batch])
     given = [piece.words for piece in batch]

@@ -48,7 +48,7 @@ _SHORTEST = 5  # target of ELECTRA's short rows, special tokens included
 TEXTS = 2  # of a translation: query and positive; negatives are left out
 
 
-class Drawn(RowInput):
+class DrawnRows(RowInput):
     """Rows whose boundaries are drawn.
 
     Attributes:
@@ -66,7 +66,7 @@ class Drawn(RowInput):
         return self.model_copy(update={"copies": 1})
 
 
-class _RandomPairs(Drawn):
+class _RandomPairs(DrawnRows):
     """Two segments, of which the second follows the first or is drawn from another document.
 
     Attributes:
@@ -157,7 +157,7 @@ def _paired(
     return Segments.of(*truncated(a, b, room, key), random.astype(np.int8))
 
 
-class OrderedPairs(Drawn):
+class OrderedPairs(DrawnRows):
     """Two consecutive segments, swapped or not (Lan et al. 2019, section 3.1).
 
     Attributes:
@@ -216,7 +216,7 @@ def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.
     )
 
 
-class TwoSegments(Drawn):
+class TwoSegments(DrawnRows):
     """Consecutive text, usually as two segments, without a label (google-research/electra,
     build_pretraining_dataset.py).
 

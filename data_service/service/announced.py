@@ -36,7 +36,7 @@ class AnnouncedWindow:
                 self.slabs.update(dict.fromkeys(layout.slabs_of(first, last)))
 
 
-class Announced:
+class AnnouncedWindows:
     """Windows that will be read, in order, `most` of them at a time.
 
     Args:

@@ -13,8 +13,8 @@ from data_service.errors import UserError
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.service import tasks
-from data_service.service.announced import Announced, EpochWindow
-from data_service.service.feed import Build, FeedHandle, OpenStream, Wanted
+from data_service.service.announced import AnnouncedWindows, EpochWindow
+from data_service.service.feed import Build, FeedHandle, OpenStream, SlabRequest
 from data_service.store.errors import StoreUnavailable
 from data_service.stream.stream import SlabLayout, StepLayout
 from data_service.stream.token_axis import TokenAxis
@@ -151,13 +151,13 @@ class FeedClient:
             self._move_on()
         self._thread.join()
 
-    def _announce(self, ranges: Iterable[tuple[int, int, int]]) -> Announced:
+    def _announce(self, ranges: Iterable[tuple[int, int, int]]) -> AnnouncedWindows:
         spans = (
             ((epoch, window), first, last)
             for epoch, start, stop in ranges
             for window, first, last in self._opened.epoch_layout.spans(start, stop)
         )
-        return Announced(spans, self._opened.windows_held, self._layout)
+        return AnnouncedWindows(spans, self._opened.windows_held, self._layout)
 
     def _layout(self, window: EpochWindow) -> SlabLayout:
         """The layout of a window's build, or the one that it would be given."""
@@ -297,7 +297,7 @@ class FeedClient:
 
     def _wanted(
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
-    ) -> Wanted:
+    ) -> SlabRequest:
         """The slabs that are needed or announced and to which there is no reference yet."""
         layout, slabs = self._layout(window), dict[int, None]()
         slabs.update(dict.fromkeys(needed(layout)))
@@ -306,7 +306,7 @@ class FeedClient:
             part.lay(layout)
             slabs.update(part.slabs)
         known = self._held[window].refs if window in self._held else {}
-        return Wanted(window, layout, tuple(slab for slab in slabs if slab not in known))
+        return SlabRequest(window, layout, tuple(slab for slab in slabs if slab not in known))
 
     def _take(self, window: EpochWindow, build: Build) -> None:
         held = self._held.get(window)

@@ -64,7 +64,7 @@ class OpenStream:
     notes: tuple[str, ...] = ()
 
 
-class Wanted(NamedTuple):
+class SlabRequest(NamedTuple):
     """What a reader asks of a window: slabs that it has no reference to yet; none if it only tells that it still reads
     it.
 
@@ -101,7 +101,7 @@ class _Held(NamedTuple):
     def name(self) -> str:
         return str(self.slabs[0].hex())
 
-    def build(self, wanted: Wanted) -> Build:
+    def build(self, wanted: SlabRequest) -> Build:
         known = wanted.slabs if wanted.layout == self.layout else ()
         return Build(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
 
@@ -153,7 +153,9 @@ class Feed:
         """Blocks that counting passes have gone through so far; answers while one is under way."""
         return self._counted
 
-    def windows(self, spec_json: str, needed: Wanted, ahead: Sequence[Wanted]) -> dict[EpochWindow, Build]:
+    def windows(
+        self, spec_json: str, needed: SlabRequest, ahead: Sequence[SlabRequest]
+    ) -> dict[EpochWindow, Build]:
         """The window `needed`, and those `ahead` for which there is room, in that order."""
         stream = self._stream(spec_json)
         asked = {_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
@@ -230,7 +232,7 @@ class Feed:
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
 
-    def _touch(self, stream: _Stream, wanted: Wanted, asked: set[_Key], *, must: bool) -> None:
+    def _touch(self, stream: _Stream, wanted: SlabRequest, asked: set[_Key], *, must: bool) -> None:
         """Mark a window as asked for now. Start its build if there is room, or if it is needed at once."""
         key = _key(stream.spec_json, wanted.window)
         if key not in self._builds:

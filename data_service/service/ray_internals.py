@@ -1,24 +1,72 @@
-"""Every private name of Ray's that we use; only this file uses any.
+"""How this process joins a Ray cluster or starts a Ray of its own, and every private name of Ray's that we use.
 
-Each is looked for before it is used: another name in a later release is an error that says so, not another Ray.
+Only this file uses private names. It looks for each before it uses it: another name in a later release is an error that
+says so, not another Ray.
 """
 
+import logging
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray._private import worker
 from ray._private.node import Node
 from ray._private.state import state
 from ray.job_config import JobConfig
 
 from data_service.errors import library_changed
+from data_service.processes import STARTED_HERE
 
 UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # of a Ray on one machine
 FOLDERS = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
 DRAINING = "get_draining_nodes"
+
+
+def start_ray(**local: Any) -> None:
+    """Join the cluster that RAY_ADDRESS names, or start a Ray on this machine with the settings `local` of `ray.init`.
+
+    What its processes print stays in Ray's log folder.
+
+    Raises LibraryChanged: this version of Ray has other private names than those that were tested.
+    """
+    own = local | {"address": "local", "include_dashboard": False}  # no address: any cluster on the machine
+    with _lean():
+        ray.init(
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            job_config=installed_only(),
+            **({} if joins_cluster() else own),
+        )
+
+
+def joins_cluster() -> bool:
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+@contextmanager
+def _lean() -> Iterator[None]:
+    """A Ray that is started in this context has only what we use, a token of its own, and a sign that we started it."""
+    _hold_token()
+    if not joins_cluster():  # its GCS would keep a record of every call, 100,000 of them, for a dashboard
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    with without_unused():
+        yield
+    if not joins_cluster():
+        (logs_folder() / STARTED_HERE).touch()
+
+
+def _hold_token() -> None:
+    """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
+    their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
+    given = joins_cluster() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    wanted = os.environ.get("RAY_AUTH_MODE", "token") == "token"
+    if wanted and not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 class _Unchanged(list[str]):

@@ -1,10 +1,6 @@
 """The Ray tasks that count rows and build windows. They are stateless, so what is lost is computed again."""
 
-import os
-import secrets
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -12,10 +8,8 @@ import numpy as np
 import ray
 
 from data_service.errors import BuildFailed, UserError
-from data_service.processes import STARTED_HERE
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.service.ray_internals import logs_folder, without_unused
 from data_service.stream.counts import Counted, Found, Pass
 from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
@@ -27,32 +21,6 @@ DEATHS = 8  # processes in a row that die of one task: more often than machines 
 NO_ROOMS = 8  # builds in a row that found the object store full, with pauses between them: two minutes
 SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
 _COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
-
-
-@contextmanager
-def lean() -> Iterator[None]:
-    """A Ray that is started in this context has only what we use, a token of its own, and a sign that we started it.
-
-    Raises LibraryChanged: this version of Ray has other private names than those that were tested.
-    """
-    _hold_token()
-    if (
-        "RAY_ADDRESS" not in os.environ
-    ):  # its GCS would keep a record of every call, 100,000 of them, for a dashboard
-        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    with without_unused():
-        yield
-    if "RAY_ADDRESS" not in os.environ:
-        (logs_folder() / STARTED_HERE).touch()
-
-
-def _hold_token() -> None:
-    """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
-    their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
-    given = {"RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    wanted = os.environ.get("RAY_AUTH_MODE", "token") == "token"
-    if wanted and not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:

@@ -23,7 +23,7 @@ from data_service.corpus.manifest import BlockTable
 from data_service.samples.lanes import Lanes, count_lane_rows
 from data_service.samples.make import AnyRows, cut, structure_key
 from data_service.samples.packing import Packed, contiguous_rows
-from data_service.samples.pairs import Drawn, Translations
+from data_service.samples.pairs import DrawnRows, Translations
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextPairs
 from data_service.store.base import Store
@@ -202,6 +202,6 @@ def _name(spec: StreamSpec, source: int) -> str:
     fingerprint = spec.sources[source].manifest_fingerprint
     cut_so = spec.input_of(source)
     parts: tuple[str | int, ...] = (fingerprint, spec.split, cut_so.model_dump_json(), spec.length)
-    if isinstance(cut_so, Drawn):
+    if isinstance(cut_so, DrawnRows):
         parts += (spec.seed,)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

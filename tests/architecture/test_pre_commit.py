@@ -83,8 +83,8 @@ def test_all_hooks_pass_on_this_checkout() -> None:
 def test_a_mistake_in_types_is_refused(checkout: Path) -> None:
     (checkout / "launcher/new.py").write_text('count: int = "one"\n')
     configuration = (checkout / "pyproject.toml").read_text("utf-8")
-    packages = 'packages = ["encoder_core", "data_service", "checkpoints", "launcher"]'
-    assert packages in configuration
-    (checkout / "pyproject.toml").write_text(configuration.replace(packages, 'packages = ["launcher"]'))
+    files = 'files = ["encoder_core", "data_service", "checkpoints", "launcher", "tests"]'
+    assert files in configuration
+    (checkout / "pyproject.toml").write_text(configuration.replace(files, 'files = ["launcher"]'))
     subprocess.run(["git", "add", "launcher"], cwd=checkout, check=True)
     assert run_hooks(checkout, "mypy").returncode == 1

@@ -12,7 +12,7 @@ from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpo
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CHUNK, CheckpointName
 from checkpoints.listing import read_manifest, rows
-from checkpoints.load import Good, Reader, newest_good
+from checkpoints.load import GoodCheckpoint, Reader, newest_good
 from checkpoints.save import Saver
 from checkpoints.verify import verify_all
 from data_service.store.base import Entry
@@ -106,7 +106,7 @@ def test_ranks_agree_and_share_the_work(store: LocalStore) -> None:
     flip(store, CheckpointName(1, 30).file(0), 100)
     answers = on_threads(3, lambda peers: newest_good(store, peers))
     assert answers[0] == answers[1] == answers[2]
-    assert isinstance(answers[0], Good)
+    assert isinstance(answers[0], GoodCheckpoint)
     assert answers[0].manifest.step == 20
 
 

@@ -1,5 +1,6 @@
 """Parameters with other kinds of state than the rest: saved by name, read back, and refused to another optimizer."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,20 +62,16 @@ def test_each_parameter_has_its_own_kinds_back(store: Store, manifest: Checkpoin
 def test_a_missing_kind_is_no_checkpoint(store: Store) -> None:
     outcome = _save(store, _fragments({}))
     assert isinstance(outcome, Failed)
-    assert (
-        "matrix has ['exp_avg', 'exp_avg_sq', 'master'], it should have ['master', 'momentum']"
-        in outcome.reason
-    )
+    kinds = r"\bmatrix\b.*\['exp_avg', 'exp_avg_sq', 'master'\].*\['master', 'momentum'\]"
+    assert re.search(kinds, outcome.reason)
 
 
 def test_another_optimizers_state_is_refused_and_says_what_to_do(manifest: CheckpointManifest) -> None:
     ensure_kinds(manifest, OWN, "runs/one")
     with pytest.raises(CheckpointError) as to_adamw:
         ensure_kinds(manifest, {}, "runs/one")
-    assert (
-        "of matrix it holds master, momentum, and exp_avg, exp_avg_sq, master is needed"
-        in to_adamw.value.problem
-    )
+    kinds = r"\bmatrix\b.* master, momentum\b.* exp_avg, exp_avg_sq, master\b"
+    assert re.search(kinds, to_adamw.value.problem)
     assert "--set start=runs/one" in to_adamw.value.remedy
     plain = manifest.model_copy(update={"own_kinds": {}})
     with pytest.raises(CheckpointError, match=r"matrix.* exp_avg, exp_avg_sq, master\b.* master, momentum"):

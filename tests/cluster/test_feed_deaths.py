@@ -1,6 +1,7 @@
 """A window whose builds die is built again, so many times and no more; then what to do about it is said."""
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,10 +80,7 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
     client = FeedClient(feed, spec)
     with endless(shard), builders_killed(100) as killed, pytest.raises(BuildFailed) as raised:
         client.read(1, 0, 10)
-    assert (
-        "window 0 of epoch 1 of the train samples could not be built: 8 processes in a row"
-        in raised.value.problem
-    )
+    assert re.search(r"\bwindow 0 of epoch 1\b.*\btrain\b.*\b8 processes\b", raised.value.problem)
     assert "lower data_service.workers" in raised.value.remedy
     assert 8 <= len(killed) <= 9
     assert client.read(1, 0, 10).rows == 10, "what was cured is no longer a failure"

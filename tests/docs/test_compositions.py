@@ -7,4 +7,4 @@ from tests.support.models.compositions import table
 
 def test_the_guides_table_of_what_is_trained_together_is_what_the_tests_try() -> None:
     """Print it with `python -m tests.support.models.compositions`."""
-    assert table() in (GUIDE / "recipes.md").read_text("utf-8")
+    assert table() in (GUIDE / "keys.md").read_text("utf-8")

@@ -5,16 +5,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from html import escape
 
-from data_service.visible import visible
 from launcher.after.compare.arguments import Unit
 from launcher.after.compare.equality import differences, held
 from launcher.after.compare.found import Found, FoundRun, Spread
 from launcher.after.compare.plan import Arm
 from launcher.format import human_count
 from launcher.observe.inspect.report.chart import TONES, Chart, Series, draw
-from launcher.observe.inspect.report.style import CSS, table
+from launcher.observe.inspect.report.style import document, header, table, text
 from launcher.runtime.run.log import encode
 
 UNITS: tuple[Unit, ...] = ("tokens", "flops")
@@ -28,17 +26,12 @@ def render(found: Found, failures: Mapping[str, str], now: datetime) -> str:
         _header(found, now),
         _missing(found, failures),
         "<h2>Figures</h2>" + _note(first) + table(*figures_table(found), 1),
-        f"<h2>Against {_text(first)}</h2>" + _AGAINST + table(*_against(found), 1),
+        f"<h2>Against {text(first)}</h2>" + _AGAINST + table(*_against(found), 1),
         "<h2>Curves</h2>" + _CURVES + f'<div class="charts">{"".join(map(draw, charts(found)))}</div>',
         "<h2>Held equal</h2>" + _held(found),
         *_differences(found),
     ]
-    title = _text(" / ".join(_labels(found)))
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>'
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return document(" / ".join(_labels(found)), body)
 
 
 _AGAINST = (
@@ -51,7 +44,7 @@ _CURVES = '<p class="soft">Lines: means over the seeds that are there; bands: th
 def _note(first: str) -> str:
     return (
         '<p class="soft">Means over seeds, and in brackets the extremes. Figures called common are of hidden tokens on '
-        f"the held-out rows and under the masks of {_text(first)}, the same for all. The others are under each "
+        f"the held-out rows and under the masks of {text(first)}, the same for all. The others are under each "
         "recipe's own masks: where these differ, so does what is asked.</p>"
     )
 
@@ -186,11 +179,9 @@ def _header(found: Found, now: datetime) -> str:
     comparison = found.comparison
     budget = "the recipes' own" if comparison.budget is None else comparison.budget
     when = now.astimezone(UTC).isoformat(timespec="seconds")
-    return (
-        f"<header><h1>{_text(' / '.join(_labels(found)))}</h1></header>"
-        f'<p class="soft"><code>{_text(comparison.store.uri)}</code><br>budget: {_text(budget)}; seeds '
-        f"{', '.join(map(str, comparison.seeds))}; page of {when}</p>"
-    )
+    seeds = ", ".join(map(str, comparison.seeds))
+    what = f"budget: {text(budget)}; seeds {seeds}; page of {when}"
+    return header(" / ".join(_labels(found)), "", f"<code>{text(comparison.store.uri)}</code>", what)
 
 
 def _missing(found: Found, failures: Mapping[str, str]) -> str:
@@ -203,7 +194,7 @@ def _missing(found: Found, failures: Mapping[str, str]) -> str:
     ]
     lines = [f"Not complete: {', '.join(open_runs)}."] if open_runs else []
     lines += [f"{name}: {reason}" for name, reason in failures.items()]
-    return "".join(f"<p>{_text(line)}</p>" for line in lines)
+    return "".join(f"<p>{text(line)}</p>" for line in lines)
 
 
 def _held(found: Found) -> str:
@@ -215,8 +206,8 @@ def _differences(found: Found) -> Iterator[str]:
     first, *others = found.comparison.arms
     for arm in others:
         lines = "\n".join(differences(first, arm)) or "nothing that decides a result"
-        summary = f"<summary>{_text(first.label)} to {_text(arm.label)}, field by field</summary>"
-        yield f"<details>{summary}<pre>{_text(lines)}</pre></details>"
+        summary = f"<summary>{text(first.label)} to {text(arm.label)}, field by field</summary>"
+        yield f"<details>{summary}<pre>{text(lines)}</pre></details>"
 
 
 def _arm(found: Found, label: str) -> Arm:
@@ -225,7 +216,3 @@ def _arm(found: Found, label: str) -> Arm:
 
 def _labels(found: Found) -> Sequence[str]:
     return [arm.label for arm in found.comparison.arms]
-
-
-def _text(value: str) -> str:
-    return escape(visible(value))

@@ -5,21 +5,18 @@ The driver starts tasks and sees only how they end: a result is stored by the ta
 another command computes, or that may still be alive elsewhere, is left alone until that is settled.
 """
 
-import logging
 import os
-import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import ray
 
 from checkpoints.attempt import Owner
-from data_service.service.ray_internals import installed_only
-from data_service.service.tasks import died, lean, reason_of
+from data_service.service.ray_internals import joins_cluster
+from data_service.service.tasks import died, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.after.evaluate.cell import CellWork, Results
@@ -38,9 +35,10 @@ from launcher.after.evaluate.computing import (
 from launcher.after.evaluate.model import pack, unpack
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import OptionError, TryAgain
-from launcher.runtime.cluster.nodes import logs, lost, room_for
+from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
 from launcher.runtime.cluster.rank_process import given_gpus
 from launcher.runtime.cluster.seat import seeing
+from launcher.runtime.preflight.network import refusal
 
 _POLL_S = 2.0  # between two looks at what the cluster has
 _LOOK_S = 6.0  # between two looks at what other commands compute: each asks the store for every such cell
@@ -236,9 +234,10 @@ def cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResour
     if ray.is_initialized():
         yield True, _with_gpus(share)
         return
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    joined = bool(os.environ.get("RAY_ADDRESS"))
-    _start(joined)
+    joined = joins_cluster()
+    if joined:
+        _check_address(os.environ["RAY_ADDRESS"])
+    connect(object_store_memory=_OBJECT_STORE)
     try:
         share = _with_gpus(share)
         if not joined and not _room(share):
@@ -253,34 +252,11 @@ def cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResour
         ray.shutdown()
 
 
-def _start(joined: bool) -> None:
-    """Without an address Ray would join any cluster that it finds on the machine."""
-    if joined:
-        _check_address(os.environ["RAY_ADDRESS"])
-    local: dict[str, Any] = {
-        "address": "local",
-        "include_dashboard": False,
-        "object_store_memory": _OBJECT_STORE,
-    }
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
-    with lean():
-        ray.init(
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            job_config=installed_only(),
-            **({} if joined else local),
-        )
-
-
 def _check_address(address: str) -> None:
     """Ray itself would try for many minutes. Raises TryAgain: nothing answers there."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # "auto": found on this machine, or not, at once
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
-    except OSError as error:
+    refused = refusal(address, _ANSWER_S)
+    if refused is not None:
         raise TryAgain(
-            f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
+            f"no Ray cluster answers at RAY_ADDRESS={address}: {refused}",
             remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to use this machine alone",
-        ) from error
+        ) from refused

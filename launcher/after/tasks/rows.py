@@ -204,7 +204,7 @@ def _json_lines(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
 
 
 def _label_first(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
-    """Yield rows of lines such as `3 a stirring film`, or TREC's `NUM:dist How far is it ...` without its fine label."""
+    """Yield rows of lines like `3 a stirring film`, or TREC's `NUM:dist How far is it ...` without its fine label."""
     for place, line in _filled_lines(layout, file):
         label, _, text = line.partition(" ")
         coarse, colon, _ = label.partition(":")

@@ -32,9 +32,9 @@ from launcher.observe.trackers.clients import (
     Tracker,
     WandbRun,
 )
-from launcher.observe.trackers.lineage import Cursor, LineageFollower
-from launcher.observe.trackers.webhook import ROUTINE, Follower
+from launcher.observe.trackers.webhook import ROUTINE
 from launcher.runtime.recipe.operation import Mlflow, Wandb
+from launcher.runtime.run.following import Cursor, EventFollower, LineageFollower
 from launcher.runtime.run.metrics import figures
 from launcher.runtime.run.step_table import Record
 
@@ -64,7 +64,7 @@ class Publisher:
         self._store, self._tracker, self._key = store, tracker, f"{place}.state.json"
         self._state = self._read()
         self._follower = LineageFollower(store, self._state.cursor)
-        self._told = Follower(store, past=True)
+        self._told = EventFollower(store, past=True)
         self._events: list[Record] = []
 
     def update(self) -> None:

@@ -13,7 +13,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -29,14 +29,11 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
-from checkpoints.attempt import Attempt, newest_attempt
 from data_service.store.base import Store
-from data_service.store.errors import KeyMissing, StoreError
+from data_service.store.errors import StoreError
 from launcher.errors import RunError
 from launcher.runtime.recipe.operation import Events
-from launcher.runtime.run.history import read_event
-from launcher.runtime.run.log import OPERATOR
-from launcher.runtime.run.segments import segment_key, segment_prefix
+from launcher.runtime.run.following import EventFollower
 
 _POLL_S = 5.0
 _TIMEOUT_S = 5.0  # for the server to answer
@@ -155,52 +152,6 @@ def _spoken(reason: object) -> str:
     return type(reason).__name__
 
 
-class Follower:
-    """The events that a run's store gets from now on; with `past`, those that it has, too."""
-
-    def __init__(self, store: Store, *, past: bool = False) -> None:
-        self._store = store
-        self._attempt = 1 if past else newest_attempt(store) + 1  # the one to be claimed next
-        self._next = {} if past else {OPERATOR: self._count(OPERATOR)}
-
-    def new(self) -> list[dict[str, Any]]:
-        """What has come since the last call, in order of time, without what is no event. Raises StoreError; RunError: a
-        newer version wrote some of it. A later call goes on from there."""
-        found: list[dict[str, Any]] = []
-        try:
-            for event in self._unread():
-                found.append(event)  # kept, though the store may fail at the next
-        except (StoreError, RunError):
-            if not found:
-                raise
-        return sorted(found, key=lambda event: float(event["time"]))
-
-    def _unread(self) -> Iterator[dict[str, Any]]:
-        yield from self._read(OPERATOR)
-        left = True
-        while left:  # asked before reading: then all of this attempt's events have come
-            left = Attempt(self._store, self._attempt + 1).claimed()
-            yield from self._read(self._attempt)
-            self._attempt += left
-
-    def _read(self, attempt: int) -> Iterator[dict[str, Any]]:
-        while True:
-            number = self._next.setdefault(attempt, 0)
-            try:
-                lines = self._store.get(segment_key("events", attempt, number)).splitlines()
-            except KeyMissing:
-                return
-            self._next[attempt] = number + 1
-            found = [
-                read_event(line, f"{self._store.uri}/{segment_key('events', attempt, number)}")
-                for line in lines
-            ]
-            yield from (event for event in found if event is not None)
-
-    def _count(self, attempt: int) -> int:
-        return sum(1 for _ in self._store.list(segment_prefix("events", attempt)))
-
-
 class Announcer:
     """Posts a run's events from a thread, between `with` and its end, which waits a little for the last ones.
 
@@ -219,7 +170,7 @@ class Announcer:
         poll_s: float = _POLL_S,
         last_words_s: float = _LAST_WORDS_S,
     ) -> None:
-        self._follower, self._webhook, self._about, self._note = Follower(store), webhook, about, note
+        self._follower, self._webhook, self._about, self._note = EventFollower(store), webhook, about, note
         self._poll_s, self._last_words_s = poll_s, last_words_s
         self._ending, self._given_up = threading.Event(), threading.Event()
         self._complained = False

@@ -7,21 +7,15 @@ import json
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from hashlib import sha256
-from html import escape
 from typing import Any
 
-from data_service.visible import visible
+from launcher.observe.inspect.report.style import badge, header, text
 from launcher.observe.inspect.report.summary import AXES, Axis
 from launcher.observe.watch.reader import View
 
 Sections = dict[str, str]
 
 _STATES = {"finished": "", "running": " live", "failed": " bad", "dead": " bad", "unreadable": " bad"}
-
-
-def text(value: object) -> str:
-    """Escaped; controls and marks of direction, which could disguise it, are made visible."""
-    return escape(visible(str(value)))
 
 
 def ago(seconds: float) -> str:
@@ -32,7 +26,7 @@ def ago(seconds: float) -> str:
 
 def state_badge(state: str, reason: str | None = None) -> str:
     why = f'<span class="why">{text(reason)}</span>' if reason else ""
-    return f'<span class="state{_STATES.get(state, " open")}">{text(state)}</span>{why}'
+    return badge(state, _STATES.get(state, " open")) + why
 
 
 def progress(step: int, total: int, ahead: str = "") -> str:
@@ -93,7 +87,7 @@ def waiting(uri: str, view: View[Any]) -> Sections:
         f"{view.error[:1].upper()}{view.error[1:]}." if view.error else "It is being read for the first time."
     )
     return {
-        "head": f'<header><h1>{text(uri)}</h1><span class="state open">waiting</span></header>',
+        "head": header(uri, badge("waiting", " open")),
         "notice": f'<p class="notice">{text(problem)} This page shows it as soon as it can be read.</p>',
     }
 

@@ -8,10 +8,11 @@ from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report import page
 from launcher.observe.inspect.report.chart import TONES, draw
 from launcher.observe.inspect.report.curves import ComparedRun, compared
+from launcher.observe.inspect.report.style import header, text, tiles
 from launcher.observe.inspect.report.summary import Axis
 from launcher.observe.inspect.report.tables import moment
 from launcher.observe.inspect.status import RunStatus, Unreadable
-from launcher.observe.watch.html import Sections, ago, axes, facts, guarded, progress, state_badge, text
+from launcher.observe.watch.html import Sections, ago, axes, facts, guarded, progress, state_badge
 from launcher.observe.watch.reader import SeenFolder, SeenRun, View
 from launcher.observe.watch.words import is_trouble, spell_event
 from launcher.runtime.run.metrics import STEP, spell
@@ -26,7 +27,7 @@ def run_sections(seen: SeenRun, axis: Axis) -> Sections:
     below = guarded("tables", lambda: page.sections(seen.subject, seen.account, folded=True))
     return {
         "head": _head(seen),
-        "tiles": guarded("figures", lambda: {"": page.tiles(_figures(seen))}).get("", ""),
+        "tiles": guarded("figures", lambda: {"": tiles(_figures(seen))}).get("", ""),
         "charts": axes(axis) + _charts(seen, axis),
         "ranks": _section("Ranks", facts(_ranks(seen))),
         "data": _section("Data service", facts(_data(seen))),
@@ -38,11 +39,9 @@ def run_sections(seen: SeenRun, axis: Axis) -> Sections:
 def _head(seen: SeenRun) -> str:
     status = seen.status
     ahead = f"about {human_duration(status.eta_seconds)} to go" if status.eta_seconds is not None else ""
-    return (
-        f"<header><h1>{text(status.name)}</h1>{state_badge(status.state, status.reason)}</header>"
-        f'<p class="soft"><code>{text(status.uri)}</code></p>'
-        f"{progress(status.step, status.total_steps, ahead)}"
-    )
+    state = state_badge(status.state, status.reason)
+    top = header(status.name, state, f"<code>{text(status.uri)}</code>")
+    return top + progress(status.step, status.total_steps, ahead)
 
 
 def _charts(seen: SeenRun, axis: Axis) -> str:
@@ -174,11 +173,10 @@ def folder_sections(
 ) -> Sections:
     """The page's sections by name, in order, as HTML. `views`: of the runs to compare."""
     running = sum(isinstance(run, RunStatus) and run.state == "running" for run in folder.runs.values())
-    title = text(uri.rstrip("/").rpartition("/")[2] or uri)
+    title = uri.rstrip("/").rpartition("/")[2] or uri
     count = f"{len(folder.runs):,} runs, {running:,} running"
-    head = f'<header><h1>{title}</h1></header><p class="soft"><code>{text(uri)}</code><br>{count}</p>'
     return {
-        "head": head,
+        "head": header(title, "", f"<code>{text(uri)}</code>", count),
         "runs": _table(folder, tones),
         "charts": axes(axis) + _curves(tones, views, axis),
     }

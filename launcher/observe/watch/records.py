@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data_service.store.base import Store
+from launcher.errors import RunError
 from launcher.observe.inspect.report.figures import Account, median, rate
 from launcher.observe.inspect.report.summary import Floats, Summary
-from launcher.runtime.run.history import History, StepHistory, read_events, read_history
-from launcher.runtime.run.segments import EVENTS, METRICS, Stretch, once, read, stored
+from launcher.runtime.run.following import read_events, unread
+from launcher.runtime.run.history import History, StepHistory, read_history
+from launcher.runtime.run.segments import EVENTS, METRICS, Stretch, stored
 from launcher.runtime.run.step_table import Record, StepTable, TableBuilder
 
 RECENT = 100  # steps whose figures are the present ones
@@ -69,14 +71,12 @@ class _Events:
     damage: list[str] = field(default_factory=list)
 
     def update(self, store: Store, listed: dict[int, list[Stretch]]) -> None:
-        before = len(self.found)
-        for attempt, stretches in listed.items():
-            after = self.after.get(attempt, -1)
-            if once(stretches, after):
-                self.found += read_events(store, attempt, stretches, after, self.damage)
-                self.after[attempt] = _last(stretches)
-        if len(self.found) > before:
-            self.found.sort(key=lambda event: float(event["time"]))
+        try:
+            self.found += read_events(store, listed, self.after, self.damage)
+        except RunError:  # a newer version wrote one: the next look says so again
+            self.found, self.after = [], {}
+            raise
+        self.found.sort(key=lambda event: float(event["time"]))
 
 
 class LiveRecords:
@@ -138,17 +138,14 @@ class LiveRecords:
             return False
         for attempt, stretches in listed.items():
             after = kept.after.get(attempt, -1)
-            new = once(stretches, after)
-            if not new:
+            if _last(stretches) <= after:
                 continue
-            if attempt < kept.newest_attempt or any(stretch.packed for stretch in new):
+            if attempt < kept.newest_attempt:
                 return False
             builder = TableBuilder()
-            for stretch, data in read(self._store, METRICS, attempt, stretches, after):
-                if data is None:  # packed meanwhile
-                    return False
-                builder.add(stretch.first, f"{self._store.uri}/{stretch.key}", data)
-                after = stretch.last
+            for number, name, data in unread(self._store, METRICS, attempt, after, kept.damage, stretches):
+                builder.add(number, name, data)
+                after = number
             if not kept.add(builder.build()):
                 return False
             kept.after[attempt] = after

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from data_service.visible import visible
-from launcher.observe.inspect.report.style import CSS, table
+from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
 from launcher.plan.burnin.check import Check
 from launcher.plan.burnin.record import BurninRecord, Machine, Outcome
 from launcher.plan.burnin.report import Measured
@@ -31,38 +30,22 @@ def render(record: BurninRecord, checks: Sequence[Check]) -> str:
         *(_section(name, found[name], asked.get(name)) for name in names if name in found),
         "" if machine is None else _facts(machine),
     ]
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Burn-in</title>'
-    return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>'
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return document("Burn-in", body)
 
 
 def _header(record: BurninRecord, found: dict[str, Outcome], names: Sequence[str]) -> str:
     machine = record.machine
     counts = {state: sum(one.status == state for one in found.values()) for state in _STATES}
     counts["left"] = sum(name not in found for name in names)
-    tiles = "".join(
-        f'<div class="tile"><b>{count}</b><span>{state}</span></div>'
-        for state, count in counts.items()
-        if count
-    )
     device = "" if machine is None else f"{machine.device} ({'GPU' if machine.form == 'gpu' else 'CPU'} form)"
     wrong = counts["failed"] + counts["died"] + counts["late"]
-    state = (
-        ("bad", f"{wrong} wrong")
-        if wrong
-        else ("open", f"{counts['left']} left")
-        if counts["left"]
-        else ("", "passed")
-    )
+    left = badge(f"{counts['left']} left", " open") if counts["left"] else badge("passed")
+    state = badge(f"{wrong} wrong", " bad") if wrong else left
     names_running = ", ".join(record.running)
     running = f"; running, or interrupted: {names_running}" if names_running else ""
-    return (
-        f'<header><h1>Burn-in</h1><span class="state {state[0]}">{state[1]}</span></header>'
-        f'<p class="soft">{_text(device)}<br>as of {_text(record.updated + running)}</p>'
-        f'<div class="tiles">{tiles}</div>'
-    )
+    when = f"as of {text(record.updated + running)}"
+    shown = tiles((str(count), state) for state, count in counts.items() if count)
+    return header("Burn-in", state, text(device), when) + shown
 
 
 def _overview(found: dict[str, Outcome], names: Sequence[str], asked: dict[str, Check]) -> str:
@@ -80,12 +63,12 @@ def _overview(found: dict[str, Outcome], names: Sequence[str], asked: dict[str, 
 
 
 def _section(name: str, outcome: Outcome, check: Check | None) -> str:
-    about = "" if check is None else f"<p>{_text(check.about)}</p>"
-    why = f"<pre>{_text(outcome.why)}</pre>" if outcome.why else ""
+    about = "" if check is None else f"<p>{text(check.about)}</p>"
+    why = f"<pre>{text(outcome.why)}</pre>" if outcome.why else ""
     lines = table(("what", "found", "may be", ""), map(_row, outcome.lines), 9) if outcome.lines else ""
-    state = f'<span class="state{_STATES[outcome.status]}">{outcome.status}</span>'
-    where = f'<p class="soft">{_text(outcome.device)}, {outcome.began}, {outcome.seconds:.1f} s</p>'
-    return f'<h2 id="{escape(name)}">{_text(name)} {state}</h2>{about}{where}{why}{lines}'
+    state = badge(outcome.status, _STATES[outcome.status])
+    where = f'<p class="soft">{text(outcome.device)}, {outcome.began}, {outcome.seconds:.1f} s</p>'
+    return f'<h2 id="{escape(name)}">{text(name)} {state}</h2>{about}{where}{why}{lines}'
 
 
 def _row(line: Measured) -> list[str]:
@@ -114,7 +97,3 @@ def _facts(machine: Machine) -> str:
 
 def first_line(text: str) -> str:
     return text.splitlines()[0] if text else ""
-
-
-def _text(value: str) -> str:
-    return escape(visible(value))

@@ -1,7 +1,8 @@
-"""The nodes of the Ray cluster: which are being drained, and whether Ray's processes on this node live. Also the
-threads on which methods of actors run.
+"""The nodes of the Ray cluster: how a command joins them, which are being drained, and whether Ray's processes on this
+node live. Also the threads on which methods of actors run.
 """
 
+import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,19 @@ from typing import Any, TypeVar
 import ray
 from ray.autoscaler.sdk import request_resources
 
-from data_service.service.ray_internals import dead_processes, draining_nodes, logs_folder
+from data_service.service.ray_internals import dead_processes, draining_nodes, logs_folder, start_ray
 
 _CORE = ("raylet", "gcs_server")
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def connect(**local: Any) -> None:
+    """Join the cluster in RAY_ADDRESS, or start a Ray on this machine with the settings `local` of `ray.init`."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
+    start_ray(**local)
 
 
 def draining() -> frozenset[str]:

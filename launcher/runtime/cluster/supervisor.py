@@ -5,9 +5,7 @@ write, where to resume, when to start ranks again, when to stop, and which failu
 does not need (`Companions`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
 """
 
-import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +23,7 @@ from checkpoints.layout import CheckpointManifest
 from checkpoints.load import newest_good
 from checkpoints.ownership import await_claim
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.service.ray_internals import installed_only
-from data_service.service.tasks import lean
+from data_service.service.ray_internals import joins_cluster
 from data_service.store.errors import StoreError
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
@@ -35,7 +32,7 @@ from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
 from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
-from launcher.runtime.cluster.nodes import logs, lost, room_for
+from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,
@@ -47,6 +44,7 @@ from launcher.runtime.cluster.resources import (
 from launcher.runtime.cluster.standing import CoordinatorLost, Status
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.policies.elastic import Sizing
+from launcher.runtime.preflight.network import refusal
 from launcher.runtime.rank.journal import Startup
 from launcher.runtime.run.record import Run
 
@@ -151,7 +149,7 @@ class _Start:
 
     def supervise(self, attempt: Attempt, nodes: int) -> RunOutcome:
         """Start Ray and its services, then follow the ranks to their end."""
-        self.display.note("joining the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray")
+        self.display.note("joining the Ray cluster" if joins_cluster() else "starting Ray")
         recipe = self.run.recipe
         with _ray(plan_resources(recipe), self.stopping):
             self.startup.done("Ray")
@@ -254,21 +252,17 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
     that has not started yet look alike.
     """
     address = os.environ.get("RAY_ADDRESS", "")
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # "auto" or no address: Ray looks only on this machine, which takes no time
     deadline, told = time.monotonic() + _CONNECT_S, False
     while not stopping.asked.is_set():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _TRY_S).close()
+        refused = refusal(address, _TRY_S)
+        if refused is None:
             return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise TryAgain(
-                    f"no Ray cluster answers at RAY_ADDRESS={address}: {error}",
-                    remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to train on this "
-                    "machine alone",
-                ) from error
+        if time.monotonic() > deadline:
+            raise TryAgain(
+                f"no Ray cluster answers at RAY_ADDRESS={address}: {refused}",
+                remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to train on this "
+                "machine alone",
+            ) from refused
         if not told:
             told = True
             display.note(f"nothing answers at RAY_ADDRESS={address} yet: trying for {_CONNECT_S:.0f} s")
@@ -281,12 +275,9 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
 
     The output of ranks stays in Ray's log folder. They send what the operator should know to the coordinator.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    local = {} if os.environ.get("RAY_ADDRESS") else _local_cluster(resources)
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
+    local = {} if joins_cluster() else _local_cluster(resources)
     try:
-        with lean():
-            ray.init(logging_level=logging.ERROR, log_to_driver=False, job_config=installed_only(), **local)
+        connect(**local)
     except ValueError as error:  # Ray's, where its object store would leave no memory for anything else
         if not local:
             raise
@@ -322,9 +313,7 @@ def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
 def _local_cluster(resources: Resources) -> dict[str, Any]:
     return {
         **_metrics_port(),
-        "address": "local",  # without it, Ray would join any cluster it finds on the machine
         "num_cpus": resources.local_cpus,
-        "include_dashboard": False,
         "object_store_memory": resources.object_store_bytes,
     }
 

@@ -9,7 +9,6 @@ rarely may read. This module asks for their traces: lost GPUs, remapped rows, er
 import os
 import resource
 import shutil
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, GpuState
+from launcher.runtime.preflight.network import ray_head, refusal
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
@@ -352,13 +352,10 @@ def _corpus(name: str, uri: str) -> Finding:
 
 def _reach(address: str) -> Finding:
     """Try a TCP connection to the head of the Ray cluster at `address`."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host:
+    if ray_head(address) is None:
         return Finding("Ray cluster", "ok", f"{address}: found by Ray itself")
-    try:
-        with socket.create_connection((host, int(port)), timeout=_PATIENCE_S):
-            return Finding("Ray cluster", "ok", f"{address} answers")
-    except OSError as error:
-        remedy = "check that the cluster's head is up, and that RAY_ADDRESS, firewalls and security groups let this "
-        remedy += "node reach it"
-        return Finding("Ray cluster", "failure", f"{address}: {error}", remedy)
+    refused = refusal(address, _PATIENCE_S)
+    if refused is None:
+        return Finding("Ray cluster", "ok", f"{address} answers")
+    remedy = "check that the cluster's head is up and that this node can reach RAY_ADDRESS (firewalls, security groups)"
+    return Finding("Ray cluster", "failure", f"{address}: {refused}", remedy)

@@ -29,6 +29,25 @@ _RANKS = {
 }
 
 
+def ray_head(address: str) -> tuple[str, int] | None:
+    """Host and port that an address of Ray (RAY_ADDRESS) names; None of "auto" and the like: Ray finds that cluster on
+    this machine, or fails at once."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
+
+
+def refusal(address: str, seconds: float) -> OSError | None:
+    """Why nothing takes a connection at an address of Ray; None if something does. Ray itself would try for many
+    minutes, and say nothing useful."""
+    head = ray_head(address)
+    try:
+        if head is not None:
+            socket.create_connection(head, seconds).close()
+    except OSError as error:
+        return error
+    return None
+
+
 def interface_of(address: str) -> str | None:
     """Return the name of this machine's interface with `address`, as the kernel labels it (`eth0`, `bond0.12`,
     `eth0:1`); None if no interface has it, as in a container whose host forwards ports."""

@@ -13,7 +13,7 @@ from checkpoints.commit import Committed, Failed, Outcome
 from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.retention import Tidied, tidy
+from checkpoints.retention import TidyReport, tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -72,7 +72,7 @@ class RunCheckpointer:
         self._save_multiple, self._clock = save_multiple, clock
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
-        self._tidying: Future[Tidied] | None = None
+        self._tidying: Future[TidyReport] | None = None
         self._proven = frozenset({resumed.mark} if resumed else ())  # all ranks have read their part of these
 
     def due(self, step: int) -> bool:
@@ -174,7 +174,7 @@ class RunCheckpointer:
         self._tidied()
         self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
 
-    def _tidy_now(self, way_back: int, proven: frozenset[CheckpointName]) -> Tidied:
+    def _tidy_now(self, way_back: int, proven: frozenset[CheckpointName]) -> TidyReport:
         every = self._settings.keep_every.steps if self._settings.keep_every else None
         self._store.put_if_absent(BEGAN, b"{}\n")
         return tidy(

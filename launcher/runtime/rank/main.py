@@ -16,7 +16,7 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import Good, Reader, ensure_kinds, newest_good
+from checkpoints.load import GoodCheckpoint, Reader, ensure_kinds, newest_good
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
     set_determinism(deterministic)
 
 
-def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
+def _resume_point(run: Run, peers: Peers, link: Link) -> GoodCheckpoint | None:
     """Return the checkpoint that all ranks resume from; None if the run never had one. Raises RunError if the run had
     checkpoints and has lost them, so that it does not start again from step 0."""
     good = newest_good(run.store, peers)
@@ -159,7 +159,7 @@ def _resume_point(run: Run, peers: Peers, link: Link) -> Good | None:
 
 
 def _build(
-    run: Run, tokenizer: Tokenizer, peers: Peers, good: Good | None, pieces: Pieces | None
+    run: Run, tokenizer: Tokenizer, peers: Peers, good: GoodCheckpoint | None, pieces: Pieces | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
     """Return the model, its engine, and the initial weights of a new run (None if they are drawn at random, or the run
     resumes). `pieces`: the compiled pieces with which layers compute; None if they are not compiled."""
@@ -174,7 +174,7 @@ def _build(
 
 
 def _load(
-    run: Run, engine: Engine, good: Good | None, begin: InitialWeights | None, link: Link
+    run: Run, engine: Engine, good: GoodCheckpoint | None, begin: InitialWeights | None, link: Link
 ) -> TrainState:
     """Load the checkpoint or the initial weights into `engine`, and return the trainer's state. Each range that is read
     counts as progress in the heartbeats."""
@@ -224,7 +224,9 @@ def _checkpointer(
     )
 
 
-def _memories(run: Run, engine: Engine, good: Good | None, data: RankData, share: RankShard) -> Memories:
+def _memories(
+    run: Run, engine: Engine, good: GoodCheckpoint | None, data: RankData, share: RankShard
+) -> Memories:
     """Return the memory of this rank's microbatches at the step from which the run resumes; empty if that step
     recomputes it.
 
@@ -285,7 +287,7 @@ def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Seque
 def _record_start(
     journal: RankJournal,
     state: TrainState,
-    good: Good | None,
+    good: GoodCheckpoint | None,
     begin: InitialWeights | None,
     control: Control,
     found: tuple[
@@ -305,7 +307,11 @@ def _record_start(
 
 
 def _record_origin(
-    journal: RankJournal, state: TrainState, good: Good | None, begin: InitialWeights | None, control: Control
+    journal: RankJournal,
+    state: TrainState,
+    good: GoodCheckpoint | None,
+    begin: InitialWeights | None,
+    control: Control,
 ) -> None:
     if good is None:
         journal.event("start", step=0, world=control.world, **(begin.record if begin else {}))

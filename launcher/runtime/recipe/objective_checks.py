@@ -17,7 +17,7 @@ from launcher.runtime.recipe.objective import LANE_SPECIALS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
-_TABLE = "the guide's page on recipes has a table of what goes together"
+_TABLE = "the guide's page of all keys has a table of what goes together"
 LEAST_SEGMENTS = 2  # tokens: one for each of a row's new segments
 
 

@@ -7,7 +7,7 @@ gap does not shift the others.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from data_service.store.base import Store
+from launcher.runtime.run.following import read_events
 from launcher.runtime.run.log import OPERATOR
 from launcher.runtime.run.segments import (
     EVENTS,
@@ -27,7 +28,7 @@ from launcher.runtime.run.segments import (
     segment_prefix,
     stored,
 )
-from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder, parse_line
+from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder
 
 _ROWS = 1 << 16  # of step records in one table
 _READERS = 4  # packs read at a time: on S3 that is bound by latency
@@ -169,11 +170,8 @@ def read_history(store: Store, latest: int | None = None) -> History:
         _read_attempt(store, attempt, stretches, lineage)
     prefix = f"{EVENTS}/" if latest is None else segment_prefix(EVENTS, OPERATOR)
     listed = _selected(stored(store, prefix), latest)
-    events = [
-        event
-        for attempt, stretches in listed.items()
-        for event in read_events(store, attempt, stretches, stretches[0].first - 1, lineage.damage)
-    ]
+    after = {attempt: stretches[0].first - 1 for attempt, stretches in listed.items()}
+    events = list(read_events(store, listed, after, lineage.damage))
     return History(
         StepHistory(lineage.parts, lineage.damage),
         tuple(lineage.evaluations),
@@ -270,28 +268,3 @@ def _read_pack(store: Store, stretch: Stretch, after: int, lineage: _Lineage) ->
         lineage.add(pack.table(), pack, after)
     except DamagedPack as error:
         lineage.damage.append(error.problem)
-
-
-def read_events(
-    store: Store, attempt: int, stretches: list[Stretch], after: int, damage: list[str]
-) -> Iterator[Record]:
-    """An attempt's events in segments after number `after`, of those that a listing found. What is none is added to
-    `damage`, for people. Raises StoreError, RunError as `read_event`."""
-    for stretch, data in read(store, EVENTS, attempt, stretches, after):
-        for number, line in enumerate((data or b"").splitlines(), start=1):
-            event = read_event(line, f"{store.uri}/{stretch.key}")
-            if event is None:
-                damage.append(f"{store.uri}/{stretch.key}, line {number}: no event")
-            else:
-                yield event
-
-
-def read_event(line: bytes, name: str) -> Record | None:
-    """The event in a line of the segment `name`; None if it is none. Raises RunError: a newer version wrote it."""
-    try:
-        event = parse_line(line, name)
-    except (ValueError, RecursionError):
-        return None
-    known = isinstance(event, dict) and isinstance(event.get("kind"), str)
-    whole = known and isinstance(event.get("time"), int | float) and isinstance(event.get("attempt"), int)
-    return event if whole else None

@@ -31,7 +31,8 @@ def _short(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.3g}%"
+    """Three digits, two of them after the point at most."""
+    return f"{round(float(f'{100 * value:.3g}'), 2):g}%"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.samples.samples import join_rows, slice_rows
-from data_service.service.announced import Announced
+from data_service.service.announced import AnnouncedWindows
 from data_service.stream.plan import EpochLayout
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import SlabLayout, StepLayout, Stream, build_window
@@ -91,7 +91,7 @@ def test_as_many_reads_as_a_long_run_has_cost_the_same_each() -> None:
             yield (0, number), 0, 10
 
     began = time.process_time()
-    announced = Announced(spans(), 2, lambda window: SlabLayout.sliced(10, 5))
+    announced = AnnouncedWindows(spans(), 2, lambda window: SlabLayout.sliced(10, 5))
     for _ in range(500_000):
         announced.move_on({(0, 0)})
     assert list(announced.windows) == [(0, 0), (0, 1)]
@@ -102,7 +102,9 @@ def test_as_many_reads_as_a_long_run_has_cost_the_same_each() -> None:
 
 def test_a_window_with_another_layout_than_was_thought() -> None:
     thought, built = SlabLayout.sliced(100, 10), SlabLayout(100, 20, 0, 2)
-    announced = Announced([((0, 0), start, start + 2) for start in (4, 24, 44)], 2, lambda window: thought)
+    announced = AnnouncedWindows(
+        [((0, 0), start, start + 2) for start in (4, 24, 44)], 2, lambda window: thought
+    )
     announced.move_on(set())
     part = announced.windows[0, 0]
     assert list(part.slabs) == [0, 2, 4]

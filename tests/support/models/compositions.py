@@ -1,6 +1,6 @@
 """Families by objectives: what is trained together, on which rows. The guide's table is printed from this.
 
-`python -m tests.support.models.compositions` prints it for infra/docs/recipes.md.
+`python -m tests.support.models.compositions` prints it for infra/docs/keys.md.
 """
 
 import re
@@ -72,7 +72,7 @@ class Row:
         return rows
 
 
-OBJECTIVES = (
+_NAMED = (
     Row("mlm", {"mlm": _TOKENS}),
     Row("mlm of n-grams of whole words", {"mlm": _NGRAMS}),
     Row("mlm (TLM)", {"mlm": _TOKENS}, "translations"),
@@ -105,6 +105,13 @@ OBJECTIVES = (
     Row("mlm + rtd, disentangled + contrastive", {"mlm": _TOKENS, "rtd": _DISENTANGLED, "contrastive": _FAR}),
     Row("plm + contrastive", {"plm": {"predict": 4, "permutation": 12}, "contrastive": _FAR}, "lanes"),
 )  # fmt: skip
+_ALONE = tuple(
+    Row(name, {name: {}})
+    for name in RecipeObjective.model_fields
+    if not any(name in row.objective for row in _NAMED)
+)
+OBJECTIVES = (*_NAMED, *_ALONE)
+"""Every term is in some row: one that no row names is tried alone, with its defaults."""
 
 
 def model_of(family: str, vocab: int) -> ModelConfig:

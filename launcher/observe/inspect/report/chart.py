@@ -8,12 +8,11 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.visible import visible
+from launcher.observe.inspect.report.style import text
 
 Floats = NDArray[np.float64]
 
@@ -143,15 +142,15 @@ def draw(chart: Chart, *, readings: bool = False) -> str:
     body += [_level(frame, level) for level in chart.levels]
     body += [shape for one in drawn for shape in _curve(frame, one, chart)]
     body += [_level_name(frame, level, chart.format) for level in chart.levels]  # over the curves
-    name = _text(chart.title)
+    name = text(chart.title)
     svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(_spoken(chart, drawn))}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(_spoken(chart, drawn))}">'
         f"{''.join(body)}</svg>"
     )
-    keys = "".join(f'<span class="key s{one.series.tone}">{_text(one.series.name)}</span>' for one in drawn)
+    keys = "".join(f'<span class="key s{one.series.tone}">{text(one.series.name)}</span>' for one in drawn)
     legend = f'<span class="legend">{keys}</span>' if len(drawn) > 1 else ""
-    heading = f"<figcaption><b>{name}</b> <small>{_text(chart.unit)}</small>{legend}</figcaption>"
-    data = f' data-readings="{_text(_readings(frame, drawn, marks, chart))}"' if readings else ""
+    heading = f"<figcaption><b>{name}</b> <small>{text(chart.unit)}</small>{legend}</figcaption>"
+    data = f' data-readings="{text(_readings(frame, drawn, marks, chart))}"' if readings else ""
     return f'<figure class="chart" data-name="{name}"{data}>{heading}{svg}</figure>'
 
 
@@ -187,23 +186,25 @@ def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
     shapes = []
     for tick in ticks:
-        y, text = frame.y(tick), _text(chart.format(tick))
+        y, spelled = frame.y(tick), text(chart.format(tick))
         shapes.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        shapes.append(f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
+        shapes.append(
+            f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{spelled}</text>'
+        )
     for tick in _ticks(frame.x_start, frame.x_end):
         if frame.x_start <= tick <= frame.x_end:
-            x, text = frame.x(tick), _text(chart.x_format(tick))
+            x, spelled = frame.x(tick), text(chart.x_format(tick))
             anchor = "end" if x > right - 20 else "middle"
             shapes.append(f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
             shapes.append(
-                f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{text}</text>'
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{spelled}</text>'
             )
     return shapes
 
 
 def _mark(frame: _Frame, mark: ChartMark, chart: Chart) -> str:
     at = f"{frame.x(mark.x):.1f}"
-    title = f"<title>{_text(mark.text)} at {_text(_place(chart, mark.x))}</title>"
+    title = f"<title>{text(mark.text)} at {text(_place(chart, mark.x))}</title>"
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
 
 
@@ -213,9 +214,9 @@ def _level(frame: _Frame, level: Level) -> str:
 
 
 def _level_name(frame: _Frame, level: Level, label: Callable[[float], str]) -> str:
-    text = _text(f"{level.name} {label(level.y)}")
+    spelled = text(f"{level.name} {label(level.y)}")
     at = f'x="{WIDTH - _RIGHT}" y="{frame.y(level.y) - 5:.1f}"'
-    return f'<text class="level-name" {at} text-anchor="end">{text}</text>'
+    return f'<text class="level-name" {at} text-anchor="end">{spelled}</text>'
 
 
 def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:
@@ -228,15 +229,10 @@ def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:
     shapes.append(f'<polyline class="line s{tone}" points="{frame.points(x, mean)}"/>')
     marked = zip(x, mean, strict=True) if one.series.dots else [(x[-1], mean[-1])]
     for at, value in marked:
-        text = f"{one.series.name} at {_place(chart, at)}: {chart.format(value)}"
+        said = f"{one.series.name} at {_place(chart, at)}: {chart.format(value)}"
         place = f'cx="{frame.x(at):.1f}" cy="{frame.y(value):.1f}"'
-        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{_text(text)}</title></circle>')
+        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{text(said)}</title></circle>')
     return shapes
-
-
-def _text(value: str) -> str:
-    """Escaped, controls and marks of direction visible."""
-    return escape(visible(value))
 
 
 def _place(chart: Chart, x: float) -> str:

@@ -4,18 +4,16 @@ page (`launcher.observe.watch`) consists of the same sections."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_service.visible import visible
 from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report import tables
 from launcher.observe.inspect.report.chart import draw
 from launcher.observe.inspect.report.curves import charts, draw_timeline
 from launcher.observe.inspect.report.evaluations import evaluations
 from launcher.observe.inspect.report.figures import Account
-from launcher.observe.inspect.report.style import CSS, table
+from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
 from launcher.observe.inspect.report.summary import Axis
 from launcher.observe.inspect.report.task_table import TableRow, heads, kept_rows, lines
 from launcher.output import write_file
@@ -58,18 +56,13 @@ class ReportSubject:
 def render(subject: ReportSubject, history: History, now: datetime) -> str:
     """The page's HTML."""
     account = Account.of(history)
-    body = "".join(
-        [
-            _header(subject, account, now),
-            tiles(figures_of(subject, account)),
-            drawings(subject, account),
-            *sections(subject, account).values(),
-        ]
-    )
-    title = escape(visible(f"{subject.name} - Maskfleet"))
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    page = f"<body><main>{body}</main></body>"
-    return f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>{page}</html>\n'
+    body = [
+        _header(subject, account, now),
+        tiles(figures_of(subject, account)),
+        drawings(subject, account),
+        *sections(subject, account).values(),
+    ]
+    return document(f"{subject.name} - Maskfleet", body)
 
 
 def drawings(
@@ -106,12 +99,9 @@ def _header(subject: ReportSubject, account: Account, now: datetime) -> str:
     done = account.figures.steps >= subject.total_steps
     ended = [event["kind"] for event in account.events if event["kind"] in ("start", "resume", "stop")]
     state = "finished" if done else "stopped" if ended[-1:] == ["stop"] else "not finished"
-    badge = f'<span class="state{"" if done else " open"}">{state}</span>'
-    when = f"created {escape(visible(subject.created))}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
-    return (
-        f"<header><h1>{escape(visible(subject.name))}</h1>{badge}</header>"
-        f'<p class="soft"><code>{escape(visible(subject.uri))}</code><br>{when}</p>'
-    )
+    when = f"created {text(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
+    shown = badge(state, "" if done else " open")
+    return header(subject.name, shown, f"<code>{text(subject.uri)}</code>", when)
 
 
 def figures_of(subject: ReportSubject, account: Account) -> Iterator[tuple[str, str]]:
@@ -144,15 +134,6 @@ def held_out(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, 
         yield f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"
 
 
-def tiles(figures: Iterator[tuple[str, str]]) -> str:
-    """Figures as HTML."""
-    shown = (
-        f'<div class="tile"><b>{escape(visible(figure))}</b><span>{escape(visible(what))}</span></div>'
-        for figure, what in figures
-    )
-    return f'<div class="tiles">{"".join(shown)}</div>'
-
-
 def _evaluated(rows: Sequence[TableRow]) -> str:
     if not rows:
         return ""
@@ -163,7 +144,7 @@ def _evaluated(rows: Sequence[TableRow]) -> str:
 
 def _configuration(subject: ReportSubject, opened: str) -> str:
     rows = [(name, value) for name, value in subject.facts.items()]
-    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape(visible(subject.recipe))}</pre>"
+    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{text(subject.recipe)}</pre>"
     return (
         "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details{opened}>{recipe}</details>"
     )

@@ -1,9 +1,41 @@
-"""The style sheet of the report and of the live page, light and dark, from a phone's width on; and HTML tables."""
+"""What pages are made of: pieces of HTML, and a style sheet, light and dark, from a phone's width on. Whatever comes
+from a store goes through `text`."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
 from data_service.visible import visible
+
+
+def text(value: object) -> str:
+    """Escaped; controls and marks of direction, which could disguise it, are made visible."""
+    return escape(visible(str(value)))
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    """A page without references to anything outside it."""
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
+    page = f"<body><main>{''.join(sections)}</main></body>"
+    return f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>{page}</html>\n'
+
+
+def header(title: str, badge: str = "", *lines: str) -> str:
+    """The head of a page; `badge` and the lines below the title are HTML already."""
+    below = f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
+    return f"<header><h1>{text(title)}</h1>{badge}</header>{below}"
+
+
+def badge(state: str, kind: str = "") -> str:
+    """`kind`: "", " open", " bad" or " live"."""
+    return f'<span class="state{kind}">{text(state)}</span>'
+
+
+def tiles(figures: Iterable[tuple[str, str]]) -> str:
+    """Figures, and what each of them counts."""
+    shown = "".join(
+        f'<div class="tile"><b>{text(figure)}</b><span>{text(what)}</span></div>' for figure, what in figures
+    )
+    return f'<div class="tiles">{shown}</div>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int) -> str:
@@ -16,10 +48,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int
     }
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        marked = (
-            (' class="n"' if index in numeric else "", escape(visible(cell)))
-            for index, cell in enumerate(row)
-        )
+        marked = ((' class="n"' if index in numeric else "", text(cell)) for index, cell in enumerate(row))
         return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in marked)
 
     lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)

@@ -11,8 +11,7 @@ import psutil
 import pytest
 import ray
 
-from data_service.service.ray_internals import installed_only
-from data_service.service.tasks import lean
+from data_service.service.ray_internals import start_ray
 from launcher.after.diagnose.evaluators import Beside, evaluating, pending
 from launcher.observe.inspect.status import describe, status
 from launcher.runtime.run.evaluations import evaluated
@@ -34,14 +33,7 @@ NICENESS = "RAY_worker_niceness"
 def cluster() -> Iterator[None]:
     """A Ray with one core; its processes as urgent as this one, which Ray's are not by itself."""
     os.environ[NICENESS] = "0"
-    with lean():
-        ray.init(
-            address="local",
-            num_cpus=1,
-            include_dashboard=False,
-            log_to_driver=False,
-            job_config=installed_only(),
-        )
+    start_ray(num_cpus=1)
     yield
     ray.shutdown()
     del os.environ[NICENESS]

@@ -71,7 +71,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     uri = new_run(inputs, str(tmp_path / "run"), tasks)
     committing = Committing(uri)
     run = open_run(uri)
-    assert "Evaluation of commits" not in page(uri, tmp_path)
+    assert "commits" not in page(uri, tmp_path)
     for step in (3, 6):
         evaluate_commit(run, committing.commit(step), run.recipe.evaluation.tasks)
     operator_event(run.store, "evaluation_failed", 1.0, step=6, what="probe <sst2>", reason="no file")

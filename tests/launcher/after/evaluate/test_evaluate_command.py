@@ -143,10 +143,7 @@ def test_results_of_another_version_are_told_and_computed_again(
     first = evaluate(*command)
     os.rename(tmp_path / f"results/rules-{RULES}", tmp_path / f"results/rules-{RULES + 1}")
     again = evaluate(*command)
-    assert (
-        f"1 cells have results of version {RULES + 1} of our rules, not of {RULES}: computed again"
-        in again.err
-    )
+    assert re.search(rf"\b1 cells\b.*\bversion {RULES + 1}\b.*\b{RULES}\b", again.err)
     assert (again.code, again.out) == (0, first.out)
     assert len(list((tmp_path / "results").glob("rules-*/*.json"))) == 2
 
@@ -166,7 +163,7 @@ def test_a_model_without_its_head_is_evaluated_and_one_without_a_layer_is_named(
     command = (*folders, word, "--results", tmp_path / "results", *QUICK, "--set", "lr=1e-3", "--json")
     said = evaluate(*command)
     assert said.code == 2
-    assert f"failed: finetune of {folders[2]} on word, lr 0.001, seed 0: " in said.err
+    assert re.search(rf"\bfailed: .* {folders[2]} .*\bword, lr 0\.001, seed 0: ", said.err)
     whole, headless, broken = rows(said)
     assert whole["median"] == headless["median"] is not None
     assert whole["weights"] != headless["weights"]

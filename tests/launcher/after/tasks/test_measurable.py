@@ -1,5 +1,6 @@
 """Tasks that a recipe's evaluation names are refused before anything is trained if they cannot be measured."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -46,12 +47,14 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     ]
     with pytest.raises(RecipeError) as caught:
         check_tasks(tasks)
-    assert caught.value.problem.splitlines() == [
-        "evaluation.tasks.0.probe.task: there is no task 'sst-2'",
-        "evaluation.tasks.1.similarity.task: sst2 has no pairs of texts with a score each",
-        "evaluation.tasks.2.probe.task: stsb is a task of regression, which no linear probe measures",
-        f"evaluation.tasks.3.similarity.task: there is no file {tmp_path / 'mine.yaml'}",
-    ]
+    expected = (
+        r"evaluation\.tasks\.0\.probe\.task: .*'sst-2'",
+        r"evaluation\.tasks\.1\.similarity\.task: sst2\b.*\bscore\b",
+        r"evaluation\.tasks\.2\.probe\.task: stsb\b.*\bregression\b",
+        rf"evaluation\.tasks\.3\.similarity\.task: .* {tmp_path / 'mine.yaml'}",
+    )
+    for line, pattern in zip(caught.value.problem.splitlines(), expected, strict=True):
+        assert re.match(pattern, line)
     assert " sst2?" in caught.value.remedy
 
 

@@ -205,9 +205,8 @@ def test_a_server_that_is_down_does_not_keep_the_command(
     publishing = Publishing(order, notes.append)
     publishing.ask_to_end()
     publishing.end(0.5)
-    assert notes == [
-        "mlflow: not published: it did not end in time; the next start publishes what is missing; the run goes on"
-    ]
+    (note,) = notes
+    assert re.match(r"mlflow: .*\btime\b", note)
 
 
 DRIVER = """

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_service.store.errors import StoreError
+from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from launcher.observe.inspect.report.figures import Account
 from launcher.observe.watch.records import RECENT, LiveRecords
-from launcher.runtime.run.segments import METRICS, pack, pack_key, segment_key
+from launcher.runtime.run.segments import EVENTS, METRICS, pack, pack_key, segment_key
 from tests.support.runs.untrained import ToldRun
 
 FIELDS = ("loss", "mlm_loss", "lr", "tokens_per_second", "odd_loss")
@@ -118,6 +120,28 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     records.update()
     assert got == [segment_key(METRICS, 1, 3)]
     assert records.account.summary.reached == 310
+
+
+def test_a_look_that_fails_half_way_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ToldRun(tmp_path / "run")
+    run.begin(1)
+    run.steps(1, 0, 10)
+    run.begin(2, 10)
+    records = LiveRecords(open_store(run.folder))
+    whole, missing = LocalStore.get, [segment_key(EVENTS, 2, 0)]
+
+    def get(self: LocalStore, key: str) -> bytes:
+        if key in missing:
+            raise StoreError("it does not answer", remedy="wait")
+        return whole(self, key)
+
+    monkeypatch.setattr(LocalStore, "get", get)
+    with pytest.raises(StoreError):
+        records.update()
+    missing.clear()
+    for _ in range(2):
+        records.update()
+        assert [event["attempt"] for event in records.account.events] == [1, 2]
 
 
 def test_a_run_that_was_deleted_and_made_anew_is_read_anew(tmp_path: Path) -> None:

@@ -206,8 +206,8 @@ def bytes_of(line: str) -> float:
 
 def test_with_checkpointing_no_tensors_are_promised() -> None:
     text = render(of("roberta-large-160gb", "activation_checkpointing=true"))
-    assert "the sum of the tensors below" not in text
-    assert "Tensors kept" not in text
+    assert "tensors below" not in text
+    assert "Tensors" not in text
 
 
 def test_memory_of_xlnet_counts() -> None:

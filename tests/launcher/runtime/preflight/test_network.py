@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runtime.preflight import network
-from launcher.runtime.preflight.network import examine_network, interface_of, line_rate, variables
+from launcher.runtime.preflight.network import (
+    examine_network,
+    interface_of,
+    line_rate,
+    ray_head,
+    refusal,
+    variables,
+)
 
 INTERFACES = {
     "lo": ["127.0.0.1", "::1"],
@@ -124,3 +131,26 @@ def test_a_line_has_the_rate_that_the_kernel_tells(
         (port / "rate").write_text(f"{rate}\n")
         (port / "state").write_text(f"{state}\n")
     assert line_rate() == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "head"),
+    [
+        ("10.0.0.1:6379", ("10.0.0.1", 6379)),
+        ("ray://head:10001", ("head", 10001)),
+        ("[fd00::1]:6379", ("fd00::1", 6379)),
+        ("auto", None),
+        ("", None),
+        ("head:ray", None),
+    ],
+)
+def test_the_head_that_an_address_of_ray_names(address: str, head: tuple[str, int] | None) -> None:
+    assert ray_head(address) == head
+
+
+def test_only_a_head_that_takes_no_connection_refuses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert refusal(f"127.0.0.1:{port}", 5) is None
+    assert isinstance(refusal(f"ray://127.0.0.1:{port}", 5), ConnectionRefusedError)
+    assert refusal("auto", 5) is None

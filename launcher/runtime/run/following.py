@@ -1,17 +1,128 @@
-"""Follows the records of a run's committed lineage as they appear, so that they can be passed on, for example to a
-tracker."""
+"""Follows a run's records as they are written, so that each is passed on once: to a page, a tracker, a web server.
 
-from collections.abc import Iterator
+`unread` reads the segments after one that is known, in order, out of packs too. `read_events` and `EventFollower`
+follow all events; `LineageFollower` follows steps and evaluations of the committed lineage only.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
+from checkpoints.attempt import Attempt, newest_attempt
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import committed, read_manifest
 from data_service.store.base import Store
-from launcher.runtime.run.segments import METRICS, DamagedPack, Pack, read
-from launcher.runtime.run.step_table import NotARecord, Record, parse
+from data_service.store.errors import StoreError
+from launcher.errors import RunError
+from launcher.runtime.run.log import OPERATOR
+from launcher.runtime.run.segments import (
+    EVENTS,
+    METRICS,
+    DamagedPack,
+    Pack,
+    Stretch,
+    read,
+    segment_key,
+    segment_prefix,
+    stored,
+)
+from launcher.runtime.run.step_table import NotARecord, Record, parse, parse_line
+
+
+def unread(
+    store: Store,
+    folder: str,
+    attempt: int,
+    after: int,
+    damage: list[str],
+    listed: list[Stretch] | None = None,
+) -> Iterator[tuple[int, str, bytes]]:
+    """Number, name and bytes of an attempt's segments after number `after`. `listed`: what a listing found.
+
+    A pack that cannot be read is added to `damage`, and stands as an empty segment with its last number. Raises
+    StoreError.
+    """
+    for stretch, data in read(store, folder, attempt, listed, after):
+        try:
+            found = [(stretch.first, data)] if data is not None else Pack(store, stretch).contents()
+            for number, content in found:
+                if number > after:
+                    yield number, f"{store.uri}/{segment_key(folder, attempt, number)}", content
+        except DamagedPack as error:
+            damage.append(error.problem)
+            yield stretch.last, f"{store.uri}/{stretch.key}", b""
+        after = stretch.last
+
+
+def read_events(
+    store: Store, listed: Mapping[int, list[Stretch]], after: dict[int, int], damage: list[str]
+) -> Iterator[Record]:
+    """The events of a listing, but for those up to the segment `after` of each attempt, which moves on with them. What
+    is no event is added to `damage`, for people. Raises StoreError; RunError: a newer version wrote one."""
+    for attempt, stretches in listed.items():
+        for number, name, data in unread(store, EVENTS, attempt, after.get(attempt, -1), damage, stretches):
+            after[attempt] = number
+            events = [_event(line, name) for line in data.splitlines()]
+            for line, event in enumerate(events, start=1):
+                if event is None:
+                    damage.append(f"{name}, line {line}: no event")
+                else:
+                    yield event
+
+
+def _event(line: bytes, name: str) -> Record | None:
+    """The event in a line of the segment `name`; None if it is none. Raises RunError: a newer version wrote it."""
+    try:
+        event = parse_line(line, name)
+    except (ValueError, RecursionError):
+        return None
+    known = isinstance(event, dict) and isinstance(event.get("kind"), str)
+    whole = known and isinstance(event.get("time"), int | float) and isinstance(event.get("attempt"), int)
+    return event if whole else None
+
+
+class EventFollower:
+    """The events that a run's store gets from now on; with `past`, those that it has, too.
+
+    While nothing happens, a call asks for three objects, and lists nothing.
+    """
+
+    def __init__(self, store: Store, *, past: bool = False) -> None:
+        self._store = store
+        self._attempt = 1 if past else newest_attempt(store) + 1  # the one to be claimed next
+        self._after: dict[int, int] = {}
+        if not past:
+            self._after[OPERATOR] = max((stretch.last for stretch in self._stretches(OPERATOR)), default=-1)
+
+    def new(self) -> list[Record]:
+        """What has come since the last call, in order of time, without what is no event. Raises StoreError; RunError: a
+        newer version wrote some of it. A later call goes on from there."""
+        found: list[Record] = []
+        try:
+            for event in self._unread():
+                found.append(event)  # kept, though the store may fail at the next
+        except (StoreError, RunError):
+            if not found:
+                raise
+        return sorted(found, key=lambda event: float(event["time"]))
+
+    def _unread(self) -> Iterator[Record]:
+        yield from self._read(OPERATOR)
+        left = True
+        while left:  # asked before reading: then all of this attempt's events have come
+            left = Attempt(self._store, self._attempt + 1).claimed()
+            yield from self._read(self._attempt)
+            self._attempt += left
+
+    def _read(self, attempt: int) -> Iterator[Record]:
+        following = self._after.get(attempt, -1) + 1
+        if self._store.size(segment_key(EVENTS, attempt, following)) is not None:
+            yield from read_events(self._store, {attempt: self._stretches(attempt)}, self._after, [])
+
+    def _stretches(self, attempt: int) -> list[Stretch]:
+        return stored(self._store, segment_prefix(EVENTS, attempt)).get(attempt, [])
 
 
 class Cursor(BaseModel):
@@ -106,8 +217,11 @@ class _Taking:
     def take(self, part: LineageSegment, cursor: Cursor) -> Cursor:
         """What `part` has left, and where to go on. `cursor` is in it."""
         after, reached, evaluated = cursor.after, cursor.taken[-1].stop, cursor.evaluated
-        for number, records in self._segments(part.attempt, after):
-            for record in records:
+        for number, name, data in unread(self.store, METRICS, part.attempt, after, self.damage):
+            for line, record in parse(name, data):
+                if isinstance(record, NotARecord):
+                    self.damage.append(f"{name}, line {line}: {record}")
+                    continue
                 step, is_step = int(record["step"]), record["kind"] == "step"
                 if self.full or (step >= part.stop if is_step else step > part.stop):
                     break
@@ -123,29 +237,6 @@ class _Taking:
             break
         here = part.model_copy(update={"stop": reached})
         return Cursor(taken=(*cursor.taken[:-1], here), after=after, evaluated=evaluated)
-
-    def _segments(self, attempt: int, after: int) -> Iterator[tuple[int, list[Record]]]:
-        for number, name, data in self._contents(attempt, after):
-            records = []
-            for line, record in parse(name, data):
-                if isinstance(record, NotARecord):
-                    self.damage.append(f"{name}, line {line}: {record}")
-                else:
-                    records.append(record)
-            yield number, records
-
-    def _contents(self, attempt: int, after: int) -> Iterator[tuple[int, str, bytes]]:
-        for stretch, data in read(self.store, METRICS, attempt, after=after):
-            name = f"{self.store.uri}/{stretch.key}"
-            if data is not None:
-                yield stretch.first, name, data
-                continue
-            try:
-                inside = list(Pack(self.store, stretch).contents())
-            except DamagedPack as error:
-                self.damage.append(error.problem)
-                continue
-            yield from ((number, name, data) for number, data in inside if number > after)
 
 
 def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:

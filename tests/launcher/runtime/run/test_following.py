@@ -1,5 +1,6 @@
 """The committed lineage's records as they come: each once and in order, whatever is repeated, rewound or packed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
-from launcher.observe.trackers.lineage import Cursor, LineageFollower
-from launcher.runtime.run.log import encode
+from launcher.runtime.run.following import Cursor, EventFollower, LineageFollower
+from launcher.runtime.run.log import encode, operator_event
 from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.segments import segment_key
 
@@ -160,6 +161,24 @@ def test_damage_is_told_and_passed_over(store: Store) -> None:
     assert [record["step"] for record in news.records if record["kind"] == "step"] == [0, 1, 2, 3]
     (damage,) = news.damage
     assert "00000001.jsonl, line 1: not JSON" in damage
+
+
+def test_events_come_once_and_an_idle_look_lists_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator_event(store, "stop_requested", 1.0, by="somebody", of=0)
+    everything, later = EventFollower(store, past=True), EventFollower(store)
+    for number in range(2):
+        attempt = claim(store, owner=Owner.here(0.0)).number
+        events = "".join(
+            json.dumps({"kind": kind, "time": 10.0 * attempt + number, "attempt": attempt}) + "\n"
+            for kind in ("start", "commit")
+        )
+        store.put(segment_key("events", attempt, 0), events.encode())
+    assert [event["kind"] for event in everything.new()] == ["stop_requested", *("start", "commit") * 2]
+    assert [event["attempt"] for event in later.new()] == [1, 1, 2, 2]
+    monkeypatch.setattr(type(store), "list", None)
+    assert everything.new() == later.new() == []
 
 
 def apply(
