@@ -1,16 +1,16 @@
 """Attempts: every start of a run is an attempt with the next number, and only the newest attempt may write.
 
     attempts/000003.json            who claimed it and when; created by conditional put, so one winner
-    attempts/000003.heartbeat.json  the time it last showed that it lives
-    attempts/000003.ended.json      it ended by itself
-    attempts/stop.json              a request that the present attempt end (checkpoints/ownership.py)
+    attempts/000003.heartbeat.json  its latest heartbeat and the time of it
+    attempts/000003.ended.json      the time at which it ended in good order
+    attempts/stop.json              a request that the current attempt end (checkpoints/ownership.py)
 
-A new attempt is refused while the newest one lives. On the same machine the process table shows whether it does. On
-another machine an attempt counts as dead when it has written nothing for longer than the lease, by the clock of the
-store alone: clocks of two machines are never compared. In another container of the same machine the seconds since boot
-decide, which both see. So a wall clock that is set, by minutes or hours, makes no live attempt look dead. This check
-spares users a mistake; correctness does not depend on it. An attempt checks before every commit and every deletion that
-no newer attempt has been claimed.
+A new attempt is refused while the newest one is alive. On the same machine the process table shows whether it is. An
+attempt on another machine counts as dead when it has written nothing for longer than the lease, by the store's clock
+alone: clocks of two machines are never compared. In another container of the same machine the seconds since boot
+decide, because both containers read the same count. So setting a wall clock, by minutes or hours, makes no live attempt
+look dead. This check protects users from a mistake; correctness does not depend on it, because an attempt checks before
+every commit and every deletion that no newer attempt has been claimed.
 
 If the record of an attempt is damaged, its owner is not known, and the lease decides.
 """
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _ROOT = "attempts/"
 LEASE_S = 60.0
-_LAST_BEAT_S = 1.0  # for a beat under way
+_LAST_BEAT_S = 1.0  # how long `__exit__` waits for a heartbeat that is being written
 _UNREADABLE = "an unknown host"
 
 
@@ -46,10 +46,12 @@ class Owner(BaseModel):
     """The process that claimed an attempt.
 
     Attributes:
-        host: its machine's name.
-        processes: the process table that `pid` belongs to (machine, boot and container), and the clock of `started`.
-        pid, started: the process, and when it began (clock ticks since boot).
-        claimed: when it claimed the attempt (seconds since 1970).
+        host: name of its machine.
+        processes: name of the process table that `pid` belongs to (machine, boot and container) and of the clock that
+            counts `started`.
+        pid: process number.
+        started: time at which the process began (clock ticks since boot).
+        claimed: time at which it claimed the attempt (seconds since 1970).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,12 +64,12 @@ class Owner(BaseModel):
 
     @classmethod
     def here(cls, now: float) -> "Owner":
-        """This process. `now`: seconds since 1970."""
+        """Return this process as owner. `now`: the time of the claim (seconds since 1970)."""
         return cls.of(os.getpid(), now)
 
     @classmethod
     def of(cls, pid: int, now: float) -> "Owner":
-        """A process of this machine, in whose name this one acts."""
+        """Return process `pid` of this machine as owner. This process acts in its name."""
         return cls(
             host=socket.gethostname(),
             processes=_process_table(),
@@ -77,15 +79,15 @@ class Owner(BaseModel):
         )
 
     def same_process(self, other: "Owner") -> bool:
-        """Whether both are the same process, whenever they claimed."""
+        """Return whether both are the same process. The times of their claims may differ."""
         return (self.processes, self.pid, self.started) == (other.processes, other.pid, other.started)
 
     def is_here(self) -> bool:
-        """Whether its process would be one of this machine and container."""
+        """Return whether the owner belongs to the process table of this machine and container."""
         return self.processes == _process_table()
 
     def is_running(self) -> bool:
-        """Whether the process exists on this machine: same pid and same start, for pids are reused."""
+        """Return whether the process exists on this machine: same pid and same start, because pids are reused."""
         return self.started > 0 and processes.started(self.pid) == self.started
 
 
@@ -94,7 +96,7 @@ class _Time(BaseModel):
 
 
 class _Beat(_Time):
-    """A heartbeat. `since_boot`: seconds since its machine's boot; 0.1.0 wrote none."""
+    """A heartbeat. `since_boot`: seconds since its machine's boot; None if version 0.1.0 wrote the heartbeat."""
 
     beat: int
     since_boot: FiniteFloat | None = None
@@ -102,13 +104,13 @@ class _Beat(_Time):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of the run in `store`. Plain data: every rank can be given it."""
+    """One attempt of the run in `store`. It is plain data, so it can be sent to every rank."""
 
     store: Store
     number: int
 
     def ensure_current(self) -> None:
-        """Raises Superseded if a newer attempt has been claimed."""
+        """Raise Superseded if a newer attempt has been claimed."""
         successor = _key(self.number + 1)
         if self.store.size(successor) is None:
             return
@@ -120,24 +122,28 @@ class Attempt:
         )
 
     def superseded(self, owner: Owner) -> Owner | None:
-        """Who has taken the run over: the owner of a newer attempt that is not `owner`'s. None if nobody has. (`owner`
-        claims an attempt for every group of its ranks.) Costs one request while there is no newer attempt."""
+        """Return the owner of the newest attempt if it has taken the run over from `owner`; None if no other owner has.
+
+        `owner` itself claims a new attempt for every group of its ranks. Costs one request while there is no newer
+        attempt.
+        """
         if self.store.size(_key(self.number + 1)) is None:
             return None
         newest = Attempt(self.store, newest_attempt(self.store)).owner()
         return None if newest.same_process(owner) else newest
 
     def take(self, owner: Owner) -> bool:
-        """Claim it for `owner`. False, and no change, if it has been claimed already."""
+        """Claim the attempt for `owner`. Return False and change nothing if it has been claimed already."""
         return self.store.put_if_absent(_key(self.number), owner.model_dump_json().encode())
 
     def claimed(self) -> bool:
-        """Whether it has been claimed."""
+        """Return whether the attempt has been claimed."""
         return self.store.size(_key(self.number)) is not None
 
     def owner(self) -> Owner:
-        """Who claimed it; an owner of no machine if the record is damaged. Raises KeyMissing if nobody has
-        claimed it.
+        """Return the owner that claimed the attempt. If the record is damaged, return an owner that is on no machine.
+
+        Raises KeyMissing: nobody has claimed the attempt.
         """
         try:
             return Owner.model_validate_json(self.store.get(_key(self.number)))
@@ -146,9 +152,12 @@ class Attempt:
             return Owner(host=_UNREADABLE, processes="", pid=0, started=claimed, claimed=claimed)
 
     def silence(self) -> float:
-        """Seconds since it last showed that it lives: by the store's clock, but for another container of this machine
-        by the kernel's count since boot, which both read."""
-        with suppress(ValidationError):  # no beat yet, or a torn one
+        """Return the seconds since its latest heartbeat, or since its claim if it has sent none.
+
+        The store's clock counts them. For an attempt in another container of this machine the kernel's count since boot
+        does, because both containers read it.
+        """
+        with suppress(ValidationError):  # no heartbeat yet, or one that was written in part
             since_boot = _Beat.model_validate_json(self.heartbeat()).since_boot
             owner = self.owner()
             if since_boot is not None and processes.boot() in owner.processes.split() and not owner.is_here():
@@ -157,40 +166,43 @@ class Attempt:
         return next((age for age in ages if age is not None), math.inf)
 
     def heartbeat(self) -> bytes:
-        """Its newest heartbeat as stored, which differs at every beat. Empty before the first."""
+        """Return the latest heartbeat as stored; empty before the first. No two heartbeats have the same bytes."""
         try:
             return self.store.get(_key(self.number, ".heartbeat"))
         except KeyMissing:
             return b""
 
     def ended(self) -> float | None:
-        """When it ended by itself: seconds since 1970, by the clock of its machine; None if it has not."""
+        """Return when the attempt ended in good order (seconds since 1970, by its machine's clock); None if it has
+        not."""
         key = _key(self.number, ".ended")
         try:
             return _Time.model_validate_json(self.store.get(key)).time
         except KeyMissing:
             return None
-        except ValidationError:  # that it is there is what counts
+        except ValidationError:  # the record exists, and that is enough
             return time.time() - (self.store.age(key) or 0.0)
 
     def beat(self, now: float, count: int = 0) -> None:
-        """Shows that the attempt is alive. `count` sets one beat apart from the next, whatever the clock does."""
+        """Write a heartbeat. `count` makes each heartbeat differ from the previous one, even if the clock stands
+        still."""
         beat = _Beat(time=now, beat=count, since_boot=processes.since_boot())
         self.store.put(_key(self.number, ".heartbeat"), beat.model_dump_json().encode())
 
     def end(self, now: float) -> None:
-        """Marks that the attempt is over, so that the next start need not wait for its lease."""
+        """Record that the attempt has ended, so that the next start need not wait for its lease."""
         self.store.put(_key(self.number, ".ended"), json.dumps({"time": now}).encode())
 
 
 @dataclass(frozen=True)
 class UncertainAttempt:
-    """An attempt on another machine that may still live: it has written something within the lease.
+    """An attempt on another machine that may still be alive, because it has written something within the lease.
 
     Attributes:
-        attempt, owner: which one, and its owner.
-        silence: seconds since it last showed that it lives, by the store's clock.
-        heartbeat: its newest, as stored. If it changes while we look, the attempt lives.
+        attempt: the attempt.
+        owner: the process that claimed it.
+        silence: seconds since its latest heartbeat, by the store's clock.
+        heartbeat: its latest heartbeat, as stored. If it changes while we watch, the attempt is alive.
     """
 
     attempt: Attempt
@@ -200,11 +212,11 @@ class UncertainAttempt:
 
     @property
     def sign(self) -> tuple[int, bytes]:
-        """What changes while somebody works on the run."""
+        """The attempt's number and latest heartbeat. One of them changes while somebody trains the run."""
         return self.attempt.number, self.heartbeat
 
     def refusal(self, remedy: str) -> RunIsActive:
-        heard = f"it last showed life {self.silence:.0f} s ago"
+        heard = f"its latest heartbeat is {self.silence:.0f} s old"
         return RunIsActive(f"{_who(self.attempt, self.owner)}; {heard}", remedy=remedy)
 
 
@@ -215,13 +227,13 @@ def claim(
     lease_s: float = LEASE_S,
     clock: Callable[[], float] = time.time,
 ) -> Attempt:
-    """Takes the next attempt number of the run in `store` for `owner` (default: this process), at once or not at all.
+    """Claim the next attempt of the run in `store` for `owner` (default: this process), without waiting.
 
-    An owner may succeed itself: a supervisor claims anew for every group of ranks it starts, in its own
-    name, so that ranks of an earlier group that still linger somewhere cannot write.
+    An owner may succeed itself: a supervisor makes a new claim, in its own name, for every group of ranks that it
+    starts. So ranks of an earlier group that are still running somewhere cannot write.
 
     Raises:
-        RunIsActive: the newest attempt is alive or may be, or was claimed in the same moment by somebody else.
+        RunIsActive: the newest attempt is alive or may be alive, or another process claimed one at the same moment.
     """
     found = try_claim(store, owner or Owner.here(clock()), lease_s=lease_s, clock=clock)
     if isinstance(found, Attempt):
@@ -238,8 +250,10 @@ def try_claim(
     clock: Callable[[], float] = time.time,
     dead: UncertainAttempt | None = None,
 ) -> Attempt | UncertainAttempt:
-    """As `claim`, but returns an `UncertainAttempt` if the newest attempt may or may not live. `dead`: an attempt that
-    the caller takes for dead, unless it has shown another sign of life since.
+    """Claim the next attempt as `claim` does, but return `UncertainAttempt` if it is not known whether the newest
+    attempt is alive.
+
+    `dead`: an attempt that the caller considers dead. It counts as dead unless it has sent another heartbeat since.
     """
     while True:
         newest = newest_attempt(store)
@@ -252,17 +266,17 @@ def try_claim(
 
 
 def end_all(store: Store, owner: Owner, now: float) -> None:
-    """Marks the newest attempt as over if it is `owner`'s: the next start need not wait for a lease."""
+    """Record that the newest attempt has ended if it is `owner`'s, so that the next start need not wait for a lease."""
     newest = newest_attempt(store)
     if newest and Attempt(store, newest).owner().same_process(owner):
         Attempt(store, newest).end(now)
 
 
 class Heartbeat:
-    """Beats for an attempt in a background thread, a quarter of the lease apart, between `with` and its end.
+    """A background thread that writes an attempt's heartbeats while its `with` block runs, four per lease.
 
-    If the store fails for a while, only beats are lost, not the run. At worst another machine takes this attempt for
-    dead and claims the run; `ensure_current` then raises Superseded.
+    If the store fails for a while, only heartbeats are lost, not the run. In the worst case another machine considers
+    this attempt dead and claims the run; then `ensure_current` raises Superseded.
     """
 
     def __init__(
@@ -279,7 +293,7 @@ class Heartbeat:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the thread. It does not wait for a beat that hangs in the store."""
+        """End the thread. Wait at most a second for a heartbeat that the store does not answer."""
         self._stop.set()
         self._thread.join(_LAST_BEAT_S)
 
@@ -294,7 +308,10 @@ class Heartbeat:
 
 
 def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> UncertainAttempt | None:
-    """None if the attempt is over for sure. Raises RunIsActive if it lives for sure."""
+    """Return None if the attempt has certainly ended, `UncertainAttempt` if it may be alive.
+
+    Raises RunIsActive: the attempt is certainly alive.
+    """
     owner = attempt.owner()
     if attempt.ended() is not None or owner.same_process(claimant):
         return None
@@ -314,7 +331,7 @@ def _who(attempt: Attempt, owner: Owner) -> str:
 
 
 def newest_attempt(store: Store) -> int:
-    """The number of the newest start of the run; 0 if it was never started."""
+    """Return the number of the newest attempt of the run; 0 if the run was never started."""
     keys = [entry.key.removeprefix(_ROOT).removesuffix(".json") for entry in store.list(_ROOT)]
     return max((int(key) for key in keys if key.isdecimal()), default=0)
 
@@ -324,7 +341,10 @@ def _key(number: int, what: str = "") -> str:
 
 
 def _process_table() -> str:
-    """Says too in what starts are counted: 0.1.0 compared them by the wall clock, and knows no process by this name."""
+    """Return the name of this process's table and the clock that counts starts.
+
+    Version 0.1.0 counted starts by the wall clock, so none of its records has this name.
+    """
     return f"{processes.table()} since boot"
 
 

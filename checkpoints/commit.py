@@ -1,4 +1,4 @@
-"""The commit: rank 0 decides, from every rank's receipt or error, whether a checkpoint exists, and tells all ranks."""
+"""The commit: rank 0 decides from all ranks' receipts or errors whether a checkpoint exists, and tells all ranks."""
 
 import platform
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ _LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
 
 @dataclass(frozen=True)
 class Committed:
-    """A checkpoint exists.
+    """The outcome of a save that was committed.
 
     Attributes:
-        step, attempt: which one.
-        bytes: stored for it, by all ranks.
-        blocked_s: how long training waited for the copy, on the slowest rank.
-        background_s: how long hashing and uploading took, on the slowest rank.
+        step, attempt: name of the checkpoint.
+        bytes: bytes that all ranks stored for it.
+        blocked_s: seconds that training waited for the copy, on the slowest rank.
+        background_s: seconds that hashing and uploading took, on the slowest rank.
     """
 
     step: int
@@ -46,11 +46,12 @@ class Committed:
 
 @dataclass(frozen=True)
 class Failed:
-    """Nothing was committed; earlier checkpoints are as they were.
+    """The outcome of a save that was not committed. Earlier checkpoints are unchanged.
 
     Attributes:
-        reason: names ranks and causes.
-        transient: every cause is a store that may come back.
+        step: step that was to be saved.
+        reason: ranks that failed and their causes, for people to read.
+        transient: whether every cause is a store that may answer again later.
     """
 
     step: int
@@ -62,7 +63,7 @@ Outcome = Committed | Failed
 
 
 class RankReceipt(Strict):
-    """What one rank stored."""
+    """One rank's report of what it stored: its file and the ranges in it, and seconds as in `Committed`."""
 
     step: int
     file: File
@@ -73,11 +74,13 @@ class RankReceipt(Strict):
 
 @dataclass(frozen=True)
 class Commit:
-    """What rank 0 knows when it decides.
+    """Everything from which rank 0 decides and writes the manifest.
 
     Attributes:
-        past: the lineage of the checkpoint that the attempt started from, at step `begun_at`.
-        now: seconds since 1970.
+        past: lineage of the checkpoint that the attempt resumed from, at step `begun_at`.
+        step: step that is being saved.
+        shapes, own_kinds, memory, state: contents of the manifest's fields of these names.
+        now: time of the commit (seconds since 1970).
     """
 
     store: Store
@@ -92,8 +95,9 @@ class Commit:
     now: float
 
     def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
-        """Rank 0's decision on the ranks' answers (`RankReceipt` or error), in the form that `outcome_of` reads on
-        every rank.
+        """Return the decision on the ranks' answers (each a `RankReceipt` or an error) as JSON for `outcome_of`.
+
+        Only rank 0 calls this. If nothing is wrong, the manifest is written.
         """
         errors = [answer for answer in answers if isinstance(answer, dict) and "error" in answer]
         if errors:
@@ -144,15 +148,15 @@ class Commit:
         )
 
     def _publish(self, manifest: CheckpointManifest) -> str | None:
-        """Writes the manifest, which is the commit; or returns why it did not."""
+        """Write the manifest, which commits the checkpoint. Return None, or the reason if another manifest is there."""
         self.attempt.ensure_current()
         key = manifest.mark.manifest
         if self.store.put_if_absent(key, encode(manifest)):
             return None
         there = decode(self.store.get(key), f"{self.store.uri}/{key}")
         if there.model_copy(update={"created": self.now}) == manifest:
-            return None  # our own, from a commit that failed only in that its answer was lost
-        return f"{self.store.uri}/{key} is there already, and differs"
+            return None  # our own manifest: it was written, but the store's answer was lost
+        return f"{self.store.uri}/{key} exists already, and differs"
 
 
 def _incomplete(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
@@ -181,7 +185,10 @@ def outcome_of(step: int, verdict: JsonValue) -> Outcome:
         case {"superseded": [str(problem), str(remedy)]}:
             raise Superseded(problem, remedy=remedy)
         case _:
-            raise CheckpointError(f"rank 0 decided {verdict!r}", remedy="run the same version on all ranks")
+            raise CheckpointError(
+                f"rank 0 sent a decision that this rank does not understand: {verdict!r}",
+                remedy="run the same version on all ranks",
+            )
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What can be wrong with checkpoints, and with who may write them."""
+"""Errors of checkpoints, and of attempts that may not write them."""
 
 from data_service.store.errors import StoreUnavailable
 from encoder_core.errors import UserError
@@ -9,40 +9,41 @@ class CheckpointError(UserError):
 
 
 class ExportError(CheckpointError):
-    """A folder that holds something else than a former export, so that no export may be written there."""
+    """A folder that holds something other than an earlier export, so no export may be written there."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Stored bytes that are missing, cut short, or not the ones the manifest promises."""
+    """Stored bytes that are missing, truncated, or different from what the manifest describes."""
 
 
 class NewerFormat(CheckpointError):
-    """Something of a run that a newer version of Maskfleet has written. It is good, so nothing takes its place."""
+    """An intact file of a run that a newer version of Maskfleet has written. This version must not replace it."""
 
 
 class NoGoodCheckpoint(CheckpointError):
-    """The run has checkpoints, and none of them can be loaded."""
+    """A run of whose checkpoints none can be loaded."""
 
 
 class RunIsActive(CheckpointError):
-    """Another attempt of this run is alive."""
+    """A run of which another attempt is alive, or may be."""
 
 
 class Superseded(CheckpointError):
-    """A newer attempt of this run has taken over; this one may not write any more."""
+    """An attempt that may no longer write, because a newer attempt of the run has been claimed."""
 
 
 class SaveFailed(StoreUnavailable):
-    """The last save of a run did not reach its store. The store may come back, and the run then goes on from `last`.
+    """The failure of a run's final save because its store did not answer. The run can continue from `last` later.
 
     Attributes:
-        step: the step that was to be saved.
-        last: the step of the newest checkpoint, from which the run goes on; 0 if there is none.
+        step: step that was to be saved.
+        last: step of the newest checkpoint, from which the run continues; 0 if there is none.
     """
 
     def __init__(self, step: int, last: int, reason: str) -> None:
         super().__init__(
-            f"the final checkpoint of step {step:,} failed, and the work since step {last:,} is lost: {reason}",
-            remedy="run the same command again once the store answers: it goes on from the last commit",
+            f"the final checkpoint, of step {step:,}, could not be saved, so the work since step {last:,} is lost: "
+            f"{reason}",
+            remedy="run the same command again once the store answers: it continues from the last checkpoint",
         )
         self.step, self.last = step, last

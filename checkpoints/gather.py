@@ -1,4 +1,4 @@
-"""How ranks agree: JSON values to all, to the first rank, or from it. No pickle on the way."""
+"""Exchange of JSON values between ranks: from all to all, to rank 0, or from rank 0. Nothing is pickled."""
 
 import json
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
 from data_service.store.errors import CredentialsExpired, StoreError, StoreUnavailable
 
 GROUP_TIMEOUT = timedelta(days=1)
-"""For the group of a `GlooPeers`: a collective may wait for the slowest rank's upload or reading, however long that
-takes. A rank that dies ends it at once; one that hangs is found by the signs of life that it does not give."""
+"""Timeout of the process group of a `GlooPeers`. It is long, because a collective may wait for the slowest rank's
+upload or reading. If a rank dies, the collective ends at once; a rank that hangs is found by its missing heartbeats."""
 
 
 class Peers(Protocol):
@@ -29,15 +29,15 @@ class Peers(Protocol):
     def world(self) -> int: ...
 
     def all_gather(self, value: JsonValue) -> list[JsonValue]:
-        """Every rank's value, in rank order. For small values: each rank receives them all."""
+        """Return every rank's value, in rank order. Meant for small values, because each rank receives all of them."""
         ...
 
     def gather_to_first(self, value: JsonValue) -> list[JsonValue]:
-        """On rank 0 every rank's value, in rank order; empty on the others."""
+        """Return every rank's value, in rank order, on rank 0, and an empty list on the others."""
         ...
 
     def from_first(self, value: JsonValue) -> JsonValue:
-        """Rank 0's value on all ranks; the others' values are ignored."""
+        """Return rank 0's value on all ranks. The other ranks' values are ignored."""
         ...
 
 
@@ -61,8 +61,8 @@ class Alone:
 class GlooPeers:
     """Ranks joined by a torch.distributed group that moves CPU tensors.
 
-    Give checkpoints a group of their own (`new_group(backend="gloo", timeout=GROUP_TIMEOUT)`): its collectives then
-    do not mix with others, and do not time out on a rank that is only slow.
+    Create a group for checkpoints alone (`new_group(backend="gloo", timeout=GROUP_TIMEOUT)`). Then its collectives
+    neither mix with others nor time out because a rank is slow.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -115,16 +115,16 @@ def _padded(text: Tensor, length: int) -> Tensor:
 
 
 def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonValue]:
-    """What `work` returns on each rank. If it raises one of the errors below on some rank, all ranks raise that error.
+    """Call `work` on every rank; return all results, in rank order, on every rank.
 
     Raises:
-        StoreError, CheckpointError: the first failing rank's.
+        StoreError, CheckpointError: `work` raised it on some rank. All ranks raise the error of the first such rank.
     """
     return [_unwrapped(rank, answer) for rank, answer in enumerate(peers.all_gather(_wrapped(work)))]
 
 
 def first_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> JsonValue:
-    """Only rank 0 calls `work`; all ranks return what it returns. Raises as `gather_or_raise`."""
+    """Call `work` on rank 0; return its result on all ranks. Raises as `gather_or_raise`."""
     return _unwrapped(0, peers.from_first(_wrapped(work) if peers.rank == 0 else None))
 
 
@@ -142,7 +142,7 @@ def _unwrapped(rank: int, answer: JsonValue) -> JsonValue:
         case {"kind": str(kind), "problem": str(problem), "remedy": str(remedy)}:
             raise _ERRORS[kind](f"rank {rank}: {problem}", remedy=remedy)
         case _:
-            raise TypeError(f"rank {rank} answered {answer!r}")
+            raise TypeError(f"rank {rank} sent an answer of an unknown form: {answer!r}")
 
 
 _ERRORS = {
@@ -156,5 +156,5 @@ _ERRORS = {
 
 
 def _kind(error: StoreError | CheckpointError) -> str:
-    """The first of the kinds above that fits the error, so that a caller can tell whether to wait for a store."""
+    """Return the name in `_ERRORS` of the first class that fits, so that a caller knows whether to wait for a store."""
     return next(name for name, kind in _ERRORS.items() if isinstance(error, kind))

@@ -1,11 +1,11 @@
-"""What a checkpoint looks like in the store: its folder, and the manifest that makes it one.
+"""The layout of a checkpoint in the store: its folder, and the manifest without which the folder is no checkpoint.
 
     checkpoints/step-00001000-a000003/rank-00000.safetensors    one file from each rank
     checkpoints/step-00001000-a000003/manifest.json             written last: the commit
 
 The manifest maps ranges of named flat tensors to byte ranges of files. So a reader need not know how many ranks wrote
-the checkpoint, or which rank held what. Every attempt writes under its own number only, so a process that was wrongly
-thought dead cannot change what its successor wrote.
+the checkpoint, or which rank held which range. Every attempt writes only to folders with its own number, so a process
+that was wrongly considered dead cannot change what its successor wrote.
 """
 
 import re
@@ -25,9 +25,9 @@ from encoder_core.train.memory_schedule import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20
-_MOST = 1 << 62  # of anything that is counted here
+_MOST = 1 << 62  # upper bound of every count here
 _SHOWN = 5  # problems that a message lists
-_LARGEST_CHUNK = 64 << 20  # a reader holds some of them in memory
+_LARGEST_CHUNK = 64 << 20  # bytes; a reader holds several chunks in memory
 ITEM = 4  # bytes of a float32, the only element type
 
 
@@ -53,7 +53,7 @@ class CheckpointName:
 
     @classmethod
     def of(cls, key: str) -> "CheckpointName | None":
-        """The checkpoint in whose folder the key lies; None if in none."""
+        """Return the checkpoint in whose folder `key` lies; None if it lies in no checkpoint's folder."""
         found = re.match(rf"{ROOT}step-(\d+)-a(\d+)/", key)
         return cls(attempt=int(found[2]), step=int(found[1])) if found else None
 
@@ -63,17 +63,17 @@ class Strict(BaseModel):
 
 
 Count = Annotated[int, Field(ge=0, lt=_MOST)]
-Shape = Annotated[tuple[Count, ...], Field(max_length=64)]  # as many dimensions as a tensor can have
+Shape = Annotated[tuple[Count, ...], Field(max_length=64)]  # torch allows 64 dimensions
 
 
 class File(Strict):
     """One rank's file.
 
     Attributes:
-        key: relative to the run's root.
-        size: bytes.
-        chunk: bytes in each chunk, the last one excepted.
-        hashes: `data_service.store.base.digest` of each chunk.
+        key: key of the file, relative to the run's root.
+        size: bytes in the file.
+        chunk: bytes in each chunk but the last, which may be shorter.
+        hashes: `data_service.store.base.digest` of each chunk, in order.
     """
 
     key: str
@@ -86,8 +86,8 @@ class StoredRange(Strict):
     """Elements [start, stop) of the flattened tensor `name`, in one file.
 
     Attributes:
-        file: index into `CheckpointManifest.files`.
-        offsets: for each kind of state, the byte offset of element `start` in that file.
+        file: index of the file in `CheckpointManifest.files`.
+        offsets: byte offset of element `start` in that file, by kind of state.
     """
 
     name: str
@@ -98,7 +98,7 @@ class StoredRange(Strict):
 
 
 class LineageSegment(Strict):
-    """Steps [start, stop) of the run as `attempt` took them."""
+    """Steps [start, stop) of the run, which `attempt` trained."""
 
     attempt: Count
     start: Count
@@ -106,23 +106,24 @@ class LineageSegment(Strict):
 
 
 class CheckpointManifest(Strict):
-    """A complete checkpoint: the state after `step` steps.
+    """The manifest of a complete checkpoint: the training state after `step` steps.
 
     Attributes:
         format: version of this layout.
-        step: steps taken.
-        attempt: the attempt that wrote it.
-        world_size: ranks that wrote it, for the record.
-        shapes: of every parameter, by name.
-        kinds: of state stored for every parameter ("master", "exp_avg", ...) but those of `own_kinds`.
-        own_kinds: of parameters that have others, by name: Muon's hidden matrices ("master", "momentum").
-        memory: shapes of XLNet's memory of earlier rows, by name, of the kind "memory". Empty if the model has none,
-            or if it can be recomputed from weights and data.
-        files, pieces: where the elements are; all are float32, little-endian.
-        state: what the trainer resumes from besides tensors: position, counters, skipped data.
-        lineage: which attempt took which of the steps up to `step`, in order; the committed history.
-        versions: of our code and its libraries.
-        created: seconds since 1970.
+        step: number of steps taken.
+        attempt: number of the attempt that wrote it.
+        world_size: number of ranks that wrote it, for information only.
+        shapes: shape of every parameter, by name.
+        kinds: kinds of state ("master", "exp_avg", ...) stored for every parameter that is not in `own_kinds`.
+        own_kinds: kinds of state of the other parameters, by name: Muon's hidden matrices ("master", "momentum").
+        memory: shapes of XLNet's memory of earlier rows, by name. Its kind of state is "memory". Empty if the model has
+            no memory, or if it can be recomputed from weights and data.
+        files: files that hold the elements.
+        pieces: ranges of elements in those files. All elements are float32, little-endian.
+        state: state that a resume needs besides tensors: position, counters, skipped data.
+        lineage: attempts that took the steps up to `step`, in order: the committed history.
+        versions: versions of Maskfleet, Python and the libraries.
+        created: time of the commit (seconds since 1970).
     """
 
     format: Literal[1] = 1
@@ -150,16 +151,16 @@ class CheckpointManifest(Strict):
 
     @cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all that is stored, by name."""
+        """Shapes of all stored tensors, parameters and memory, by name."""
         return {**self.shapes, **self.memory}
 
     def kinds_of(self, name: str) -> tuple[str, ...]:
-        """Of state stored under a name."""
+        """Return the kinds of state that are stored for the tensor `name`."""
         return (MEMORY,) if name in self.memory else self.own_kinds.get(name, self.kinds)
 
     @cached_property
     def pieces_of(self) -> dict[str, list[StoredRange]]:
-        """The pieces of each tensor, by `start`."""
+        """The pieces of each tensor, by its name, sorted by `start`."""
         found: dict[str, list[StoredRange]] = {name: [] for name in self.tensors}
         for piece in self.pieces:
             found[piece.name].append(piece)
@@ -169,16 +170,16 @@ class CheckpointManifest(Strict):
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """The stored form: JSON, with the digest of the manifest's own bytes before it."""
+    """Return the manifest as it is stored: JSON in which a digest precedes the manifest that it was computed from."""
     return sealed("manifest", manifest.model_dump_json().encode())
 
 
 def decode(data: bytes, where: str) -> CheckpointManifest:
-    """The manifest in the object at `where`, of which every element can be found in some file.
+    """Return the manifest in `data`, the bytes of the object at `where`, after checking that it makes sense.
 
     Raises:
-        NewerFormat: a newer version wrote it.
-        DamagedCheckpoint: it is not what was written, or could never have been loaded.
+        NewerFormat: a newer version of Maskfleet wrote the manifest.
+        DamagedCheckpoint: the bytes do not match their digest, or the manifest has `problems`.
     """
     body = unsealed("manifest", data)
     reason = "does not match its own digest"
@@ -195,35 +196,35 @@ def decode(data: bytes, where: str) -> CheckpointManifest:
             reason = summary(wrong)
     raise DamagedCheckpoint(
         f"{where} cannot be read: {reason}",
-        remedy="an earlier checkpoint is used; restore the file from a copy if you need this one",
+        remedy="an earlier checkpoint is used instead; to use this one, restore the file from a copy",
     )
 
 
 def refuse_newer(body: bytes, where: str, error: ValidationError) -> None:
-    """Raises NewerFormat if an intact object at `where` that cannot be read was written by a newer version."""
+    """Raise NewerFormat if `error` arose because a newer version wrote `body`, the intact content of `where`."""
     if is_newer(body, known=1, error=error):
         raise NewerFormat(newer(where), remedy=REMEDY)
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that pydantic found wrong, and where."""
+    """Return the first problem that pydantic found, after the name of its field."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 def summary(wrong: Sequence[str]) -> str:
-    """The first few problems, and how many more there are."""
+    """Return the first five problems, and the number of further ones, as text."""
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     return f"{'; '.join(wrong[:_SHOWN])}{more}"
 
 
 def sealed(what: str, body: bytes) -> bytes:
-    """JSON with its own digest before it."""
+    """Return `body` (JSON) as a JSON object that holds its digest and, under the name `what`, `body` itself."""
     return b'{"digest":"' + digest(body).encode() + b'","' + what.encode() + b'":' + body + b"}"
 
 
 def unsealed(what: str, data: bytes) -> bytes | None:
-    """What was sealed; None if the bytes do not match their digest."""
+    """Return the `body` that `sealed` was given; None if the bytes do not match their digest."""
     body = data[len(sealed(what, b"")) - 1 : -1]
     return body if data == sealed(what, body) else None
 
@@ -233,8 +234,10 @@ def elements(shape: tuple[int, ...]) -> int:
 
 
 def problems(manifest: CheckpointManifest) -> list[str]:
-    """What is wrong with a manifest; empty for a good one. Its history and files must make sense, and its pieces must
-    cover every element of every parameter, memory and kind exactly once, each at a place of its own in a file.
+    """Return the problems of a manifest; empty for a good one.
+
+    The lineage and the files must make sense. The pieces must cover every element of every parameter and memory exactly
+    once for each kind of state, and no two pieces may overlap in a file.
     """
     found = [*_of_history(manifest), *_of_names(manifest)]
     for rank, file in enumerate(manifest.files):
@@ -249,32 +252,35 @@ def _of_history(manifest: CheckpointManifest) -> Iterator[str]:
             yield f"attempt {part.attempt} cannot have taken steps {part.start} to {part.stop} after step {reached}"
         reached, newest = part.stop, part.attempt
     if (newest, reached) != (manifest.attempt, manifest.step):
-        yield f"the history ends at step {reached} of attempt {newest}"
+        yield (
+            f"the history ends at step {reached} of attempt {newest}, but the checkpoint is of step {manifest.step} "
+            f"of attempt {manifest.attempt}"
+        )
 
 
 def _of_names(manifest: CheckpointManifest) -> Iterator[str]:
     for name in manifest.shapes.keys() & manifest.memory.keys():
-        yield f"{name} is a parameter and a memory"
+        yield f"the name {name} is a parameter and a memory"
     for kinds in (manifest.kinds, *manifest.own_kinds.values()):
         if len(set(kinds)) != len(kinds):
-            yield f"kinds are named twice: {', '.join(kinds)}"
+            yield f"a kind of state is named twice: {', '.join(kinds)}"
     for name in sorted(manifest.own_kinds.keys() - manifest.shapes.keys()):
-        yield f"{name!r}, which has kinds of its own, is no parameter"
+        yield f"{name!r} is listed in own_kinds, but is not a parameter"
     for name, shape in manifest.tensors.items():
         if prod(size or 1 for size in shape) >= _MOST:
-            yield f"{name} has the shape {list(shape)}"
+            yield f"{name} has the shape {list(shape)}, which is too large"
 
 
 def _of_file(file: File, key: str) -> Iterator[str]:
     if file.key != key:
-        yield f"{file.key!r} should be {key}"
+        yield f"a file has the key {file.key!r}, but it should be {key}"
     chunks = -(-file.size // file.chunk)
     if len(file.hashes) != chunks:
         yield f"{key} has {len(file.hashes)} hashes for {chunks} chunks"
 
 
 def _of_places(manifest: CheckpointManifest) -> Iterator[str]:
-    """Pieces outside the files, and files that are not a header and pieces laid end to end."""
+    """Yield pieces that lie outside the files, and files that do not consist of a header and pieces laid end to end."""
     places: list[list[tuple[int, int, str]]] = [[] for _ in manifest.files]
     for piece in manifest.pieces:
         if piece.stop < piece.start:
@@ -291,20 +297,20 @@ def _of_places(manifest: CheckpointManifest) -> Iterator[str]:
             if offset != reached:
                 yield f"{what} begins at byte {offset} of {file.key}, where the piece before ends at {reached}"
         if held and max(end for _, end, _ in held) != file.size:
-            yield f"{held[-1][2]} ends at byte {held[-1][1]} of {file.key}, which has {file.size}"
+            yield f"{held[-1][2]} ends at byte {held[-1][1]} of {file.key}, which has {file.size} bytes"
 
 
 def _of_cover(manifest: CheckpointManifest) -> Iterator[str]:
     by_name: dict[str, list[StoredRange]] = {name: [] for name in manifest.tensors}
     for piece in manifest.pieces:
         if piece.name not in by_name:
-            yield f"{piece.name!r} is no parameter"
+            yield f"a piece is stored for {piece.name!r}, but {piece.name!r} is no parameter"
             continue
         by_name[piece.name].append(piece)
         kinds = manifest.kinds_of(piece.name)
         if set(piece.offsets) != set(kinds):
             whose = "it should have" if piece.name in manifest.own_kinds else "others have"
-            yield f"{piece.name} has {sorted(piece.offsets)}, {whose} {sorted(kinds)}"
+            yield f"{piece.name} has {sorted(piece.offsets)}, {whose} {sorted(kinds)} as kinds of state"
     for name, pieces in by_name.items():
         size = elements(manifest.tensors[name])
         yield from _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
@@ -319,4 +325,4 @@ def _gaps(name: str, size: int, pieces: list[StoredRange]) -> Iterator[str]:
             yield f"{name}: two ranks hold elements {piece.start} to {min(reached, piece.stop)}"
         reached = max(reached, piece.stop)
     if reached != size:
-        yield f"{name}: {size} elements, but the ranks' pieces end at {reached}"
+        yield f"{name} has {size} elements, but the ranks' pieces end at {reached}"

@@ -1,11 +1,11 @@
-"""Which checkpoints a run has, and which of them it has left behind by going back.
+"""The checkpoints of a run, and the records of rewinds, which say which checkpoints no longer count.
 
-    checkpoints/rewind-a000003.json    attempt 3 went back; created by conditional put, once
+    checkpoints/rewind-a000003.json    attempt 3 rewound the run; created by conditional put, once
 
-An attempt whose loss does not recover writes this record and ends. Checkpoints that were committed after the one named
-in the record, by this or an earlier attempt, do not count any more, even if they are still stored. The next attempt
-goes on from the named one, and leaves out the data that was read since. Records are kept for ever, and every later
-manifest repeats the ranges left out.
+An attempt whose loss does not recover writes this record and ends. Checkpoints that this or an earlier attempt
+committed after the one named in the record no longer count, even if they are still stored. The next attempt continues
+from the named one and skips the data that was read since. Records are never deleted, and every later manifest repeats
+the skipped ranges.
 """
 
 from collections.abc import Sequence
@@ -33,24 +33,24 @@ from data_service.store.errors import KeyMissing
 _PREFIX = f"{ROOT}rewind-"
 _SEALED = "rewind"
 SKIPS = "skips"
-"""Where a manifest's state has the ranges left out."""
+"""Key under which a manifest's state holds the skipped ranges of data."""
 
 Span = tuple[int, int, int, int]
-"""Samples (phase, epoch, start, stop)."""
+"""A range of samples: (phase, epoch, start, stop)."""
 
 _SPANS = TypeAdapter(tuple[Span, ...])
 
 
 class Rewind(Strict):
-    """A run went back.
+    """The record of a rewind: the run returned to an earlier checkpoint.
 
     Attributes:
-        attempt: which attempt went back; 0 if that was decided before the first attempt.
-        to: the checkpoint it goes on from; None for the run's first step.
-        began: the step at which the loss went wrong.
-        reached: steps done when it went back.
-        cause: why, for people to read.
-        skips: the ranges left out from then on, those of earlier rewinds included.
+        attempt: attempt that rewound the run; 0 if the rewind was decided before the first attempt.
+        to: checkpoint from which the run continues; None if it restarts at its first step.
+        began: step at which the loss began to diverge.
+        reached: number of steps taken when the run was rewound.
+        cause: reason, for people to read.
+        skips: ranges of data that are skipped from then on, those of earlier rewinds included.
     """
 
     attempt: int
@@ -62,27 +62,27 @@ class Rewind(Strict):
 
 
 def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
-    """Stores the record, after which the rewind counts.
+    """Store the record of a rewind. The rewind is in effect once this returns.
 
     Raises:
-        Superseded: a newer attempt has been claimed, and decides for itself.
-        CheckpointError: this attempt went back before.
+        Superseded: a newer attempt has been claimed. It decides for itself.
+        CheckpointError: this attempt has already recorded another rewind.
     """
     attempt.ensure_current()
     key = f"{_PREFIX}a{rewind.attempt:06d}.json"
     data = sealed(_SEALED, rewind.model_dump_json().encode())
     if not store.put_if_absent(key, data) and store.get(key) != data:
         raise CheckpointError(
-            f"{store.uri}/{key} is there already, and differs",
-            remedy="start the run again: every start has a number of its own",
+            f"attempt {rewind.attempt} has already recorded a rewind, which differs: {store.uri}/{key}",
+            remedy="start the run again: every start has its own attempt number",
         )
 
 
 def rewinds(store: Store) -> list[Rewind]:
-    """All records, the oldest first.
+    """Return all records, the oldest first.
 
-    Raises DamagedCheckpoint if one cannot be read. Without it the run would go on from a checkpoint that it went back
-    past.
+    Raises DamagedCheckpoint: a record cannot be read. Without it the run could continue from a checkpoint that no
+    longer counts.
     """
     return [_read(store, key) for key in sorted(entry.key for entry in store.list(_PREFIX))]
 
@@ -96,20 +96,23 @@ def _read(store: Store, key: str) -> Rewind:
         refuse_newer(data if body is None else body, f"{store.uri}/{key}", error)
         raise DamagedCheckpoint(
             f"{store.uri}/{key} cannot be read: {first_problem(error)}",
-            remedy="restore it from a copy; if you delete it, the run goes on with what it went back from",
+            remedy="restore it from a copy; if you delete it, the checkpoints that the rewind abandoned count again",
         ) from error
 
 
 def left_behind(mark: CheckpointName, gone_back: Sequence[Rewind]) -> bool:
-    """Whether the run has gone back to a step before this checkpoint."""
+    """Return whether a rewind has abandoned this checkpoint: the run returned to an earlier one."""
     return any(
         mark.attempt <= rewind.attempt and (rewind.to is None or mark > rewind.to) for rewind in gone_back
     )
 
 
 def skips(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
-    """The ranges of data that a run leaves out if it goes on from this checkpoint, or from nothing. Raises
-    DamagedCheckpoint."""
+    """Return the ranges of data that a run skips if it continues from the checkpoint of `manifest`, or from step 0 if
+    None.
+
+    Raises DamagedCheckpoint: the manifest's list of skipped ranges cannot be read.
+    """
     made_by = manifest.attempt if manifest else 0
     if gone_back and gone_back[-1].attempt >= made_by:
         return gone_back[-1].skips
@@ -117,17 +120,18 @@ def skips(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> t
         return _SPANS.validate_python(manifest.state.get(SKIPS, []) if manifest else [])
     except ValidationError as error:
         raise DamagedCheckpoint(
-            f"a checkpoint of attempt {made_by} says of the data left out: {first_problem(error)}",
-            remedy="restore its manifest from a copy, or move it away: an earlier checkpoint is used then",
+            f"the list of skipped data in a checkpoint of attempt {made_by} cannot be read: {first_problem(error)}",
+            remedy="restore its manifest from a copy, or move it away so that an earlier checkpoint is used",
         ) from error
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """What is stored of one checkpoint, complete or not.
+    """The stored objects of one checkpoint, committed or not.
 
     Attributes:
-        sizes: bytes of each object, by key.
+        mark: name of the checkpoint.
+        sizes: size in bytes of each object, by key.
     """
 
     mark: CheckpointName
@@ -143,11 +147,12 @@ class CheckpointRow:
     """One line of `maskfleet checkpoints list`.
 
     Attributes:
-        bytes: stored for it.
-        created: seconds since 1970; None if the manifest cannot be read.
-        world_size: ranks that wrote it; None if the manifest cannot be read.
-        abandoned: the run went on from an earlier checkpoint, so this one is not part of its history.
-        problem: why the manifest cannot be read, if so.
+        step, attempt: name of the checkpoint.
+        bytes: bytes stored for it.
+        created: time of the commit (seconds since 1970); None if the manifest cannot be read.
+        world_size: number of ranks that wrote it; None if the manifest cannot be read.
+        abandoned: whether the run continued from an earlier checkpoint, so that this one is not part of its history.
+        problem: reason why the manifest cannot be read; None if it can.
     """
 
     step: int
@@ -160,7 +165,7 @@ class CheckpointRow:
 
 
 def folders(store: Store) -> list[CheckpointFolder]:
-    """Everything stored of checkpoints, newest first, in one listing."""
+    """Return the folders of all checkpoints, committed or not, newest first, from one listing of the store."""
     sizes: dict[CheckpointName, dict[str, int]] = {}
     for entry in store.list(ROOT):
         mark = CheckpointName.of(entry.key)
@@ -170,14 +175,19 @@ def folders(store: Store) -> list[CheckpointFolder]:
 
 
 def committed(store: Store) -> list[CheckpointName]:
-    """The checkpoints that have a manifest, newest first, without those that the run went back past."""
+    """Return the checkpoints that have a manifest, newest first, without those that a rewind abandoned."""
     gone_back = rewinds(store)
     marks = [folder.mark for folder in folders(store) if folder.committed]
     return [mark for mark in marks if not left_behind(mark, gone_back)]
 
 
 def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
-    """Raises DamagedCheckpoint if the manifest is missing or not what was written, and NewerFormat."""
+    """Return the manifest of the checkpoint `mark`.
+
+    Raises:
+        DamagedCheckpoint: the manifest is missing, damaged, or that of another checkpoint.
+        NewerFormat: a newer version of Maskfleet wrote it.
+    """
     where = f"{store.uri}/{mark.manifest}"
     try:
         manifest = decode(store.get(mark.manifest), where)
@@ -185,14 +195,15 @@ def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
         raise DamagedCheckpoint(f"{where} is missing", remedy="use another checkpoint") from error
     if manifest.mark != mark:
         raise DamagedCheckpoint(
-            f"{where} is the manifest of step {manifest.step}, attempt {manifest.attempt}",
-            remedy="move the folder back to its own name",
+            f"{where} belongs to another folder: it is the manifest of step {manifest.step}, attempt "
+            f"{manifest.attempt}",
+            remedy="give the folder its original name back",
         )
     return manifest
 
 
 def rows(store: Store) -> list[CheckpointRow]:
-    """The run's checkpoints, newest first."""
+    """Return a row for each committed checkpoint of the run, newest first."""
     found = []
     gone_back = rewinds(store)
     lineage: tuple[LineageSegment, ...] | None = None
@@ -234,7 +245,9 @@ def rows(store: Store) -> list[CheckpointRow]:
 
 
 def on(lineage: tuple[LineageSegment, ...], mark: CheckpointName) -> bool:
-    """Whether the checkpoint is part of the history. (An attempt commits at the step that it began with only at the
-    run's first step; its segment then has no steps.)
+    """Return whether the checkpoint is part of the history `lineage`.
+
+    Both ends of a segment count. Only at the run's first step does an attempt commit at the step where it began; then
+    its segment has no steps.
     """
     return any(part.attempt == mark.attempt and part.start <= mark.step <= part.stop for part in lineage)

@@ -1,4 +1,4 @@
-"""Loading: all ranks agree on a checkpoint, and then each reads the ranges of parameters that it needs."""
+"""Loading: all ranks agree on a checkpoint, then each rank reads the ranges of parameters that it needs."""
 
 import threading
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from checkpoints.listing import committed, read_manifest
 from checkpoints.verify import read_chunk, verify_files
 from data_service.store.base import Store
 
-_CACHED = 16  # chunks (64 MiB): neighbours of a small parameter come with it
+_CACHED = 16  # chunks (64 MiB): a chunk read for a small parameter also holds its neighbours
 _THREADS = 8
 _MARKS = TypeAdapter(list[tuple[int, int]])
 _PROBLEMS = TypeAdapter(list[list[str]])
@@ -27,20 +27,27 @@ _PROBLEMS = TypeAdapter(list[list[str]])
 
 @dataclass(frozen=True)
 class GoodCheckpoint:
-    """The checkpoint to resume from, and what was wrong with each newer one that was passed over."""
+    """The checkpoint to resume from, and why each newer one cannot be used.
+
+    Attributes:
+        manifest: manifest of the checkpoint.
+        passed_over: one line for each newer checkpoint: its name and its problems.
+    """
 
     manifest: CheckpointManifest
     passed_over: tuple[str, ...]
 
 
 def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpoint | None:
-    """The newest checkpoint that verifies, None if there are none. A collective: all ranks get one answer.
+    """Return the newest checkpoint without damage; None if the run has no checkpoint.
 
-    Every rank verifies its share of the files: sizes, and all bytes if `full`.
+    This is a collective: all ranks call it and get the same answer. Every rank verifies its share of the files: their
+    sizes and, if `full`, all their bytes.
 
     Raises:
-        NoGoodCheckpoint: there are checkpoints, and each is damaged.
-        NewerFormat: a newer version wrote the newest one that counts, so this version must not go on from an older one.
+        NoGoodCheckpoint: the run has checkpoints, and all of them are damaged.
+        NewerFormat: a newer version of Maskfleet wrote a checkpoint, and no newer one can be used. This version must
+            not continue from an older one.
         StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """
     marks = first_or_raise(peers, lambda: _marks(store))
@@ -68,7 +75,7 @@ def _marks(store: Store) -> JsonValue:
 def _manifest_together(
     store: Store, mark: CheckpointName, peers: Peers
 ) -> tuple[CheckpointManifest | None, list[str]]:
-    """Rank 0 reads the manifest; all ranks return it, or what is wrong with it."""
+    """Read the manifest on rank 0; return it on all ranks, or None and its problems."""
 
     def read() -> JsonValue:
         try:
@@ -87,8 +94,15 @@ def _verify_together(store: Store, manifest: CheckpointManifest, peers: Peers, f
 
 
 def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:
-    """Raises CheckpointError where a checkpoint's state is another optimizer's: AdamW's moments, say, are no start for
-    Muon's momentum. `own_kinds`: as in the manifest, of the run at `uri` that is to go on from it."""
+    """Raise CheckpointError if the checkpoint's optimizer state is that of another optimizer than the run uses.
+
+    For example, AdamW's moments cannot initialise Muon's momentum.
+
+    Args:
+        manifest: manifest of the checkpoint.
+        own_kinds: kinds of state of the run that is to continue from it, as in `CheckpointManifest.own_kinds`.
+        uri: URI of that run, for the message.
+    """
     differing = [
         name
         for name in sorted(manifest.shapes)
@@ -97,17 +111,18 @@ def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[
     if differing:
         name, *others = differing
         wanted = own_kinds.get(name, manifest.kinds if name in manifest.own_kinds else ())
-        more = f" (and so of {len(others)} more)" if others else ""
+        more = f" (and for {len(others)} more parameters)" if others else ""
         raise CheckpointError(
-            f"the checkpoint of step {manifest.step} was saved with another optimizer: of {name}{more} it holds "
-            f"{', '.join(manifest.kinds_of(name))}, and {', '.join(wanted)} is needed",
-            remedy="set the optimizer back to what it was; or begin a new run with these weights and no moments: "
-            f"--set start={uri}",
+            f"the checkpoint of step {manifest.step} was saved with another optimizer: for {name}{more} it holds "
+            f"{', '.join(manifest.kinds_of(name))}, but the recipe's optimizer needs {', '.join(wanted)}",
+            remedy="set the optimizer back to what it was; or begin a new run from these weights, without the "
+            f"optimizer's state: --set start={uri}",
         )
 
 
 class Reader:
-    """Reads ranges of a checkpoint's tensors, verified, wherever they lie. Use with `with`, or close."""
+    """A reader of ranges of a checkpoint's tensors, which verifies all that it reads. Use it in `with`, or call
+    `close`."""
 
     def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
         self.manifest = manifest
@@ -127,15 +142,15 @@ class Reader:
         self._cache.clear()
 
     def read_full(self, name: str, kind: str = "master") -> Float32[Tensor, "..."]:
-        """The whole parameter, in its shape, float32 on the CPU. Raises as `read`."""
+        """Return a whole parameter in its own shape, float32 on the CPU. Raises as `read`."""
         shape = self._shape(name)
         return self.read(name, kind, 0, elements(shape)).view(shape)
 
     def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
-        """Elements [start, stop) of the flattened parameter or memory, float32 on the CPU.
+        """Return elements [start, stop) of the flattened parameter or memory, float32 on the CPU.
 
         Raises:
-            CheckpointError: the checkpoint has no such parameter, kind or range.
+            CheckpointError: the checkpoint has no such parameter, kind of state or range.
             DamagedCheckpoint: stored bytes do not match their hashes.
             StoreError: the store does not answer.
         """
@@ -144,7 +159,7 @@ class Reader:
             where = f"the checkpoint of step {self.manifest.step} in {self._store.uri}"
             held = f"elements 0 to {size} of {', '.join(kinds)}"
             raise CheckpointError(
-                f"{where} has no elements {start} to {stop} of {kind} of {name}, only {held}",
+                f"{where} has no elements {start} to {stop} of {kind} of {name}; it has {held}",
                 remedy="load it into the model and optimizer that it was saved from",
             )
         result = torch.empty(stop - start, dtype=torch.float32)
@@ -158,12 +173,12 @@ class Reader:
         if shape is None:
             raise CheckpointError(
                 f"{self._store.uri} at step {self.manifest.step} has no parameter {name!r}",
-                remedy="load it into the model it was saved from",
+                remedy="load it into the model that it was saved from",
             )
         return shape
 
     def _parts(self, name: str, kind: str, start: int, stop: int) -> Iterator["_Part"]:
-        """The range, cut where pieces and chunks end."""
+        """Yield the range in parts, cut where pieces and chunks end."""
         pieces = self.manifest.pieces_of[name]
         first = bisect_right(pieces, start, key=lambda piece: piece.start) - 1
         for piece in pieces[max(first, 0) :]:
@@ -201,7 +216,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class _Part:
-    """`length` bytes at `inside` of one chunk, which belong at byte `to` of the result."""
+    """`length` bytes from byte `inside` of a file's chunk, to be copied to byte `to` of the result."""
 
     file: int
     chunk: int

@@ -1,9 +1,10 @@
-"""Who trains a run: whether it is being trained now, asking it to stop, and claiming it when that is known to be over.
+"""The ownership of a run: whether it is being trained now, how to ask it to stop, and how to claim it once it has
+ended.
 
-    attempts/stop.json    which attempt is to end, who asks, and when
+    attempts/stop.json    a request to stop: the attempt that is to end, who asks, and when
 
-A request to stop is for the attempt that it names and for the earlier attempts of the same command. A later command
-has a higher attempt number, so the old request does not stop it.
+A request to stop applies to the attempt that it names and to earlier attempts of the same command. A later command
+has a higher attempt number, so an old request does not stop it.
 """
 
 import logging
@@ -16,9 +17,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.attempt import LEASE_S, Attempt, Owner, UncertainAttempt, newest_attempt, try_claim
+from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
-from data_service.visible import shell_word
 
 _log = logging.getLogger(__name__)
 _KEY = "attempts/stop.json"
@@ -27,14 +28,15 @@ _POLL_S = 2.0
 
 @dataclass(frozen=True)
 class Presence:
-    """The newest attempt of a run. Times in seconds since 1970.
+    """The state of a run's newest attempt. Times are in seconds since 1970.
 
     Attributes:
-        attempt, owner: its number, and the process that looks after it.
-        heard: when it last showed that it lives, by our clock.
-        ended: when it ended in good order, by its machine's clock; None if it has not.
-        state: `running`; `ended`, in good order; or `dead`: its process is gone, or it has shown no sign of life for
-            longer than the lease, by the store's clock.
+        attempt: number of the attempt.
+        owner: process that claimed it.
+        heard: time of its latest heartbeat, by our clock.
+        ended: time at which it ended in good order, by its machine's clock; None if it has not.
+        state: `running`; `ended`, in good order; or `dead`: its process is gone, or its latest heartbeat is older than
+            the lease, by the store's clock.
     """
 
     attempt: int
@@ -45,8 +47,9 @@ class Presence:
 
 
 def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | None:
-    """The newest attempt; None if the run was never started. `now`, in seconds since 1970, only turns ages
-    into times.
+    """Return the state of the newest attempt; None if the run was never started.
+
+    `now`: our time in seconds since 1970. It only converts ages into times.
     """
     number = newest_attempt(store)
     if not number:
@@ -61,8 +64,13 @@ def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | N
 
 
 class StopRequest(BaseModel):
-    """A request to stop. `attempt`: the newest one at that time. `by`: who asks, for people to read. `time`: seconds
-    since 1970.
+    """A request to stop a run.
+
+    Attributes:
+        format: version of this format.
+        attempt: number of the newest attempt at the time of the request.
+        by: who asks, for people to read.
+        time: time of the request (seconds since 1970).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,20 +82,21 @@ class StopRequest(BaseModel):
 
 
 def request_stop(store: Store, request: StopRequest) -> None:
-    """Stores the request, in place of an earlier one."""
+    """Store the request. It replaces an earlier one."""
     store.put(_KEY, request.model_dump_json().encode())
 
 
 def stop_requested(store: Store, first: int) -> StopRequest | None:
-    """The request that a command has to obey whose first attempt is `first`; None if there is none. A request that
-    cannot be
-    read is ignored, with a warning: it is not known which attempt it was for."""
+    """Return the request that applies to a command whose first attempt is `first`; None if there is none.
+
+    A request that cannot be read is ignored with a warning, because it is not known which attempt it names.
+    """
     try:
         request = StopRequest.model_validate_json(store.get(_KEY))
     except KeyMissing:
         return None
     except ValidationError:
-        _log.warning("%s/%s cannot be read: ask again for the run to stop", store.uri, _KEY)
+        _log.warning("the request to stop in %s/%s cannot be read: make it again", store.uri, _KEY)
         return None
     return request if request.attempt >= first else None
 
@@ -102,18 +111,23 @@ def await_claim(
     poll_s: float = _POLL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Attempt | None:
-    """Takes the next attempt of the run in `store` for `owner`, as soon as it is free.
+    """Claim the next attempt of the run in `store` for `owner`, as soon as the last attempt is known to be over.
 
-    It is free at once if the last attempt has ended, or ran on this machine and is gone. If the last attempt ran on
-    another machine and may still live, this waits until that attempt has been silent for `lease_s` seconds, by the
-    store's clock, or for that long by our own clock since we began to look. `clock` counts seconds from anywhere; it is
-    never compared with another machine's.
+    The last attempt is over if it has ended, or if it ran on this machine and its process is gone. If it ran on another
+    machine and may still be alive, this waits until it has sent no heartbeat for `lease_s` seconds, by the store's
+    clock, or for `lease_s` seconds by our own clock since we began to watch.
 
     Args:
-        stopped: ends the waiting; looked at every `poll_s` seconds at least.
-        note: is called once, with what the operator should know: that we wait, and for how long.
+        store: the run's store.
+        owner: process that claims the attempt.
+        stopped: event that ends the waiting. It is checked at least every `poll_s` seconds.
+        note: function that is called once if we have to wait, with a sentence for the operator that says how long.
+        lease_s: seconds without a heartbeat after which an attempt counts as dead.
+        poll_s: seconds between two looks at the store.
+        clock: seconds from any origin, increasing. It is never compared with another machine's clock.
 
-    Returns: the attempt, or None if `stopped` was set before. Start its heart at once (`Heartbeat`).
+    Returns:
+        The attempt; the caller starts its `Heartbeat` at once. None if `stopped` was set first.
 
     Raises:
         RunIsActive: the last attempt is alive: its process runs here, or its heartbeat changed while we waited. Or
@@ -141,6 +155,6 @@ def await_claim(
 def _waiting(found: UncertainAttempt, lease_s: float) -> str:
     left, who = max(lease_s - found.silence, 0), f"attempt {found.attempt.number} on {found.owner.host}"
     return (
-        f"{who} has not ended, and showed life {found.silence:.0f} s ago: "
-        f"waiting {left:.0f} s at most, to see whether it lives"
+        f"{who} has not ended, and its latest heartbeat is {found.silence:.0f} s old: "
+        f"waiting {left:.0f} s at most, to see whether it is alive"
     )

@@ -1,11 +1,11 @@
-"""Which checkpoints are deleted, and how, so that there is a loadable one at every instant.
+"""Retention: which checkpoints are deleted, and in which order, so that a loadable one exists at every moment.
 
-A deletion removes the manifest first, then the data: if it is interrupted, the checkpoint no longer exists, and
-the next sweep deletes its files.
+A deletion removes the manifest first, then the data. If it is interrupted, the checkpoint no longer exists, and the
+next sweep deletes its files.
 
-Stored bytes may rot, which their sizes do not show. So a deletion always leaves, among the newest checkpoints that are
-kept, one that this attempt has read back whole: the one that it resumed from, or one that `tidy` reads back if there is
-no other. Of every `keep_last` commits one is read back, by one rank, while training goes on.
+Stored bytes may decay without a change of size. So every deletion leaves, among the newest checkpoints that are kept,
+at least one whose bytes this attempt has read and verified: the one that it resumed from, or else one that `tidy`
+reads back. One checkpoint in `keep_last` is read back, by one rank, while training continues.
 """
 
 import logging
@@ -23,16 +23,18 @@ from data_service.store.base import Store
 _log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
-_SPARED = "deleting no checkpoints, because the newest cannot be read: %s"
+_SPARED = "no checkpoint is deleted, because the newest one cannot be read: %s"
 _THREADS = 8
 
 
 @dataclass(frozen=True)
 class TidyReport:
-    """What `tidy` removed: checkpoints, and files of saves that were never committed.
+    """The result of `tidy`.
 
     Attributes:
-        proven: the checkpoints of which this attempt knows that all their bytes are good; for the next call.
+        deleted: checkpoints that were deleted.
+        orphans: number of deleted files of saves that were never committed.
+        proven: checkpoints whose bytes this attempt has read and verified; to be given to the next call.
     """
 
     deleted: tuple[CheckpointName, ...]
@@ -48,15 +50,17 @@ def expired(
     keep_every: int | None,
     way_back: int | None = None,
 ) -> list[CheckpointName]:
-    """The checkpoints to delete, oldest first.
+    """Return the checkpoints to delete, oldest first.
 
-    Kept are, of the checkpoints on `lineage` (that of the newest one):
+    Of the checkpoints on `lineage` (the newest checkpoint's lineage) these are kept:
 
     - the newest `keep_last`, at least one;
-    - for each multiple of `keep_every` steps the first at or after it (checkpoints due by time fall between multiples);
-    - the newest of at most `way_back` steps, and all after it, so that the run can go back from a loss that went bad.
+    - for each multiple of `keep_every` steps the first checkpoint at or after it (checkpoints that are written by the
+      clock fall between multiples);
+    - the newest checkpoint of at most `way_back` steps, and all later ones, so that the run can be rewound if its loss
+      diverges.
 
-    Checkpoints that are not on the lineage were abandoned when the run went on from an earlier one.
+    Checkpoints that are not on the lineage were abandoned when the run continued from an earlier one.
     """
     history = sorted((mark for mark in marks if on(lineage, mark)), reverse=True)
     kept = set(history[: max(keep_last, 1)])
@@ -78,15 +82,21 @@ def tidy(
     way_back: int | None = None,
     proven: frozenset[CheckpointName] = frozenset(),
 ) -> TidyReport:
-    """Deletes checkpoints that have expired, and sweeps. One rank calls it, after a commit.
+    """Delete expired checkpoints, then `sweep`. One rank calls this, after a commit.
 
-    Nothing is deleted unless the newest checkpoint is there with all its files, and one of the newest `keep_last` has
-    been read back: it is in `proven`, or it is the newest, and is read now.
+    Nothing is deleted unless the newest checkpoint has all its files and one of the newest `keep_last` has been
+    verified. If none of these is in `proven`, the newest checkpoint is read back now.
+
+    Args:
+        store: the run's store.
+        attempt: this attempt.
+        keep_last, keep_every, way_back: the rule, as in `expired`.
+        proven: checkpoints that this attempt has verified, from the previous call.
 
     Raises:
         Superseded: a newer attempt has been claimed; nothing more is deleted.
-        DamagedCheckpoint: the record of a rewind cannot be read. Nothing is deleted.
-        StoreError: the store does not answer; a later call goes on.
+        DamagedCheckpoint: the record of a rewind cannot be read; nothing is deleted.
+        StoreError: the store does not answer; a later call continues the deletion.
     """
     found, gone_back = folders(store), rewinds(store)
     marks = [folder.mark for folder in found if folder.committed]
@@ -110,7 +120,7 @@ def tidy(
 
 
 def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
-    """The manifest of the newest checkpoint, if all its files are there."""
+    """Return the manifest of the newest checkpoint; None, with a warning, if it is damaged or files are missing."""
     try:
         newest = read_manifest(store, mark)
     except (DamagedCheckpoint, NewerFormat) as error:
@@ -120,7 +130,7 @@ def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
 
 
 def _is_newer(store: Store, mark: CheckpointName) -> bool:
-    """Whether a newer version wrote it: then this one does not know what it would delete."""
+    """Return whether a newer version of Maskfleet wrote the checkpoint. It is not deleted, as we cannot read it."""
     try:
         read_manifest(store, mark)
     except NewerFormat:
@@ -140,14 +150,14 @@ def _is_good(store: Store, manifest: CheckpointManifest, *, full: bool) -> bool:
 def _newest_kept(
     marks: Sequence[CheckpointName], gone: Sequence[CheckpointName], keep_last: int
 ) -> list[CheckpointName]:
-    """Of `marks`, newest first, those from which the run would go on if newer ones were damaged."""
+    """Return those of `marks`, newest first, from which the run would continue if newer ones were damaged."""
     return [mark for mark in marks if mark not in gone][: max(keep_last, 1)]
 
 
 def sweep(store: Store, attempt: Attempt) -> int:
-    """Deletes the files of saves that were never committed and of interrupted deletions; returns their number.
+    """Delete files of saves that were never committed and of interrupted deletions; return their number.
 
-    Files of steps after the newest commit are left alone, because this attempt may still be writing them.
+    Files of steps after this attempt's newest commit are kept, because this attempt may still be writing them.
     """
     found = folders(store)
     own = [folder.mark.step for folder in found if folder.committed and folder.mark.attempt == attempt.number]

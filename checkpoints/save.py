@@ -1,17 +1,18 @@
-"""Saving, while training goes on: a copy in memory, an upload in the background, one collective commit.
+"""Saving while training continues: a copy in memory, an upload in the background, one collective commit.
 
-    begin    every rank copies its fragments (the only time training waits) and starts to upload them
-    ready    every rank: has my upload ended, with or without an error? The trainer asks in every step
-    commit   all ranks at the same step, once all are ready: rank 0 gathers receipts or errors, checks that they
-             cover everything and that no newer attempt runs, writes the manifest by conditional put, and tells
+    begin    on every rank: copy the rank's fragments (training waits for this alone) and start to upload them
+    ready    on every rank: tell whether its upload has ended, with or without an error; the trainer asks at every step
+    commit   on all ranks at the same step, once all are ready: rank 0 gathers receipts or errors, checks that the
+             pieces cover everything and that no newer attempt has been claimed, writes the manifest by conditional
+             put, and sends the outcome to all ranks
 
-Until the manifest exists, nothing is saved, and what is stored lies in the attempt's own folder. An error on some rank
+Until the manifest exists, no checkpoint exists: there are only files in the attempt's own folder. An error on one rank
 reaches all ranks in the exchange, so all return the same outcome.
 
 A rank's copy is a safetensors file laid out in memory: 8 bytes of header length, a JSON header, then the tensors
-(https://github.com/huggingface/safetensors#format). Fragments are copied straight to their places in the body, and
-hashing and uploading read from it, so there is no second copy. The body is kept from one save to the next, because
-fresh pages cost more than the copy.
+(https://github.com/huggingface/safetensors#format). Fragments are copied straight to their places in the body. Hashing
+and uploading read from the body, so there is no second copy. The body is used again by the next save, because new
+memory pages cost more time than the copy.
 """
 
 import json
@@ -39,12 +40,12 @@ from encoder_core.train.zero_state import Fragment
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A file's bytes, and which tensor ranges lie where in them.
+    """The bytes of one rank's file, and the ranges of tensors in it.
 
     Attributes:
-        header: the bytes before the body.
-        body: [bytes] uint8 on the CPU.
-        pieces: with offsets from the start of the file, and `file` 0.
+        header: bytes of the file before its body.
+        body: [bytes] uint8 on the CPU, the rest of the file.
+        pieces: ranges of tensors, with offsets from the start of the file, and `file` 0.
     """
 
     header: bytes
@@ -56,16 +57,16 @@ class Snapshot:
         return [memoryview(self.header), self.body.numpy().data]
 
     def describe(self, key: str) -> File:
-        """The file this snapshot becomes, hashed (seconds for gigabytes)."""
+        """Hash the snapshot; return the description of the file `key` that holds it. Takes seconds for gigabytes."""
         size = len(self.header) + self.body.numel()
         return File(key=key, size=size, chunk=CHUNK, hashes=chunk_digests(self.buffers, CHUNK))
 
 
 def take(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
-    """Copies the fragments into one file's layout. The body `reuse` of an earlier snapshot is used again if it fits.
+    """Copy the fragments into the layout of one file. `reuse`: the body of an earlier snapshot, used again if it fits.
 
     Raises:
-        CheckpointError: a fragment's tensors are not one-dimensional float32 of one length.
+        CheckpointError: the tensors of a fragment are not one-dimensional float32 tensors of the same length.
     """
     held = [fragment for fragment in fragments if _length(fragment)]
     tensors = [(fragment, kind, tensor) for fragment in held for kind, tensor in fragment.tensors.items()]
@@ -89,14 +90,15 @@ def _length(fragment: Fragment) -> int:
     if len(lengths) != 1 or not plain:
         shapes = {kind: f"{tensor.dtype}{list(tensor.shape)}" for kind, tensor in fragment.tensors.items()}
         raise CheckpointError(
-            f"fragment of {fragment.name!r} at element {fragment.start} holds {shapes}",
-            remedy="give one-dimensional float32 tensors of one length",
+            f"the tensors of a fragment must be one-dimensional float32 of the same length, but the fragment of "
+            f"{fragment.name!r} at element {fragment.start} holds {shapes}",
+            remedy="flatten the tensors and convert them to float32",
         )
     return lengths.pop()
 
 
 def _header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[int]]:
-    """The file's bytes before its body, and where each tensor starts in the body."""
+    """Return the file's bytes before its body, and the byte of the body at which each tensor starts."""
     entries, starts, end = {}, [], 0
     for fragment, kind, tensor in tensors:
         start, end = end, end + tensor.numel() * ITEM
@@ -142,14 +144,14 @@ class _Underway:
 
 
 class Saver:
-    """Writes the checkpoints of one attempt; every rank has one.
+    """The writer of an attempt's checkpoints on one rank.
 
     Args:
-        store: the run's.
+        store: the run's store.
         attempt: the attempt that was claimed, the same on all ranks.
-        peers: the ranks, on a process group of their own.
-        resumed: the checkpoint this attempt started from, None if from nothing.
-        clock: seconds since 1970.
+        peers: the ranks, joined by a process group that nothing else uses.
+        resumed: manifest of the checkpoint that this attempt resumed from; None if it began at step 0.
+        clock: function that returns the time in seconds since 1970.
     """
 
     def __init__(
@@ -175,17 +177,18 @@ class Saver:
 
     @property
     def last_step(self) -> int | None:
-        """The step of the newest checkpoint this run goes on from: committed here, or resumed from."""
+        """The step of the newest checkpoint: the last one committed here, or else the one resumed from; None if
+        none."""
         return self._last
 
     @property
     def underway(self) -> int | None:
-        """The step being saved, begun and not yet committed."""
+        """The step that is being saved: begun and not yet committed; None if no save is under way."""
         return self._underway.step if self._underway else None
 
     @property
     def sent(self) -> int:
-        """Bytes of the newest save that this rank has uploaded so far."""
+        """Bytes that this rank has uploaded so far of its newest save."""
         return self._sent
 
     def begin(
@@ -197,17 +200,18 @@ class Saver:
         memory: Mapping[str, tuple[int, ...]] | None = None,
         own_kinds: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """Copies this rank's fragments and starts to upload them. The trainer may change them on return.
+        """Copy this rank's fragments and start to upload the copy. The caller may change the fragments afterwards.
 
         Args:
-            step: steps taken; greater than `last_step`.
-            shapes: of every parameter of the model, by name.
-            state: whatever else a resume needs, as JSON without NaN; rank 0's is stored.
-            memory: shapes of the model's memory, by name, if the checkpoint is to hold it; rank 0's are stored.
-            own_kinds: of state, for parameters that have others than the rest, by name; rank 0's are stored.
+            step: number of steps taken; greater than `last_step`.
+            fragments: ranges of parameters, optimizer state and memory that this rank holds.
+            shapes: shape of every parameter of the model, by name.
+            state: other state that a resume needs, as JSON without NaN. Rank 0's is stored.
+            memory: shapes of the model's memory, by name, if the checkpoint is to hold it. Rank 0's are stored.
+            own_kinds: kinds of state of parameters that have others than the rest, by name. Rank 0's are stored.
 
         Raises:
-            CheckpointError: a save is under way, the step is not a new one, or a fragment is malformed.
+            CheckpointError: a save is under way, `step` is not greater than `last_step`, or a fragment is malformed.
         """
         if self._underway is not None:
             raise CheckpointError(
@@ -215,7 +219,10 @@ class Saver:
                 remedy="commit the save under way first",
             )
         if self._last is not None and step <= self._last:
-            raise CheckpointError(f"step {step} is saved already", remedy="save only after `last_step`")
+            raise CheckpointError(
+                f"step {step} is not after step {self._last}, which is saved already",
+                remedy="save only steps after `last_step`",
+            )
         text = json.dumps(state, allow_nan=False)
         started = time.perf_counter()
         snapshot = take(fragments, self._memory.body if self._memory else None)
@@ -235,18 +242,20 @@ class Saver:
         )
 
     def ready(self) -> bool:
-        """Whether a save is under way and this rank's part of it has ended, with or without an error."""
+        """Return whether a save is under way and this rank's part of it has ended, with or without an error."""
         return self._underway is not None and self._underway.upload.done()
 
     def wait(self) -> None:
-        """Blocks until this rank's part of the save under way, if any, is over."""
+        """Wait until this rank's part of the save under way, if any, has ended."""
         if self._underway is not None:
             self._underway.upload.exception()
 
     def wait_for_all(self, progress: Callable[[int], None]) -> None:
-        """Blocks until the save under way is over on every rank. Collective. It consists of many short collectives, so
-        that none outlasts a group's timeout. About once a second `progress` is told how many bytes all ranks have
-        uploaded."""
+        """Wait until the upload of the save under way has ended on every rank. All ranks call this.
+
+        It consists of many short collectives, so that none exceeds a process group's timeout. About once a second
+        `progress` is called with the number of bytes that all ranks together have uploaded.
+        """
         while True:
             self._wait_a_moment()
             answers = self._peers.all_gather([self._underway is None or self.ready(), self.sent])
@@ -260,10 +269,10 @@ class Saver:
             wait([self._underway.upload], timeout=_MOMENT_S)
 
     def commit(self) -> Outcome:
-        """Finishes the save under way, on all ranks together; waits for those that are not ready.
+        """Finish the save under way. All ranks call this; it waits for ranks that are not ready.
 
         Raises:
-            Superseded: on all ranks, if a newer attempt has been claimed. This one must end.
+            Superseded: a newer attempt has been claimed. All ranks raise it, and this attempt must end.
             CheckpointError: no save is under way.
         """
         if self._underway is None:
@@ -277,7 +286,7 @@ class Saver:
         return outcome
 
     def close(self) -> None:
-        """Ends the background thread; a save under way is abandoned."""
+        """End the background thread. A save under way is abandoned."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> RankReceipt:

@@ -1,6 +1,6 @@
-"""Whether a stored checkpoint is what its manifest says, and the copy of one into another run.
+"""Verification of stored checkpoints against their manifests, and the copy of a checkpoint into another run.
 
-Every read is checked: no caller gets bytes that do not match the manifest's hash. A copy is checked again after it was
+Every read is checked: no caller gets bytes that do not match the manifest's hash. A copy is verified again after it was
 written.
 """
 
@@ -20,15 +20,15 @@ _THREADS = 8  # requests at once: object stores answer one in tens of millisecon
 
 
 def read_chunk(store: Store, file: File, index: int) -> bytes:
-    """Chunk `index` of a file: bytes from index * file.chunk on.
+    """Return chunk `index` of a file: its bytes from index * file.chunk on.
 
     Raises:
-        DamagedCheckpoint: the file is missing, too short, or holds other bytes there.
+        DamagedCheckpoint: the file is missing or too short, or the chunk does not match its hash.
     """
     start = index * file.chunk
     length = min(file.chunk, file.size - start)
     where = f"{store.uri}/{file.key}"
-    remedy = "see `maskfleet checkpoints verify`; an earlier checkpoint is used instead"
+    remedy = "an earlier checkpoint is used instead; `maskfleet checkpoints verify` lists all damage"
     wrong = DamagedCheckpoint(
         f"{where} does not match its hash in bytes {start} to {start + length}", remedy=remedy
     )
@@ -42,14 +42,14 @@ def read_chunk(store: Store, file: File, index: int) -> bytes:
 
 @dataclass(frozen=True)
 class Verification:
-    """What verification found; `problems` is empty for a good checkpoint."""
+    """The result of verifying the checkpoint `mark`; `problems` is empty for a good one."""
 
     mark: CheckpointName
     problems: tuple[str, ...]
 
 
 ReportBytes = Callable[[int], None]
-"""Is called, by several threads, as bytes were read."""
+"""A function that is called, from several threads, with the number of bytes that were just read."""
 
 
 def _ignore(read: int) -> None: ...
@@ -58,8 +58,14 @@ def _ignore(read: int) -> None: ...
 def verify_all(
     store: Store, *, full: bool = True, begin: Callable[[int, int], ReportBytes] = lambda step, size: _ignore
 ) -> Iterator[Verification]:
-    """Verifies every checkpoint of the run in `store`, newest first, one at a time. `begin` hears of each, its step and
-    its bytes, and gives what is called as they are read."""
+    """Verify every checkpoint of the run in `store`, newest first; yield the result of each.
+
+    Args:
+        store: the run's store.
+        full: whether to read all bytes; otherwise only existence and sizes of the files are checked.
+        begin: function that is called before each checkpoint with its step and its size in bytes. It returns the
+            function to report progress to.
+    """
     for mark in committed(store):
         try:
             manifest = read_manifest(store, mark)
@@ -73,7 +79,7 @@ def verify_all(
 def verify(
     store: Store, manifest: CheckpointManifest, *, full: bool = True, report: ReportBytes = _ignore
 ) -> list[str]:
-    """What is wrong with the checkpoint. Not `full`: only whether its files exist, with the right sizes."""
+    """Return the problems of a checkpoint; empty for a good one. Unless `full`, only the files' sizes are checked."""
     wrong = problems(manifest)
     return wrong + verify_files(store, manifest, manifest.files, full=full, report=report)
 
@@ -86,7 +92,7 @@ def verify_files(
     full: bool,
     report: ReportBytes = _ignore,
 ) -> list[str]:
-    """What is wrong with some of the checkpoint's files, each problem naming the file."""
+    """Return the problems of some of the checkpoint's files. Each problem names its file."""
     sizes = {entry.key: entry.size for entry in store.list(manifest.mark.folder)}
     wrong = []
     for file in files:
@@ -114,20 +120,29 @@ def _damaged(store: Store, file: File, report: ReportBytes) -> list[str]:
         return [problem for problem in pool.map(check, range(len(file.hashes))) if problem is not None]
 
 
-BEFORE = 0  # the attempt to which a copy belongs: older than any start of the run that it is copied into
-_FILES_AT_ONCE = 4  # files at once, each of which needs room for itself in the temporary folder
+BEFORE = 0  # attempt number of a copy: older than every attempt of the run that it is copied into
+_FILES_AT_ONCE = 4  # files copied at the same time; each needs its size in the temporary folder
 
 
 def copy_checkpoint(
     source: Store, manifest: CheckpointManifest, target: Store, now: float
 ) -> CheckpointManifest:
-    """The checkpoint `manifest` of `source` as the first one of the run in `target`, of attempt `BEFORE`.
+    """Copy a checkpoint of the run in `source` into the run in `target`, as its first one; return the new manifest.
 
-    As in any save, the manifest comes last; an interrupted copy may be repeated. `now` in seconds since 1970.
+    The copy belongs to attempt `BEFORE`. As in any save, the manifest is written last, so an interrupted copy may be
+    repeated.
+
+    Args:
+        source: store of the run that has the checkpoint.
+        manifest: manifest of the checkpoint.
+        target: store of the run that gets the copy.
+        now: time of the copy (seconds since 1970).
 
     Raises:
-        DamagedCheckpoint: what is read, or what was written, does not match its hashes.
-        CheckpointError: there is another checkpoint in its place. OutOfSpace, StoreError: a store or the disk fails.
+        DamagedCheckpoint: bytes that were read, or the copy that was written, do not match their hashes.
+        CheckpointError: `target` holds another checkpoint of this name.
+        OutOfSpace: the temporary folder or a store is full.
+        StoreError: a store does not answer.
     """
     mark = CheckpointName(BEFORE, manifest.step)
     files = tuple(
@@ -153,13 +168,14 @@ def copy_checkpoint(
         return copied
     if read_manifest(target, mark).model_copy(update={"created": now}) != copied:
         raise CheckpointError(
-            f"{target.uri}/{mark.manifest} is another checkpoint", remedy="copy to another place"
+            f"{target.uri}/{mark.manifest} exists already and is another checkpoint",
+            remedy="copy to another place",
         )
     return copied
 
 
 def _copy(source: Store, file: File, target: Store, to: File) -> None:
-    """Through a local file: a rank's part may be larger than this machine's memory."""
+    """Copy one file by way of a local one, because it may be larger than this machine's memory."""
     with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-") as local:
         for index in range(len(file.hashes)):
             chunk = read_chunk(source, file, index)

@@ -1,16 +1,16 @@
-"""Errors a user can act on: each says what is wrong, where, and what to do."""
+"""Errors that a user can act on: each says what is wrong, where, and what to do."""
 
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from data_service.visible import without_secrets
+from data_service.printable import without_secrets
 
 
 class UserError(Exception):
-    """A mistake in what the user gave us. The CLI prints it without a traceback and exits non-zero.
+    """An error that the user can correct. The CLI prints it without a traceback and exits non-zero.
 
-    `problem` names the path and the value; `remedy` is the next thing to try. Keys in URIs are not in either: errors
-    are logged and recorded in many places.
+    `problem` names the path and the value; `remedy` is the next thing to try. Secret keys in URIs are removed from
+    both, because errors are logged and recorded in many places.
     """
 
     def __init__(self, problem: str, *, remedy: str) -> None:
@@ -20,7 +20,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         return f"{self.problem}\n  remedy: {self.remedy}"
 
-    def __reduce__(self) -> tuple[object, ...]:  # survives the trip through a Ray worker
+    def __reduce__(self) -> tuple[object, ...]:  # so that it can be pickled on its way from a Ray worker
         return (_rebuild, (type(self), self.problem, self.remedy))
 
 
@@ -29,11 +29,11 @@ def _rebuild(kind: type[UserError], problem: str, remedy: str) -> UserError:
 
 
 class InputError(UserError):
-    """Raw text that cannot be read as asked: missing, empty, undecodable."""
+    """Raw text that cannot be read as requested: it is missing, empty or undecodable."""
 
 
 class CorpusError(UserError):
-    """A built corpus that does not fit what is asked of it: absent, mismatched, too small."""
+    """A built corpus that cannot be used as requested: it is absent, too small, or does not match."""
 
 
 class CorruptBlock(CorpusError):
@@ -41,7 +41,7 @@ class CorruptBlock(CorpusError):
 
 
 class TokenizerError(UserError):
-    """A tokenizer that cannot be trained or loaded as asked."""
+    """A tokenizer that cannot be trained or loaded as requested."""
 
 
 class PlanError(UserError):
@@ -49,15 +49,18 @@ class PlanError(UserError):
 
 
 class BuildFailed(UserError):
-    """Samples could not be built: the tasks that build them died again and again, most likely for lack of memory."""
+    """A window of samples that could not be built: its tasks died repeatedly, most likely for lack of memory."""
 
 
 class LibraryChanged(UserError):
-    """A library whose private names are not those that we use."""
+    """A library that lacks a private name that we use, or has changed what it does."""
 
 
 def library_changed(library: str, what: str) -> LibraryChanged:
-    """`what` is gone or does something else. Says which version was seen, and which were tested, by our metadata."""
+    """Return the error for `what`, a name of `library` that is gone or has changed.
+
+    It says which version is installed, and which versions our metadata requires.
+    """
     try:
         seen = version(library)
         tested = [

@@ -1,8 +1,8 @@
-"""JSON that may not be what we write: from elsewhere, or from a newer version of Maskfleet. What such a version has
-written is told from damage: it is refused, never passed over or deleted.
+"""Reads JSON that Maskfleet did not write, and recognises JSON that a newer version of Maskfleet has written.
 
-Everything that we write as JSON has a number, `format`, or is of format 1 where it has none. A version that means
-something else by a field writes a higher number.
+Files of a newer version are distinguished from damaged ones: they are refused, never ignored or deleted. All our JSON
+has a number `format`; without one it is of format 1. A version that changes the meaning of a field writes a higher
+number.
 """
 
 import json
@@ -14,7 +14,7 @@ REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
 
 
 def foreign_json(data: bytes | str) -> Any:
-    """What is in JSON that we did not write. Raises ValueError, also where it is nested too deeply."""
+    """Return the content of JSON that we did not write. Raises ValueError: it is not JSON, or is nested too deeply."""
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -22,21 +22,21 @@ def foreign_json(data: bytes | str) -> Any:
 
 
 def newer(where: str) -> str:
-    """What is wrong with such an object."""
+    """Return the message for an object at `where` that a newer version has written."""
     return f"{where} was written by a newer version of maskfleet"
 
 
 def says_newer(content: object, known: int = 1) -> bool:
-    """Whether parsed JSON has a `format` above `known`."""
+    """Return whether parsed JSON has a `format` above `known`."""
     number = content.get("format") if isinstance(content, dict) else None
     return isinstance(number, int) and number > known
 
 
 def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> bool:
-    """Whether intact JSON was written by a version of ours that knows more.
+    """Return whether a newer version of Maskfleet wrote the intact JSON `data`.
 
-    Its `format` is a number above `known`; or it has fields that `error`, from reading it, says are unknown. The caller
-    has compared `data` with its digest, where it has one.
+    It did if `format` is above `known`, or if the only fault in `error`, which parsing it raised, is unknown fields.
+    The caller has already compared `data` with its digest, if it has one.
     """
     try:
         content = foreign_json(data)

@@ -1,7 +1,7 @@
-"""Processes as the kernel tells them apart, and temporary folders that end with their process, however it ends.
+"""Identities of processes, locks between processes, and temporary folders that are removed after their process ended.
 
-No wall clock is read: that may be set while a run lives. A process that was killed leaves its temporary folder behind;
-the next process of ours that needs one removes it.
+No wall clock is read, because it may be set while a run is alive. If a process is killed, its temporary folder remains;
+the next of our processes that needs a temporary folder removes it.
 """
 
 import fcntl
@@ -15,34 +15,35 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STARTED_HERE = "maskfleet-started-here"
-"""A file in the log folder of a Ray that a command of ours has started: so its processes are known to be ours."""
+"""Name of a file in Ray's log folder that says that one of our commands started this Ray."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot() -> str:
-    """The kernel's name of this boot, the same in all containers of a machine. Empty where /proc has none."""
+    """Return the kernel's id of this boot, the same in all containers of a machine; empty if /proc does not have it."""
     return _BOOT.read_text().strip() if _BOOT.exists() else ""
 
 
 def namespace() -> str:
-    """The table in which this process's numbers are those of processes: its container's, or the machine's."""
+    """Return the id of the process namespace in which this process's pids are valid: the container's or machine's."""
     return os.readlink("/proc/self/ns/pid") if _BOOT.exists() else ""
 
 
 def table() -> str:
-    """Machine, boot and namespace: two processes with the same of it and the same number are one process, or one after
-    the other."""
+    """Return machine, boot and namespace as text. Within one such table a pid names one process at a time."""
     return " ".join(part for part in (socket.gethostname(), boot(), namespace()) if part)
 
 
 def since_boot() -> float:
-    """Seconds since boot, suspension included."""
+    """Return seconds since boot, suspension included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def started(pid: int) -> int:
-    """When a process of this namespace began, in clock ticks since boot. 0 if there is none, or it has ended and waits
-    to be reaped."""
+    """Return when the process `pid` of this namespace began, in clock ticks since boot.
+
+    0 if there is no such process, or if it has ended and waits to be reaped.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -51,7 +52,7 @@ def started(pid: int) -> int:
 
 
 def age_s(pid: int) -> float:
-    """Seconds since a process of this namespace began."""
+    """Return the seconds since the process `pid` of this namespace began."""
     return since_boot() - started(pid) / os.sysconf("SC_CLK_TCK")
 
 
@@ -61,10 +62,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """No other process of this machine has the lock on `path` meanwhile: on a folder, or on a file that is made if need
-    be. The lock ends with this process, however it ends.
+    """Hold the lock on `path` during the block, so that no other process of this machine has it.
 
-    Raises BlockingIOError: another has it, and `wait` is False. OSError: `path` cannot be opened.
+    `path` is a folder or a file; a missing file is created. The kernel releases the lock if this process is killed.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is False.
+        OSError: `path` cannot be opened.
     """
     kind = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     lock = _lock(path, kind, wait=wait)
@@ -75,7 +79,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _lock(path: Path, flags: int, *, wait: bool) -> int:
-    """An open file that has the lock on itself, until it is closed."""
+    """Open and lock a file; return its descriptor. The lock lasts until the descriptor is closed."""
     lock = os.open(path, flags, mode=0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -87,9 +91,9 @@ def _lock(path: Path, flags: int, *, wait: bool) -> int:
 
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
-    """An empty folder where this machine keeps temporary files, gone when the context ends. `what`: for its name.
+    """Yield an empty temporary folder, which is removed at the end of the block. `what`: a part of its name.
 
-    Its process holds a lock on it, so it is known which folders are nobody's.
+    The process holds a lock on the folder, so folders of processes that have ended can be recognised.
     """
     _remove_orphans(Path(tempfile.gettempdir()))
     folder, lock = _made(what)
@@ -112,7 +116,7 @@ def _made(what: str) -> tuple[Path, int]:
 
 def _remove_orphans(place: Path) -> None:
     for folder in place.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # somebody's, or gone already
+        with suppress(OSError):  # another process holds its lock, or it is gone already
             if folder.lstat().st_uid == os.geteuid():
                 lock = _lock(folder, _FOLDER, wait=False)
                 try:

@@ -1,8 +1,8 @@
 """Keyed random streams: a draw is a function of its key and its index, so no random state is ever saved.
 
 A stream is Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in
-counter mode. Its 128-bit key is a BLAKE2b hash of what the draw is for, so neighbouring seeds, epochs and
-blocks share nothing. Only the bit generator's raw output is used, which NumPy promises never to change.
+counter mode. Its 128-bit key is a BLAKE2b hash of the purpose of the draw, so streams of neighbouring seeds, epochs and
+blocks are independent. Only the bit generator's raw output is used, which NumPy promises never to change.
 """
 
 import hashlib
@@ -17,7 +17,8 @@ _WORDS_PER_COUNT = 4  # Philox4x64 makes four 64-bit words from one counter valu
 
 
 def stream_key(*parts: int | str) -> Key:
-    """The 128-bit key of the stream named by `parts`: different parts (or types) give independent streams."""
+    """Return the 128-bit key of the stream named by `parts`. Other values or types of parts give independent
+    streams."""
     digest = hashlib.blake2b(digest_size=16, person=b"maskfleet-rng")
     for part in parts:
         text = f"{type(part).__name__}:{part}".encode()
@@ -26,7 +27,7 @@ def stream_key(*parts: int | str) -> Key:
 
 
 def draws64(key: Key, start: int, stop: int) -> NDArray[np.uint64]:
-    """Words `start` to `stop` of the stream, uniform over 64 bits. Any range costs its own length."""
+    """Return words `start` to `stop` of the stream, uniform over 64 bits. The cost is proportional to the range."""
     first_count, skip = divmod(start, _WORDS_PER_COUNT)
     philox = np.random.Philox(key=np.frombuffer(key, dtype="<u8"), counter=first_count)
     words: NDArray[np.uint64] = philox.random_raw(skip + stop - start)
@@ -34,7 +35,7 @@ def draws64(key: Key, start: int, stop: int) -> NDArray[np.uint64]:
 
 
 def draws32(key: Key, start: int, stop: int) -> NDArray[np.uint32]:
-    """Half-words `start` to `stop` of the stream, uniform over 32 bits."""
+    """Return half-words `start` to `stop` of the stream, uniform over 32 bits."""
     first_word = start // 2
     words = draws64(key, first_word, (stop + 1) // 2)
     halves: NDArray[np.uint32] = words.astype("<u8", copy=False).view("<u4")
@@ -42,7 +43,7 @@ def draws32(key: Key, start: int, stop: int) -> NDArray[np.uint32]:
 
 
 def scale(draws: NDArray[np.uint32], bounds: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Uniform integers below `bounds` from 32-bit draws (multiply and shift; bias at most bounds / 2**32)."""
+    """Return uniform integers below `bounds` from 32-bit draws, by multiply and shift (bias at most bounds / 2**32)."""
     wide = draws.astype(np.uint64)
     wide *= np.asarray(bounds).astype(np.uint64)
     wide >>= np.uint64(32)

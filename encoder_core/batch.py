@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from encoder_core.draws import token_keys
+from encoder_core.random_draws import token_keys
 
 
 @dataclass(frozen=True)

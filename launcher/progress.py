@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, TypeVar
 
-from data_service.visible import visible
+from data_service.printable import visible
 from launcher.format import human_bytes, human_count, human_duration
 
 BYTES = "B"

@@ -1,11 +1,11 @@
 """Writes models in the transformers format: model.safetensors, config.json, the tokenizer's files and a model card.
 
-The folder is built in a temporary place and read back through our own importer, compared bit for bit. Then it is
+The folder is built in a temporary place, read back through our own importer and compared bit for bit. Then it is
 published as a whole (`checkpoints.hf.folder`).
 
 A generator and a discriminator (ELECTRA, DeBERTa v3) have a folder each. Embeddings that both share are written into
-both. If they are gradient-disentangled, the discriminator's folder holds what it reads, E_G + E_delta. When they are
-read back, E_delta is the difference from E_G, up to rounding.
+both. If the embeddings are gradient-disentangled, the discriminator's folder holds the sum that the discriminator uses,
+E_G + E_delta. When the pair is read back, E_delta is computed as the difference from E_G, up to rounding.
 """
 
 import json
@@ -33,18 +33,20 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.replaced import Part, Sharing, is_difference, stored_name
 
 ReadParameter = Callable[[str], Tensor]
-"""A parameter by our name, whole."""
+"""A function that returns a whole parameter by our name for it."""
 _CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"
 _ROLES = {"bos_token_id": ("bos_token", "cls_token"), "eos_token_id": ("eos_token", "sep_token")}
 CARD = "README.md"
 
 
 def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
-    """The files of a tokenizer as they go with a model: it cuts text at the model's length where it is asked to.
+    """Return a tokenizer's files, with `tokenizer_config.json` adapted to the model of `config`.
 
-    RoBERTa's table of positions has rows before the first one, so tools must not take its size for that length. XLNet's
-    rows are padded on the left: its class token is the last one, and transformers classifies by the last position.
-    Models without token types must not be given any: ModernBERT refuses them, XLM takes them for words.
+    - `model_max_length` is the model's longest row. Tools cannot derive it from the size of the position table, because
+      RoBERTa's table has extra rows before the first position.
+    - XLNet's rows are padded on the left: its class token is the last one, and transformers classifies by the last
+      position.
+    - Models without token types must not be given any: ModernBERT refuses them, XLM interprets them as words.
     """
     files = dict(tokenizer_files)
     if _CONFIG in files:
@@ -58,16 +60,16 @@ def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict
 
 
 def _tells_segments(config: ModelConfig) -> bool:
-    """Whether transformers' class takes token types. DeBERTa's does where it has none, and does nothing with them."""
+    """Return whether transformers' class for the model accepts token types. DeBERTa's accepts and ignores them."""
     if isinstance(config, XlnetConfig | DebertaConfig | DebertaV2Config):
         return True
     return isinstance(config, BertConfig | AlbertConfig | ElectraConfig) and config.token_types > 1
 
 
 def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
-    """bos and eos ids for config.json: names from tokenizer_config.json, ids from tokenizer.json.
+    """Return the bos and eos ids for config.json: names from tokenizer_config.json, ids from tokenizer.json.
 
-    Empty where the files do not say; nothing in a masked language model depends on them.
+    An id that the files do not give is left out; nothing in a masked language model depends on it.
     """
     if not {_DEFINITION, _CONFIG} <= set(tokenizer_files):
         return {}
@@ -95,12 +97,20 @@ def export_model(
     *,
     card: str | None = None,
 ) -> None:
-    """Export to the root of `out`, in fp32. Files of a former export there are replaced.
+    """Export a model to the root of `out`, in fp32. Files of an earlier export there are replaced.
 
-    `read_parameter` gives a parameter by our name, whole; `card` is the text of the model card, None for none.
+    Args:
+        read_parameter: function that returns a whole parameter by our name.
+        config: configuration of the model.
+        tokenizer_files: content of the tokenizer's files, by name.
+        out: store whose root becomes the exported folder.
+        heads: heads to export besides the encoder.
+        card: text of the model card; None to write none.
 
-    Raises ExportError: `out` holds something else. ModelError: what was written does not read back as the same bits.
-    StoreError kinds: `out` cannot be written.
+    Raises:
+        ExportError: `out` holds files that no export wrote, or that were changed since.
+        ModelError: the parameters that were read back differ from those that were written.
+        StoreError: `out` cannot be written.
     """
     with published(out) as folder:
         write_model(folder, read_parameter, config, tokenizer_files, heads, card=card)
@@ -108,7 +118,8 @@ def export_model(
 
 @contextmanager
 def published(out: Store) -> Iterator[Path]:
-    """A local folder that becomes the content of `out` if nothing is raised. Raises as `export_model`."""
+    """Yield a local folder whose files become the content of `out` if the block raises nothing. Raises as
+    `export_model`."""
     former = removable(out)
     with temporary_folder("export") as name:
         yield name
@@ -124,7 +135,8 @@ def write_model(
     *,
     card: str | None = None,
 ) -> None:
-    """One network's files into the local `folder`, read back and compared."""
+    """Write one network's files into the local `folder`, read them back and compare. Arguments as for
+    `export_model`."""
     folder.mkdir(exist_ok=True)
     their = interchange(config, heads)
     for name, content in for_model(tokenizer_files, config).items():
@@ -152,7 +164,7 @@ def _compare(folder: Path, read_parameter: ReadParameter, heads: Heads) -> None:
         written = read_parameter(name).to(torch.float32)
         if not torch.equal(read_back.view(torch.int32), written.contiguous().view(torch.int32)):
             raise ModelError(
-                f"{name} does not read back from the export as it was written",
+                f"{name} was read back from the export with other values than were written",
                 remedy="check the disk that holds the temporary folder, and export again",
             )
 
@@ -166,9 +178,17 @@ def export_pair(
     *,
     cards: Mapping[Part, str] | None = None,
 ) -> None:
-    """Export to `generator/` and `discriminator/` below the root of `out`, both or none; see `export_model`.
+    """Export a pair of networks to `generator/` and `discriminator/` below the root of `out`, both or none.
 
-    `read_parameter` gives a parameter by its name in the module that trains both, whole.
+    Args:
+        read_parameter: function that returns a whole parameter by its name in the module that trains both networks.
+        config: configuration of the discriminator, which holds the generator's.
+        tokenizer_files: content of the tokenizer's files, by name.
+        out: store whose root gets the two folders.
+        sharing: how the networks share their embeddings.
+        cards: texts of the model cards; a network without one gets none.
+
+    Raises as `export_model`.
     """
     cards = cards or {}
     networks: dict[Part, tuple[ModelConfig, Heads]] = {
@@ -182,7 +202,7 @@ def export_pair(
 
 
 def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:
-    """Parameters of one network by its own names, ready to be used alone."""
+    """Return a function that reads the parameters of one network by its own names, as it needs them when used alone."""
 
     def read(name: str) -> Tensor:
         if sharing == "shared":
@@ -195,9 +215,9 @@ def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> Read
 
 
 def pair_weights_for(config: DetectorConfig, folder: Path, sharing: Sharing = "shared") -> dict[str, Tensor]:
-    """The parameters to start the module that trains both networks from, out of `generator/` and `discriminator/`.
+    """Return the initial parameters of the module that trains a pair, read from `generator/` and `discriminator/`.
 
-    Raises ModelError as `weights_for`, and where networks that are to share their embeddings have different ones.
+    Raises ModelError as `weights_for`, and if `sharing` is "shared" but the networks' embeddings differ.
     """
     generator = weights_for(config.generator, folder / "generator", "mlm")
     discriminator = weights_for(config, folder / "discriminator", "rtd")
@@ -222,7 +242,7 @@ def _check_shared(generator: dict[str, Tensor], discriminator: dict[str, Tensor]
     if differing:
         raise ModelError(
             f"the networks in {folder} do not share their embeddings: {', '.join(differing)} differ",
-            remedy="give a generator and a discriminator that were trained together with shared embeddings, or set "
+            remedy="use a generator and a discriminator that were trained together with shared embeddings, or set "
             "objective.rtd.embeddings: gradient_disentangled",
         )
 

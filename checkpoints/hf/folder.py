@@ -1,8 +1,8 @@
-"""Folders in the transformers format: an export published as a whole, and a folder from anywhere as local files.
+"""Folders in the transformers format: publish an export as a whole, and copy a folder from any store to local files.
 
-An export appears complete or not at all, and replaces nothing but a former export. `maskfleet_export.json` lists what
-an export wrote, by SHA-256. It is written first and every config.json last. So no loader takes what an interrupted
-export left behind for a model, and the next export knows which files it may remove.
+An export appears complete or not at all, and replaces only an earlier export. `maskfleet_export.json` lists the files
+of an export with their SHA-256. It is written first, and every config.json last. So no loader mistakes the files of
+an interrupted export for a model, and the next export knows which files it may remove.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 RECORD = "maskfleet_export.json"
 PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
-"""Folders of the networks that were trained as a pair."""
-_NAMED = 5  # files that a refusal lists
-_ELSEWHERE = "give an empty folder, or delete that one"
+"""Names of the folders of two networks that were trained as a pair."""
+_NAMED = 5  # files that a message lists
+_ELSEWHERE = "export to an empty folder, or delete this one"
 _CHUNK = 64 << 20  # bytes held in memory at a time
 
 
 class ExportRecord(BaseModel):
-    """What an export wrote: SHA-256 by key."""
+    """The record of an export. `files`: SHA-256 (hex) of each file that it wrote, by key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,9 +41,10 @@ class ExportRecord(BaseModel):
 
 
 def removable(out: Store) -> list[str]:
-    """The keys in `out`, all written by a former export of ours and unchanged since; empty if nothing is there.
+    """Return all keys in `out` if an earlier export wrote them and they are unchanged; empty if `out` is empty.
 
-    Raises ExportError naming what else is there: it is neither overwritten nor mixed with an export.
+    Raises ExportError: `out` holds other files, which the message names. They are neither overwritten nor mixed with an
+    export.
     """
     keys = [entry.key for entry in out.list()]
     if not keys:
@@ -53,16 +54,17 @@ def removable(out: Store) -> list[str]:
     if foreign:
         more = f" and {len(foreign) - _NAMED:,} more" if len(foreign) > _NAMED else ""
         raise ExportError(
-            f"{out.uri} holds what no export wrote, or what was changed since: {', '.join(foreign[:_NAMED])}{more}",
-            remedy="give an empty folder, or move those files away",
+            f"{out.uri} holds files that no export wrote, or that were changed since: "
+            f"{', '.join(foreign[:_NAMED])}{more}",
+            remedy="export to an empty folder, or move these files away",
         )
     return keys
 
 
 def publish(folder: Path, out: Store, former: list[str]) -> None:
-    """Put the files of `folder` into `out`, in place of `former`, which `removable` returned.
+    """Replace the files `former` in `out`, which `removable` returned, by the files of `folder`.
 
-    What fails on the way leaves nothing behind. Raises StoreError kinds.
+    If a write fails, the files written so far are removed. Raises StoreError: the store does not answer or is full.
     """
     _remove(out, former)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
@@ -75,12 +77,12 @@ def publish(folder: Path, out: Store, former: list[str]) -> None:
         try:
             _remove(out, [*paths, RECORD])
         except StoreError as second:
-            error.add_note(f"what was written of the export could not be removed: {second}")
+            error.add_note(f"the files that the failed export had written could not be removed: {second}")
         raise
 
 
 def _remove(out: Store, keys: list[str]) -> None:
-    """The configurations first, so that no loader takes the rest for a model; the record last."""
+    """Delete configurations first, so that no loader mistakes the remaining files for a model, and the record last."""
     for key in sorted(keys, key=lambda key: (key == RECORD, not _configurations_last(key)[0])):
         out.delete(key)
 
@@ -97,7 +99,7 @@ def _recorded(out: Store) -> dict[str, str]:
         if is_newer(data, known=1, error=error):
             raise ExportError(newer(f"{out.uri.rstrip('/')}/{RECORD}"), remedy=_ELSEWHERE) from error
         raise ExportError(
-            f"{out.uri.rstrip('/')}/{RECORD} is damaged, so it cannot be told what an export wrote there",
+            f"{out.uri.rstrip('/')}/{RECORD} is damaged, so it is not known which files an export wrote there",
             remedy=_ELSEWHERE,
         ) from error
 
@@ -114,16 +116,17 @@ def _digest(out: Store, key: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
+    """Return the SHA-256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def local_folder(store: Store) -> Iterator[Path]:
-    """The folder at the root of `store`, and those of a pair in it; a remote one is copied for as long as needed.
+    """Yield a local folder with the model files at the root of `store` and in the folders of a pair.
 
-    Missing files are not reported here; the loader says what it misses. Raises StoreError kinds.
+    A remote folder is copied to a temporary one, which is removed at the end of the block. Missing files are not
+    reported here; the loader reports them. Raises StoreError: the store cannot be read.
     """
     if isinstance(store, LocalStore):
         yield Path(store.root)
@@ -136,7 +139,7 @@ def local_folder(store: Store) -> Iterator[Path]:
 
 @contextmanager
 def local_configs(store: Store) -> Iterator[Path]:
-    """`local_folder` without the weights."""
+    """Yield a temporary local folder with the configurations in `store`, as `local_folder` but without weights."""
     with temporary_folder("start") as name:
         for part in (".", *PARTS):
             Path(name, part).mkdir(exist_ok=True)
@@ -145,7 +148,7 @@ def local_configs(store: Store) -> Iterator[Path]:
 
 
 def start_digest(folder: Path) -> str:
-    """SHA-256 of the configuration and weights in `folder` and in those of a pair: the same bytes, the same digest."""
+    """Return a SHA-256 (hex) over the configurations and weights in `folder` and in the folders of a pair in it."""
     digest = hashlib.sha256()
     for part in (".", *PARTS):
         for name in _names(folder / part):
@@ -165,7 +168,7 @@ def _fetch(store: Store, folder: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """The files of one network that count. An index that names others than its neighbours is the loader's to refuse."""
+    """Return the names of one network's files. Names in an index that lead out of the folder are left to the loader."""
     if not (folder / INDEX).is_file():
         return [CONFIG, WEIGHTS]
     try:

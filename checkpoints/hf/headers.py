@@ -1,7 +1,7 @@
-"""What a folder's safetensors hold, from their headers: names and shapes. No weight is read.
+"""Names and shapes of the parameters in a folder's safetensors, read from the files' headers. No weight is read.
 
-With them a `start:` that cannot work is refused before ranks start, even if the files are large and in a bucket. Ranks
-later read the weights with `checkpoints.hf.load`.
+So a `start:` that cannot work is refused before ranks start, even if the files are large and in a bucket. Later the
+ranks read the weights with `checkpoints.hf.load`.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from encoder_core.objectives.compose import network
 
 Shape = tuple[int, ...]
 
-_LENGTH = 8  # bytes of the header's length, at the start of the file
-_LONGEST = 100_000_000  # bytes of a header, as the safetensors library allows
+_LENGTH = 8  # bytes of the field at the start of the file that holds the header's length
+_LONGEST = 100_000_000  # bytes of the longest header that the safetensors library accepts
 
 
 class _Stored(BaseModel):
@@ -37,10 +37,11 @@ _INDEX = TypeAdapter(dict[str, str])
 
 
 def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
-    """Whether the folder at the root of `store` holds the encoder of `config` whole, in the shapes it should have.
+    """Check that the folder at the root of `store` holds the whole encoder of `config`, in the right shapes.
 
     Raises:
-        ModelError: no safetensors, files missing or truncated, parameters missing, unknown or of another shape.
+        ModelError: the folder has no safetensors; a file is missing or truncated; or a parameter is missing, unknown
+            or of another shape.
         StoreError: the store cannot be read.
     """
     stored = stored_shapes(store)
@@ -61,7 +62,7 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
 
 
 def stored_shapes(store: Store) -> dict[str, Shape]:
-    """The shape of every parameter of the folder, by its stored name. Raises as `check_weights`."""
+    """Return the shape of every parameter in the folder, by its stored name. Raises as `check_weights`."""
     if store.size(INDEX) is not None:
         files = sorted(set(_index(store).values()))
     elif store.size(WEIGHTS) is not None:
@@ -69,7 +70,7 @@ def stored_shapes(store: Store) -> dict[str, Shape]:
     else:
         raise ModelError(
             f"{store.uri} has no {WEIGHTS}",
-            remedy="convert other weights first: load them with transformers where you trust them, then "
+            remedy="convert other weights first: if you trust them, load them with transformers and call "
             "save_pretrained(folder); pickled weights are not opened here",
         )
     return {name: shape for file in files for name, shape in _shapes(store, file).items()}
@@ -81,7 +82,7 @@ def _index(store: Store) -> Mapping[str, str]:
         return _INDEX.validate_python(content.get("weight_map") if isinstance(content, dict) else None)
     except (ValueError, ValidationError) as error:
         raise ModelError(
-            f"{store.uri}/{INDEX} is not an index of weights", remedy="fetch the file again"
+            f"{store.uri}/{INDEX} is not an index of weights", remedy="download the file again"
         ) from error
 
 
@@ -89,11 +90,12 @@ def _shapes(store: Store, file: str) -> dict[str, Shape]:
     place = f"{store.uri.rstrip('/')}/{file}"
     size = store.size(file) if PurePosixPath(file).name == file else None
     if size is None:
-        raise ModelError(f"{place} does not exist", remedy="fetch the missing file into the folder")
+        raise ModelError(f"{place} does not exist", remedy="download the missing file into the folder")
     length = int.from_bytes(store.get_range(file, 0, _LENGTH), "little") if size > _LENGTH else 0
     if not 0 < length <= min(_LONGEST, size - _LENGTH):
         raise ModelError(
-            f"{place} is truncated or is not safetensors ({size:,} bytes)", remedy="fetch the file again"
+            f"{place} is truncated or is not a safetensors file ({size:,} bytes)",
+            remedy="download the file again",
         )
     try:
         header = foreign_json(store.get_range(file, _LENGTH, length))
@@ -101,12 +103,12 @@ def _shapes(store: Store, file: str) -> dict[str, Shape]:
         entries = _HEADER.validate_python(header)
     except (ValueError, AttributeError, ValidationError) as error:
         raise ModelError(
-            f"{place} is damaged: its header cannot be read", remedy="fetch the file again"
+            f"{place} is damaged: its header cannot be read", remedy="download the file again"
         ) from error
     expected = _LENGTH + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise ModelError(
-            f"{place} is truncated or damaged: it has {size:,} bytes, its header says {expected:,}",
-            remedy="fetch the file again",
+            f"{place} is truncated or damaged: it has {size:,} bytes, but its header says {expected:,}",
+            remedy="download the file again",
         )
     return {name: tuple(entry.shape) for name, entry in entries.items()}

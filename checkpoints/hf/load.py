@@ -1,4 +1,4 @@
-"""Read a folder in the transformers format. Only safetensors: a pickle is never opened."""
+"""Reads models in the transformers format. Only safetensors files are opened, never a pickle."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,13 @@ from encoder_core.objectives.compose import network
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model from outside: our configuration of it, and its parameters by our names, on the CPU.
+    """A model that was read from a folder.
 
-    They are fp32, but for sums of two (`Fold`), which are fp64. Rounded to fp32, these are the sums that fp32 gives.
+    Attributes:
+        config: our configuration of the model.
+        tensors: parameters by our names, on the CPU. They are fp32, except sums of two stored parameters (`Fold`),
+        which
+            are fp64. Rounded to fp32, such a sum equals the sum computed in fp32.
     """
 
     config: ModelConfig
@@ -30,10 +34,10 @@ class Pretrained:
 
 
 def load_pretrained(folder: Path, heads: Heads = "mlm") -> Pretrained:
-    """The encoder and the asked heads of the model in `folder`; other heads there are left alone.
+    """Return the encoder and the heads `heads` of the model in `folder`. Other heads there are not read.
 
-    Raises ModelError: no such folder, no safetensors, a model type that we do not have, parameters missing,
-    unknown or of another shape than config.json says.
+    Raises ModelError: the folder does not exist or has no safetensors; its model type is unknown to us; or a parameter
+    is missing, unknown, or of another shape than config.json says.
     """
     config = read_folder_config(folder)
     their = interchange(config, heads)
@@ -43,10 +47,11 @@ def load_pretrained(folder: Path, heads: Heads = "mlm") -> Pretrained:
 
 
 def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict[str, Tensor]:
-    """The parameters in `folder` to start a model of `config` from, by our names: the encoder whole, and those of the
-    asked heads that are there.
+    """Return initial parameters for a model of `config` from `folder`, by our names.
 
-    Raises ModelError, as `load_pretrained`, and where the folder's model has another shape than `config`.
+    They are the whole encoder and those parameters of the heads `heads` that the folder holds.
+
+    Raises ModelError as `load_pretrained`, and if the folder's model has another shape than `config`.
     """
     check_same_model(config, read_folder_config(folder), str(folder))
     their = interchange(config, heads)
@@ -56,14 +61,14 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
 
 
 def unused_in(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> list[str]:
-    """Stored names of the parameters in `folder` that `weights_for` has no place for: heads of other tasks."""
+    """Return the stored names of the parameters in `folder` that `weights_for` does not read: heads of other tasks."""
     their = interchange(config, heads)
     table, present = their.table, their.table.modern(_stored_names(folder))
     used = {*table.names(their.layers).values(), *table.tied, *(fold.theirs for fold in table.folds)}
     return sorted(name for name in present if name not in used and not name.endswith("_ids"))
 
 
-# What parameters do not depend on. RoBERTa's padding id is not among them: its positions begin after it.
+# Settings on which parameters do not depend. RoBERTa's padding id is not among them: its positions begin after it.
 _FREE = {
     "dropout",
     "attention_dropout",
@@ -80,15 +85,15 @@ _FREE = {
 
 
 def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> None:
-    """Raises ModelError unless the model `found` in `where` is `config`'s, apart from what weights do not depend on."""
+    """Raise ModelError if the model `found` in `where` differs from `config` in a setting on which weights depend."""
     ours, theirs = _shape(config), _shape(found)
     differing = [key for key in ours if ours[key] != theirs.get(key)]
     if differing:
         listed = "; ".join(f"{key} is {ours[key]} here and {theirs.get(key)} there" for key in differing)
         raise ModelError(
             f"the model in {where} is not the recipe's model: {listed}",
-            remedy="set the recipe's `model` to the values there (vocab comes from `tokenizer`; phases may be shorter "
-            "than max_length), or start from scratch",
+            remedy="set the recipe's `model` to the values of that model (vocab comes from `tokenizer`; phases may be "
+            "shorter than max_length), or train from scratch",
         )
 
 
@@ -98,31 +103,34 @@ def _shape(config: ModelConfig) -> dict[str, object]:
 
 
 def read_folder_config(folder: Path) -> ModelConfig:
-    """Our configuration of the model in `folder`. Raises ModelError: no such folder, or a model that we do not have."""
+    """Return our configuration of the model in `folder`.
+
+    Raises ModelError: the folder has no configuration, or its model is unknown to us.
+    """
     path = folder / CONFIG
     if not path.is_file():
         raise ModelError(
             f"{path} does not exist",
-            remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
+            remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` has written",
         )
     try:
         return read_config(_read_json(path))
     except ValidationError as error:
-        raise ModelError(f"{path} does not describe a model: {error}", remedy="correct that file") from error
+        raise ModelError(f"{path} does not describe a model: {error}", remedy="correct this file") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         fields = foreign_json(path.read_bytes())
     except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
+        raise ModelError(f"{path} is not JSON: {error}", remedy="download the file again") from error
     if not isinstance(fields, dict):
-        raise ModelError(f"{path} is not a JSON object", remedy="fetch the file again")
+        raise ModelError(f"{path} is not a JSON object", remedy="download the file again")
     return fields
 
 
 def _stored_names(folder: Path) -> dict[str, str]:
-    """Their parameter names to the file that holds each."""
+    """Return the name of the file that holds each parameter, by the parameter's stored name."""
     if (folder / INDEX).is_file():
         files = _indexed(folder / INDEX)
     elif (folder / WEIGHTS).is_file():
@@ -130,31 +138,31 @@ def _stored_names(folder: Path) -> dict[str, str]:
     else:
         raise ModelError(
             f"{folder} has no {WEIGHTS}",
-            remedy="convert other weights first: load them with transformers where you trust them, then "
+            remedy="convert other weights first: if you trust them, load them with transformers and call "
             "save_pretrained(folder); pickled weights are not opened here",
         )
     return {name: file for file in files for name in _open(folder, file).keys()}  # noqa: SIM118
 
 
 def _indexed(path: Path) -> list[str]:
-    """The files that an index names."""
+    """Return the files that an index names."""
     weight_map = _read_json(path).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
     names = {file for file in files if isinstance(file, str)}
     if not all(isinstance(file, str) for file in files):
-        raise ModelError(f"{path} is not an index of weights", remedy="fetch the file again")
+        raise ModelError(f"{path} is not an index of weights", remedy="download the file again")
     return sorted(names)
 
 
 def _open(folder: Path, file: str) -> Any:
-    """A safetensors file of the folder, opened by mapping it into memory."""
+    """Return a safetensors file of the folder, opened by mapping it into memory."""
     path = folder / file
     if Path(file).name != file or not path.is_file():
-        raise ModelError(f"{path} does not exist", remedy="fetch the missing file into the folder")
+        raise ModelError(f"{path} does not exist", remedy="download the missing file into the folder")
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise ModelError(f"{path} is damaged: {error}", remedy="fetch the file again") from error
+        raise ModelError(f"{path} is damaged: {error}", remedy="download the file again") from error
 
 
 def _read(

@@ -1,6 +1,4 @@
-"""A built corpus on disk: open it, read it as text, and check every byte of it against the manifest, which names what
-is damaged: file, block or gap.
-"""
+"""A built corpus: open it, show its documents as text, and verify every byte of it against the manifest."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -25,13 +23,18 @@ Part = Literal["train", "heldout"]
 
 
 ReportBytes = Callable[[int, int], None]
-_SHARDS_AT_ONCE = 4  # each holds one block
+_SHARDS_AT_ONCE = 4  # shards verified at the same time; each needs memory for one block
 _FOLDERS = ("train/", "heldout/", "tokenizer/")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """`key` is relative to the corpus root; `problem` says which part of it is wrong, and how."""
+    """Damage to one object of a corpus.
+
+    Attributes:
+        key: key of the object, relative to the corpus root.
+        problem: damaged part of it, and what is wrong there.
+    """
 
     key: str
     problem: str
@@ -42,7 +45,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was read, and everything that is wrong with it."""
+    """The result of verifying a corpus: the numbers of shards, blocks and bytes that were read, and all damage."""
 
     shards: int
     blocks: int
@@ -53,13 +56,15 @@ class VerifyReport:
 def verify_files(
     store: Store, manifest: CorpusManifest, report: ReportBytes = lambda read, total: None
 ) -> VerifyReport:
-    """Read every byte that the manifest describes, and look for files that it does not know.
+    """Read and verify every byte that the manifest describes, and look for files that it does not list.
 
     Args:
-        report: is called, by several threads, as bytes were read: how many now, of how many in all.
+        store: store at the corpus root.
+        manifest: the corpus's manifest.
+        report: function that is called, from several threads, with the number of bytes just read and the total number.
 
     Raises:
-        StoreError: the store cannot be read. A file that is missing or cut short is damage, not an error.
+        StoreError: the store cannot be read. Missing and truncated files are reported as damage instead.
     """
     total = sum(manifest.shard_sizes.values())
 
@@ -88,7 +93,7 @@ def _verify_shard(
         yield Damage(key, "is missing")
         return
     if size != expected:
-        yield Damage(key, f"has {size} bytes, the manifest says {expected}")
+        yield Damage(key, f"has {size} bytes, but the manifest says {expected}")
     whole = hashlib.blake2b(digest_size=16)
     position, sound = 0, size == expected
     table, blocks = _blocks_of(manifest, key)
@@ -106,11 +111,12 @@ def _verify_shard(
     yield from problems
     whole.update(bytes(max(0, expected - position)))
     if sound and not problems and whole.hexdigest() != manifest.shard_digests[key]:
-        yield Damage(key, "its blocks are sound, but the hash of the whole shard is another")
+        yield Damage(key, "its blocks are sound, but the hash of the whole shard differs from the manifest's")
 
 
 def _blocks_of(manifest: CorpusManifest, key: str) -> tuple[BlockTable, list[int]]:
-    """The split that the shard belongs to, and the shard's blocks in the order they lie in it."""
+    """Return the table of the split that the shard belongs to, and the numbers of its blocks in the order of the
+    file."""
     table = manifest.train if key in manifest.train.shards else manifest.heldout
     rows = (table.shard == table.shards.index(key)).nonzero()[0]
     return table, sorted(rows.tolist(), key=lambda index: int(table.offset[index]))
@@ -127,18 +133,21 @@ def _verify_block(
     except CorruptBlock as error:
         yield Damage(key, error.problem.rpartition(key + ", ")[2])
     except (KeyMissing, Truncated):
-        yield Damage(key, f"{place}: the shard ends before")
+        yield Damage(key, f"{place}: the shard ends before this block does")
     else:
         if int(block.tokens.max()) >= manifest.vocab_size:
-            yield Damage(key, f"{place}: token {block.tokens.max()} of a vocabulary of {manifest.vocab_size}")
+            yield Damage(
+                key,
+                f"{place}: holds token {block.tokens.max()}, but the vocabulary has {manifest.vocab_size} ids",
+            )
 
 
 def _verify_gap(store: Store, key: str, start: int, stop: int) -> Iterator[Damage]:
-    """What lies outside the blocks is the end of the archive: nothing but zeros."""
+    """Check bytes `start` to `stop`, which lie outside the blocks: they must be zeros, as at the end of an archive."""
     if stop < start:
         yield Damage(key, f"bytes {stop} to {start}: blocks overlap, or the shard ends inside one")
     elif any(store.get_range(key, start, stop - start)):
-        yield Damage(key, f"bytes {start} to {stop}, outside any block: they are not zero")
+        yield Damage(key, f"bytes {start} to {stop}, which lie outside any block, are not zero")
 
 
 def _verify_tokenizer(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
@@ -166,14 +175,14 @@ class Corpus:
     manifest: CorpusManifest
 
     def table(self, split: Part) -> BlockTable:
-        """The blocks of the training or the held-out split."""
+        """Return the table of the training or the held-out split's blocks."""
         return self.manifest.train if split == "train" else self.manifest.heldout
 
     def tokenizer(self) -> Tokenizer:
-        """The corpus's own copy of its tokenizer.
+        """Return the corpus's own copy of its tokenizer.
 
         Raises:
-            CorpusError: the copy is not the tokenizer that made the tokens.
+            CorpusError: the copy is not the tokenizer with which the corpus was built.
             TokenizerError, StoreError: the copy cannot be read.
         """
         tokenizer = load_tokenizer(self.store.at(TOKENIZER).uri)
@@ -181,21 +190,21 @@ class Corpus:
         return tokenizer
 
     def require_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises CorpusError unless `tokenizer` gives the ids that this corpus is written in."""
+        """Raise CorpusError if the corpus was built with another tokenizer than `tokenizer`."""
         if tokenizer.hash != self.manifest.tokenizer_hash:
             raise CorpusError(
                 f"{self.store.uri} was built with another tokenizer: its manifest says "
                 f"{self.manifest.tokenizer_hash[:12]} ({self.manifest.vocab_size} ids), "
-                f"this one is {tokenizer.hash[:12]} ({tokenizer.vocab_size} ids)",
-                remedy=f"use its copy, {self.store.at(TOKENIZER).uri}, or build with this tokenizer",
+                f"the given one is {tokenizer.hash[:12]} ({tokenizer.vocab_size} ids)",
+                remedy=f"use the corpus's copy, {self.store.at(TOKENIZER).uri}, or build with this tokenizer",
             )
 
 
 def open_corpus(uri: str) -> Corpus:
-    """The corpus at a folder or s3:// prefix.
+    """Return the corpus at a folder or an s3:// prefix.
 
     Raises:
-        CorpusError: no corpus there, or its manifest is damaged or of another version.
+        CorpusError: there is no corpus, or its manifest is damaged or of another version.
         StoreError: the store cannot be read.
     """
     store = open_store(uri)
@@ -203,12 +212,12 @@ def open_corpus(uri: str) -> Corpus:
 
 
 def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> VerifyReport:
-    """Read and check every byte: manifest, tokenizer, blocks, and what lies between and behind them.
+    """Read and verify every byte of a corpus: manifest, tokenizer, blocks, and the bytes between and after them.
 
-    `report` as in `verify_files`.
+    `report`: as for `verify_files`.
 
     Raises:
-        CorpusError: the manifest itself is missing or damaged, so there is nothing to check the rest against.
+        CorpusError: the manifest is missing or damaged, so nothing can be verified against it.
         StoreError: the store cannot be read.
     """
     corpus = open_corpus(uri)
@@ -217,8 +226,16 @@ def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> V
 
 @dataclass(frozen=True)
 class ShownDocument:
-    """A document as training sees it: where it lies, and its sentences decoded from their tokens; of a corpus of
-    `pairs`, an example and its texts."""
+    """A document as training sees it. In a corpus of pairs it is an example, and its sentences are the example's texts.
+
+    Attributes:
+        shard: key of the shard, relative to the corpus root.
+        block: number of the block in its split.
+        document: number of the document in its block.
+        tokens: number of tokens.
+        sentences: texts decoded from the tokens.
+        pairs: kinds of the texts in a corpus of pairs; None in a corpus of plain text.
+    """
 
     shard: str
     block: int
@@ -229,11 +246,11 @@ class ShownDocument:
 
 
 def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[ShownDocument]:
-    """`count` documents of a split from number `index` on, in the order they lie in its blocks.
+    """Return `count` documents of a split from number `index` on, in the order of its blocks; fewer at its end.
 
     Raises:
-        CorpusError: the split has fewer documents, or holds a tokenizer that is not its own.
-        CorruptBlock, StoreError: a block that cannot be read.
+        CorpusError: the split has no document `index`, or the corpus's copy of its tokenizer is another tokenizer.
+        CorruptBlock, StoreError: a block cannot be read.
     """
     corpus = open_corpus(uri)
     table = corpus.table(split)
@@ -242,7 +259,7 @@ def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[Sh
     if not 0 <= index < total:
         raise CorpusError(
             f"{corpus.store.uri}: no document {index} in split {split}",
-            remedy=f"it has {total} documents, numbered from 0",
+            remedy=f"choose a lower number: the split has {total} documents, numbered from 0",
         )
     tokenizer = corpus.tokenizer()
     shown: list[ShownDocument] = []

@@ -1,6 +1,6 @@
-"""The corpus manifest: which blocks exist, where, and the hash of each; and the keys of a corpus that is being built.
+"""The corpus manifest, which lists every block with its place and hash; and the keys of a corpus that is being built.
 
-A corpus exists once its manifest does. Everything under `build/` is deleted then.
+A corpus exists once its manifest does. Then everything under `build/` is deleted.
 """
 
 import hashlib
@@ -27,51 +27,57 @@ class BuildLayout:
 
     Attributes:
         output: URI of the corpus.
-        build: hash of the configuration. Keys under `build/` contain it, so that what a late task of an abandoned build
-            writes is never taken for ours.
+        build: hash of the configuration. Keys under `build/` contain it, so that files that a late task of an abandoned
+            build writes are not mistaken for ours.
     """
 
     output: str
     build: str
 
     def open(self) -> Store:
-        """The store at the corpus root."""
+        """Return the store at the corpus root."""
         return open_store(self.output)
 
     def hashes(self, split: int) -> str:
-        """The document hashes of a split, sorted."""
+        """Return the key of a split's sorted document hashes."""
         return f"{BUILD}{self.build}/hashes/{split:06d}.bin"
 
     def drops(self, partition: int) -> str:
-        """The numbers of the later copies among the documents whose hashes fall in one partition."""
+        """Return the key of one partition's list of documents that are copies of an earlier document."""
         return f"{BUILD}{self.build}/drops/{partition:03d}.bin"
 
     def unigram(self, split: int) -> str:
-        """Token counts of a split's training shard: [vocab_size] int64."""
+        """Return the key of the token counts of a split's training shard: [vocab_size] int64."""
         return f"{BUILD}{self.build}/unigrams/{split:06d}.bin"
 
     def words(self, name: str) -> str:
-        """A copy of one of the files of words, for the workers."""
+        """Return the key of the workers' copy of one of the files of words."""
         return f"{BUILD}{self.build}/words/{name}"
 
     def receipt(self, stage: str, task: int) -> str:
-        """The receipt of a finished task."""
+        """Return the key of the receipt of a finished task."""
         return f"{BUILD}{self.build}/receipts/{stage}/{task:06d}.json"
 
 
 def shard_name(split: int) -> str:
-    """The beginning of the names of a split's shards, and of the keys of their samples."""
+    """Return the prefix of the names of a split's shards and of the keys of their samples."""
     return f"{split:06d}"
 
 
 def shard_key(part: str, split: int) -> str:
-    """The shard of a split that goes to `part`: train or heldout."""
+    """Return the key of a split's shard in `part`: train or heldout."""
     return f"{part}/{shard_name(split)}.tar"
 
 
 @dataclass(frozen=True)
 class WrittenBlock:
-    """One block: bytes [offset, offset + length) of its shard, counts, blake2b hash (16 bytes, hex)."""
+    """A block that was written: bytes [offset, offset + length) of its shard.
+
+    Attributes:
+        offset, length: place in the shard, in bytes.
+        tokens, sentences, documents: counts.
+        digest: blake2b hash of its bytes (16 bytes, hex).
+    """
 
     offset: int
     length: int
@@ -83,7 +89,7 @@ class WrittenBlock:
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A closed shard: size in bytes, hash of all of them, its blocks in order."""
+    """A shard that was written. `size`: in bytes; `digest`: hash of all its bytes; `blocks`: its blocks in order."""
 
     size: int
     digest: str
@@ -95,15 +101,15 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class BlockTable:
-    """One split's B blocks, a column per attribute (a 40-billion-token corpus has tens of thousands of rows).
+    """The table of one split's B blocks, a column per attribute. 40 billion tokens are tens of thousands of blocks.
 
     Attributes:
-        shard: [B] int32, index into `shards`.
+        shard: [B] int32, index of the block's shard in `shards`.
         offset: [B] int64, byte offset of the block's first tar header in its shard.
         length: [B] int64, bytes from there to the end of the block's last tar member (padding included).
         tokens, sentences, documents: [B] int64 counts.
         digest: B hex digests (blake2b, 16 bytes) of those `length` bytes.
-        shards: shard keys relative to the corpus root.
+        shards: keys of the shards, relative to the corpus root.
     """
 
     shard: NDArray[np.int32]
@@ -119,28 +125,28 @@ class BlockTable:
         return len(self.shard)
 
     def key(self, index: int) -> str:
-        """The shard that holds block `index`, relative to the corpus root."""
+        """Return the key of the shard that holds block `index`, relative to the corpus root."""
         return self.shards[int(self.shard[index])]
 
     def place(self, index: int) -> str:
-        """Where block `index` is, for messages: shard, block number in the split, byte range."""
+        """Return the place of block `index` for messages: shard, block number in the split, byte range."""
         start = int(self.offset[index])
         return f"{self.key(index)}, block {index}, bytes {start} to {start + int(self.length[index])}"
 
 
 @dataclass(frozen=True)
 class HeldoutRule:
-    """What was held out of a corpus.
+    """The rule by which text was held out of a corpus.
 
     Attributes:
-        unit: whole documents, or stretches of them between the bounds of paragraphs (in a long paragraph, of
-            sentences).
-        below: a document is held out if the low word of its hash is below this. A stretch is held out if that is true
-            of the paragraph with which it ends.
-        length: bytes of a stretch on average.
-        trained: low words below `below` that are trained on nevertheless, because their paragraphs end too many
+        unit: unit that is held out: a whole document, or a stretch of one between ends of paragraphs (in a long
+            paragraph, ends of sentences).
+        below: bound of the low word of a hash. A document is held out if the low word of its hash is below the bound, a
+            stretch if that of its last paragraph is.
+        length: mean length of a stretch in bytes.
+        trained: low words below `below` that are nevertheless trained on, because their paragraphs end too many
             stretches.
-        by_tokens: documents with text unknown to the tokenizer are divided by the hash of their tokens, so that
+        by_tokens: whether documents with text unknown to the tokenizer are split by the hash of their tokens, so that
             documents that differ only in unknown words are on the same side. Only if there are many documents.
     """
 
@@ -151,48 +157,49 @@ class HeldoutRule:
     by_tokens: bool = False
 
     def holds_out(self, low: int) -> bool:
-        """Whether a document or paragraph with this low word is held out."""
+        """Return whether a document or paragraph with this low word is held out."""
         return low < self.below and low not in self.trained
 
 
 @dataclass(frozen=True)
 class PairTexts:
-    """Every document of the corpus is an example: its sentences are query, positive and so many negatives, each a whole
-    text."""
+    """The texts of an example in a corpus of pairs. Every document is an example.
+
+    Its sentences are a query, a positive and `negatives` negatives, each a whole text.
+    """
 
     negatives: int
 
     @property
     def texts(self) -> int:
-        """Number of texts of an example."""
+        """Number of texts in an example."""
         return 2 + self.negatives
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each of them is."""
+        """Name of each text of an example, in order."""
         return ("query", "positive", *(f"negative {number + 1}" for number in range(self.negatives)))
 
 
 @dataclass(frozen=True)
 class CorpusManifest:
-    """A complete corpus.
+    """The manifest of a complete corpus.
 
     Attributes:
-        tokenizer_hash: hash of the tokenizer that made the tokens (`Tokenizer.hash`).
+        tokenizer_hash: hash of the tokenizer with which the corpus was built (`Tokenizer.hash`).
         vocab_size: number of ids of that tokenizer.
-        heldout_fraction: share of documents (by document hash) in the held-out split, as it was asked for.
-        train, heldout: the blocks of each split.
+        heldout_fraction: requested share of documents (by document hash) in the held-out split.
+        train, heldout: tables of the blocks of each split.
         unigram: [vocab_size] int64, token counts of the training split.
-        shard_sizes, shard_digests: whole-file size and hash per shard key, so that any flipped byte is found.
-        counts: documents read, duplicates dropped and the like, for `corpus stats`.
-        options: how the corpus was built (inputs, options), for the record and for continuing.
-        document_lengths: entry k counts the training documents of 2**k to 2**(k + 1) - 1 tokens.
-        skipped: the first hundred bad records that were left out, with file and line or row, and why.
-        left_out: the first hundred files among the inputs that were not read, and why.
-        tokenizer_files: hash (blake2b, 16 bytes) per key of the tokenizer's copy below the corpus root.
-        heldout_rule: what was held out instead, if that share of the documents would have been too little or too much.
-        pairs: the texts of an example, in a corpus of pairs; None in a corpus of plain text.
-        words: what decided where stored units begin; None where none are stored.
+        shard_sizes, shard_digests: size in bytes and hash of each whole shard, by key, so that any flipped byte is
+        found. counts: numbers of documents read, duplicates dropped and the like, for `corpus stats`. options: inputs
+        and options of the build, for information and for continuing it. document_lengths: numbers of training
+        documents by length; entry k counts those of 2**k to 2**(k + 1) - 1 tokens. skipped: first hundred bad records
+        that were skipped: file, line or row, and reason. left_out: first hundred files among the inputs that were not
+        read, and reasons. tokenizer_files: hashes (blake2b, 16 bytes) of the files of the tokenizer's copy, by key.
+        heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was. pairs: texts
+        of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
+        stored units begin; None if no units are stored.
     """
 
     tokenizer_hash: str
@@ -215,15 +222,15 @@ class CorpusManifest:
 
     @property
     def word_rules(self) -> int:
-        """Which version of `data_service.tokenizers.words` says where words begin: that of the build, 1 or 2."""
+        """Version, 1 or 2, of the rules in `data_service.tokenizers.words` with which the corpus was built."""
         rules = self.options.get("rules")
         return 2 if isinstance(rules, int) and rules >= 2 else 1
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) of everything that decides what a run sees: blocks, shards, tokenizer, where words begin.
+        """sha256 (hex) of everything that determines a run's samples: blocks, shards, tokenizer, beginnings of words.
 
-        It does not cover where the text came from (`options`, `counts`): the same tokens are the same data.
+        It does not cover where the text came from (`options`, `counts`), because the same tokens are the same data.
         """
         content = hashlib.sha256()
         identity: list[object] = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
@@ -249,7 +256,7 @@ class CorpusManifest:
 def block_table(
     rows: list[tuple[int, int, int, int, int, int]], digest: list[str], shards: list[str]
 ) -> BlockTable:
-    """A table from rows of (shard, offset, length, tokens, sentences, documents), in block order."""
+    """Return a table from rows of (shard, offset, length, tokens, sentences, documents), in block order."""
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     shard, offset, length, tokens, sentences, documents = (np.ascontiguousarray(column) for column in columns)
     return BlockTable(

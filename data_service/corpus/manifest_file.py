@@ -1,6 +1,6 @@
-"""manifest.json: the manifest as compact columnar JSON under a hash of its own bytes.
+"""manifest.json: the manifest as compact columnar JSON, with a hash of the exact bytes of its content.
 
-The hash covers the exact bytes of the content: a flipped byte is caught even where the JSON still parses.
+So a flipped byte is found even if the JSON can still be parsed.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ class _Content(_Strict):
             raise ValueError(f"{len(self.unigram)} unigram counts for {self.vocab_size} ids")
         shards = {*self.train.shards, *self.heldout.shards}
         if shards != set(self.shard_sizes) or shards != set(self.shard_digests):
-            raise ValueError("the sizes and hashes are not those of the shards that hold the blocks")
+            raise ValueError("the shards with sizes and hashes are not the shards that hold the blocks")
         for table in (self.train, self.heldout):
             for shard, offset, length in zip(table.shard, table.offset, table.length, strict=True):
                 if offset + length > self.shard_sizes[table.shards[shard]]:
@@ -91,7 +91,7 @@ class _Content(_Strict):
 
 
 def dump_manifest(manifest: CorpusManifest) -> bytes:
-    """The bytes of manifest.json: the same manifest always gives the same bytes."""
+    """Return the bytes of manifest.json. The same manifest always gives the same bytes."""
     content: dict[str, object] = {
         "tokenizer_hash": manifest.tokenizer_hash,
         "vocab_size": manifest.vocab_size,
@@ -112,7 +112,7 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["pairs"] = asdict(manifest.pairs)
     if manifest.words is not None:
         content["words"] = manifest.words.model_dump(mode="json", exclude_none=True)
-    # Programs from before these keys read what has none of them.
+    # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
@@ -121,19 +121,19 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
 
 
 def parse_manifest(data: bytes, place: str) -> CorpusManifest:
-    """The manifest in `data`; `place` names the file in messages.
+    """Return the manifest in `data`. `place`: the name of the file in messages.
 
     Raises:
-        CorpusError: the bytes are damaged, foreign, or of a version that this program does not know.
+        CorpusError: the bytes are damaged, not a manifest, or of a version that this program does not know.
     """
     head = _HEAD.match(data)
     if head is None or not data.endswith(_TAIL):
-        _damaged(place, "it does not begin and end as a corpus manifest does")
+        _damaged(place, "its beginning or end is not that of a corpus manifest")
     if int(head[1]) > VERSION:
         raise CorpusError(newer(place), remedy=REMEDY)
     if int(head[1]) != VERSION:
         raise CorpusError(
-            f"{place}: manifest version {int(head[1])}, this program reads version {VERSION}",
+            f"{place} has version {int(head[1])}, but this program reads version {VERSION}",
             remedy="use the version of maskfleet that built the corpus, or build the corpus again",
         )
     body = data[head.end() : -len(_TAIL)]
@@ -152,10 +152,10 @@ def save_manifest(store: Store, manifest: CorpusManifest) -> None:
 
 
 def load_manifest(store: Store) -> CorpusManifest:
-    """The manifest of the corpus at the store's root.
+    """Return the manifest of the corpus at the store's root.
 
     Raises:
-        CorpusError: no corpus there, or its manifest is damaged or of another version.
+        CorpusError: there is no corpus, or its manifest is damaged or of another version.
         StoreError: the store cannot be read.
     """
     try:
@@ -168,7 +168,7 @@ def load_manifest(store: Store) -> CorpusManifest:
 def no_corpus(uri: str) -> CorpusError:
     return CorpusError(
         f"no corpus at {uri}: it has no {MANIFEST}",
-        remedy="check the address; if a build was interrupted, run the same `maskfleet corpus build` again",
+        remedy="check the URI; if a build was interrupted, run the same `maskfleet corpus build` again",
     )
 
 

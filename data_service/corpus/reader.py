@@ -1,7 +1,7 @@
-"""Reads blocks by range, with one request and one hash each. Standard library and NumPy only.
+"""Reads blocks of a corpus with one ranged request and one hash each. Needs only the standard library and NumPy.
 
-Arrays are views into the bytes that were read, never copies. A block of 1 M tokens costs its request and its hash,
-about a millisecond for 2 MB.
+Arrays are views into the bytes that were read, never copies. So reading a block costs a request and a hash: about a
+millisecond for 1 M tokens (2 MB).
 """
 
 import re
@@ -26,21 +26,23 @@ _NPY_HEADER = re.compile(
 )
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"
 MEMBERS: Mapping[Level, str] = {"word": "words.npy", "phrase": "phrases.npy", "entity": "entities.npy"}
-"""The members of a block that say where units begin, where they were stored."""
+"""Names of a block's tar members that say where units of each level begin. They exist if the build stored them."""
 
 
 def read_block(store: Store, table: BlockTable, index: int) -> Block:
-    """Block `index` of a split as read-only views of verified bytes. `store` is rooted at the corpus.
+    """Return block `index` of a split as read-only views of verified bytes. `store`: the store at the corpus root.
 
     Raises:
-        CorruptBlock: the stored bytes do not match the manifest's hash, however often they are read.
-        KeyMissing, Truncated, StoreError: the shard is gone, cut short, or cannot be reached.
+        CorruptBlock: the stored bytes do not match the manifest's hash, even when they are read again.
+        KeyMissing: the shard does not exist.
+        Truncated: the shard ends before the block does.
+        StoreError: the store cannot be read.
     """
     return to_block(read_block_bytes(store, table, index), store, table, index)
 
 
 def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
-    """The block's bytes in its shard: one tar sample. Raises as `read_block`."""
+    """Return the verified bytes of a block, which are one tar sample. Raises as `read_block`."""
     start, length, expected = int(table.offset[index]), int(table.length[index]), table.digest[index]
     mismatch = _corrupt(_place(store, table, index), "its bytes do not match the manifest's hash")
     return read_verified(
@@ -49,21 +51,23 @@ def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
 
 
 def to_block(data: bytes, store: Store, table: BlockTable, index: int) -> Block:
-    """The block in its verified bytes. Raises CorruptBlock if they are not the block that the table lists."""
+    """Return the block in verified bytes. Raises CorruptBlock: they are not a block, or not of the listed size."""
     place = _place(store, table, index)
     block = parse_block(data, place)
     found = (len(block.tokens), len(block.sentences) - 1, len(block.documents) - 1)
     listed = (int(table.tokens[index]), int(table.sentences[index]), int(table.documents[index]))
     if found != listed:
-        raise _corrupt(place, f"it holds {found} tokens, sentences and documents, the manifest says {listed}")
+        raise _corrupt(
+            place, f"it holds {found} tokens, sentences and documents, but the manifest says {listed}"
+        )
     return block
 
 
 def parse_block(data: bytes, place: str) -> Block:
-    """The block in the bytes of one tar sample, as views of `data`; `place` names it in messages.
+    """Return the block in the bytes of one tar sample, as views of `data`. `place`: the block's name in messages.
 
     Raises:
-        CorruptBlock: these bytes are not a block.
+        CorruptBlock: the bytes are not a block.
     """
     try:
         members = {name.partition(".")[2]: _parse_npy(body) for name, body in _members(memoryview(data))}
@@ -75,12 +79,12 @@ def parse_block(data: bytes, place: str) -> Block:
         or sentences.dtype != np.int64
         or documents.dtype != np.int64
     ):
-        raise _corrupt(place, f"it has types {tokens.dtype}, {sentences.dtype}, {documents.dtype}")
+        raise _corrupt(place, f"its arrays have types {tokens.dtype}, {sentences.dtype}, {documents.dtype}")
     if not (_cuts(sentences, len(tokens)) and _cuts(documents, len(sentences) - 1)):
-        raise _corrupt(place, "its boundaries are not those of its tokens")
+        raise _corrupt(place, "its boundaries of sentences or documents do not fit its tokens")
     units = {level: members[MEMBERS[level]] for level in LEVELS if MEMBERS[level] in members}
     if any(bits.dtype != np.uint8 or len(bits) != -(-len(tokens) // 8) for bits in units.values()):
-        raise _corrupt(place, "its units are not a bit for each of its tokens")
+        raise _corrupt(place, "its table of units does not have one bit for each token")
     return Block(tokens, sentences, documents, units)
 
 
@@ -96,13 +100,13 @@ def _members(data: memoryview) -> Iterator[tuple[str, memoryview]]:
 def _parse_npy(body: memoryview) -> NDArray[Any]:
     header = _NPY_HEADER.match(body)
     if header is None:
-        raise ValueError(f"not a one-dimensional array of integers: {bytes(body[:80])!r}")
+        raise ValueError(f"a member is not a one-dimensional array of integers: {bytes(body[:80])!r}")
     kind, count = header.groups()
     return np.frombuffer(body, dtype=np.dtype(kind.decode()), count=int(count), offset=header.end())
 
 
 def _cuts(boundaries: NDArray[np.int64], end: int) -> bool:
-    """Whether `boundaries` cut 0..end into pieces, none of them empty."""
+    """Return whether `boundaries` cut the range from 0 to `end` into pieces of which none is empty."""
     if len(boundaries) == 0 or boundaries[0] != 0 or boundaries[-1] != end:
         return False
     return bool((boundaries[1:] > boundaries[:-1]).all())
@@ -116,5 +120,5 @@ def _corrupt(place: str, problem: str) -> CorruptBlock:
     return CorruptBlock(
         f"{place}: {problem}",
         remedy="restore the shard from a copy, or build the corpus again into an empty folder; "
-        "`maskfleet corpus verify` lists all that is damaged",
+        "`maskfleet corpus verify` lists all damage",
     )

@@ -1,8 +1,9 @@
-"""Where words and a lexicon's units begin in text: what is asked for, the segmenters, and what a corpus keeps of them.
+"""Finds the words and a lexicon's units in text: the options, the segmenters, and the record that a corpus keeps of
+them.
 
-Entries of a list of words are found from left to right, the longest at each place. A run of letters of a script with
-spaces, or of digits, is never cut: `cat` is not found in `cats`. Marks that join the character before them (vowel
-signs, accents) are not cut off either.
+Entries of a list of words are found from left to right, the longest at each place. A run of digits, or of letters of a
+script with spaces, is never cut: `cat` is not found in `cats`. Marks that combine with the character before them (vowel
+signs, accents) are never separated from it.
 """
 
 import hashlib
@@ -29,15 +30,19 @@ SegmenterName = Literal["jieba", "longest_match", "field"]
 
 
 class WordOptions(BaseModel):
-    """How to find words and other units of the text.
+    """Options for finding words and other units of the text.
 
     Attributes:
-        segmenter: jieba; the longest words of a file, from left to right; or a field of the input that holds each
-            document's words already (LTP's, HanLP's and others' output). None: no words, only a lexicon's units.
-        dictionary: URI of a file of words: of `longest_match`, or in place of jieba's own (`word frequency` a line).
-        user_words: URI of a file of words that jieba is to know besides (`word [frequency] [tag]` a line).
-        field: of the input, a list of words, a list of sentences that are lists of words, or words with spaces between.
-        lexicon: URI of a file of entities and phrases, `text <TAB> entity` or `text <TAB> phrase` a line.
+        segmenter: `jieba`; `longest_match`: the longest words of a file, from left to right; `field`: a field of the
+            input that already holds each document's words (output of LTP, HanLP and others). None: no words, only a
+            lexicon's units.
+        dictionary: URI of a file of words, for `longest_match`, or to replace jieba's dictionary (`word frequency` a
+            line).
+        user_words: URI of a file of words to add to jieba's dictionary (`word [frequency] [tag]` a line).
+        field: name of the input's field of words. It holds a list of words, a list of sentences that are lists of
+        words,
+            or words separated by spaces.
+        lexicon: URI of a file of entities and phrases (`text <TAB> entity` or `text <TAB> phrase` a line).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,7 +56,7 @@ class WordOptions(BaseModel):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.segmenter is None and self.lexicon is None:
-            raise ValueError("neither a segmenter nor a lexicon is given")
+            raise ValueError("neither a segmenter nor a lexicon is given; give at least one")
         if self.segmenter == "longest_match" and self.dictionary is None:
             raise ValueError("longest_match takes its words from a dictionary; give one")
         if self.dictionary is not None and self.segmenter not in ("jieba", "longest_match"):
@@ -62,23 +67,23 @@ class WordOptions(BaseModel):
 
     @property
     def input_field(self) -> str | None:
-        """The field of the input that holds words; None if none does."""
+        """Name of the input's field that holds words; None if the words come from elsewhere."""
         return self.field if self.segmenter == "field" else None
 
     def files(self) -> dict[str, str]:
-        """URIs of the files of words, by what they are."""
+        """Return the URIs of the files of words, by the name of the option."""
         named = {"dictionary": self.dictionary, "user_words": self.user_words, "lexicon": self.lexicon}
         return {name: uri for name, uri in named.items() if uri is not None}
 
 
 class Segmentation(BaseModel):
-    """What decided where units begin in a corpus: part of its identity.
+    """The segmentation that decided where units begin in a corpus. It is part of the corpus's identity.
 
     Attributes:
-        segmenter: its name; None if only a lexicon's units are stored.
-        version: of the segmenter.
-        field: of the input, if the words came with it.
-        dictionary, user_words, lexicon: sha256 (hex) of each file of words; None where there was none.
+        segmenter: name of the segmenter; None if only a lexicon's units are stored.
+        version: version of the segmenter.
+        field: name of the input's field that held the words; None if they came from elsewhere.
+        dictionary, user_words, lexicon: sha256 (hex) of each file of words; None if it was not given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,7 +97,7 @@ class Segmentation(BaseModel):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """What is stored."""
+        """Levels of units that are stored."""
         words: tuple[Level, ...] = () if self.segmenter is None else ("word",)
         return words if self.lexicon is None else (*words, "phrase", "entity")
 
@@ -102,7 +107,7 @@ _RUN = re.compile(rf"[^\W_{_UNSPACED}]{{2,}}")
 
 
 class WordList:
-    """Finds words. Immutable, and made once a process."""
+    """A list of words that finds its entries in text. It is immutable and made once in a process."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words = frozenset(words)
@@ -112,7 +117,7 @@ class WordList:
         self._lengths = {first: tuple(sorted(found, reverse=True)) for first, found in lengths.items()}
 
     def find(self, text: str) -> list[tuple[int, int]]:
-        """(start, end) of the entries in `text`, from left to right, at each place the longest that begins there."""
+        """Return (start, end) of the entries in `text`, from left to right, the longest at each place."""
         inside = uncut(text)
         found: list[tuple[int, int]] = []
         at = 0
@@ -124,7 +129,7 @@ class WordList:
         return found
 
     def _longest(self, text: str, at: int, inside: bytearray) -> int:
-        """Where the longest entry that begins at `at` ends; 0 if none does."""
+        """Return the end of the longest entry that begins at `at`; 0 if none begins there."""
         for length in self._lengths.get(text[at], ()):
             stop = at + length
             if stop <= len(text) and not inside[stop] and text[at:stop] in self._words:
@@ -133,7 +138,8 @@ class WordList:
 
 
 def uncut(text: str) -> bytearray:
-    """[len(text) + 1]: 1 where no word may begin, as it would cut a run of letters, or a mark off its character."""
+    """Return [len(text) + 1]: 1 where no word may begin, inside a run of letters or between a character and its
+    mark."""
     inside = bytearray(len(text) + 1)
     for run in _RUN.finditer(text):
         inside[run.start() + 1 : run.end()] = b"\1" * (run.end() - run.start() - 1)
@@ -144,31 +150,32 @@ def uncut(text: str) -> bytearray:
     return inside
 
 
-_OWN_VERSION = "1"  # of the rules in this module
+_OWN_VERSION = "1"  # version of the rules in this module
 _Sizes = Callable[[str], Iterable[int]]
-"""The characters of each word of a sentence, in order: together all of it."""
+"""A function that returns the number of characters of each word of a sentence, in order. They add up to its length."""
 
 
 def resolve(options: WordOptions) -> tuple[Segmentation, dict[str, bytes]]:
-    """What the options mean today, and the content of the files that they name.
+    """Return the segmentation that the options describe now, and the content of the files that they name.
 
     Raises:
-        InputError: a file that is not there or cannot be used; jieba is not installed.
-        StoreError: a file that cannot be read.
+        InputError: a file is missing or has the wrong content, or jieba is not installed.
+        StoreError: a file cannot be read.
     """
     files = {name: _read(uri) for name, uri in options.files().items()}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     version = str(_jieba().__version__) if options.segmenter == "jieba" else _OWN_VERSION
     found = Segmentation(segmenter=options.segmenter, version=version, field=options.input_field, **hashes)
-    UnitFinder(found, files)  # says now what is wrong with a file
+    UnitFinder(found, files)  # raises if a file has the wrong content
     return found, files
 
 
 class UnitFinder:
-    """Finds the units of sentences.
+    """A finder of the units of sentences.
 
     Raises:
-        InputError: a file of words that cannot be used; jieba is not installed.
+        InputError: a file of words has the wrong content; jieba is not installed, or has another version than at the
+            start of the build.
     """
 
     def __init__(self, segmentation: Segmentation, files: Mapping[str, bytes]) -> None:
@@ -182,12 +189,12 @@ class UnitFinder:
             self._lists = {"phrase": WordList(entries), "entity": WordList(entities)}
 
     def find(self, sentences: Sequence[str], given: bytes) -> NDArray[np.bool_]:
-        """[levels, characters] of all sentences end to end: a unit begins here.
+        """Return [levels, characters] bool: whether a unit of each level begins at each character.
 
         Args:
-            sentences: text.
-            given: for each of their characters that is no white space, 1 if a word begins there, else 0. Used by the
-                segmenter `field` only.
+            sentences: texts; their characters are numbered as if the texts were joined.
+            given: for each of their characters that is not white space, 1 if a word begins there, else 0. Only the
+                segmenter `field` uses it.
         """
         size = sum(map(len, sentences))
         starts = np.zeros((len(LEVELS), size), dtype=np.bool_)
@@ -202,7 +209,7 @@ class UnitFinder:
 
 
 def spaces(text: str) -> NDArray[np.bool_]:
-    """[characters], which of them are white space."""
+    """Return [characters] bool: which characters of `text` are white space."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     return np.isin(codes, _SPACES)
 
@@ -215,14 +222,16 @@ _SPACES = np.array(
 def units_of_tokens(
     starts: NDArray[np.bool_], text: str, places: NDArray[np.int64], firsts: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """[levels, T], which tokens begin a unit: those whose text, white space before it aside, begins with a unit's first
-    character. Of several tokens that are parts of one character, the first.
+    """Return [levels, T] bool: which tokens begin a unit.
+
+    A token begins a unit if its text, without leading white space, begins with a unit's first character. If several
+    tokens are parts of one character, only the first of them does.
 
     Args:
-        starts: [levels, characters] as `UnitFinder.find` gives it.
-        text: the sentences end to end.
-        places: [T], the character at which each token begins.
-        firsts: numbers of the tokens that are their sentence's first.
+        starts: [levels, characters] bool, as `UnitFinder.find` returns it.
+        text: the joined sentences.
+        places: [T] int64, character at which each token begins.
+        firsts: numbers of the tokens that begin a sentence.
     """
     size = len(text)
     following = np.where(spaces(text), size, np.arange(size))
@@ -235,9 +244,9 @@ def units_of_tokens(
 
 
 def spelt_words(text: str, words: Sequence[str]) -> bytes:
-    """For each character of `text` that is no white space, 1 if one of `words` begins there, else 0.
+    """Return for each character of `text` that is not white space 1 if one of `words` begins there, else 0.
 
-    Raises ValueError: the words are not the text, white space aside; the message says where they differ.
+    Raises ValueError: the joined words differ from the text, white space ignored. The message says where.
     """
     plain = ["".join(word.split()) for word in words]
     whole = "".join(text.split())
@@ -246,10 +255,10 @@ def spelt_words(text: str, words: Sequence[str]) -> bytes:
         for number, word in enumerate(plain):
             if not whole.startswith(word, at):
                 raise ValueError(
-                    f"word {number} is {word[:20]!r}, and the text goes on {whole[at : at + 20]!r}"
+                    f"word {number} is {word[:20]!r}, but the text continues with {whole[at : at + 20]!r}"
                 )
             at += len(word)
-        raise ValueError(f"after the last word the text goes on {whole[at : at + 20]!r}")
+        raise ValueError(f"after the last word the text continues with {whole[at : at + 20]!r}")
     found = bytearray(len(whole))
     for at in accumulate(map(len, filter(None, plain[:-1])), initial=0):
         if at < len(whole):
@@ -258,7 +267,7 @@ def spelt_words(text: str, words: Sequence[str]) -> bytes:
 
 
 def _with_entries(sentences: Sequence[str], words: WordList) -> NDArray[np.bool_]:
-    """[characters]: an entry of the list begins here, or a character outside of all entries."""
+    """Return [characters] bool: which characters begin an entry of the list or lie outside all entries."""
     starts = np.ones(sum(map(len, sentences)), dtype=np.bool_)
     offset = 0
     for sentence in sentences:
@@ -282,7 +291,7 @@ def _word_sizes(segmentation: Segmentation, files: Mapping[str, bytes]) -> _Size
 
 
 def _longest_sizes(words: WordList, sentence: str) -> list[int]:
-    """Of the entries of the list, of runs of letters, and of all other characters by themselves."""
+    """Return the sizes of a sentence's words: entries of the list, runs of letters, and other single characters."""
     inside = uncut(sentence)
     for start, stop in words.find(sentence):
         inside[start + 1 : stop] = b"\1" * (stop - start - 1)
@@ -296,19 +305,22 @@ def _jieba() -> Any:
     except ModuleNotFoundError as error:
         raise InputError(
             "the segmenter jieba needs the package jieba, which is not installed",
-            remedy="pip install 'maskfleet[chinese]', or segment with a file of words (longest_match)",
+            remedy="pip install 'maskfleet[chinese]', or use the segmenter longest_match with a file of words",
         ) from error
 
 
 def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> Any:
-    """A jieba filled here: by itself it would read a cache that anyone may write in the temporary folder."""
+    """Return a jieba tokenizer with its dictionary loaded.
+
+    We load it, because jieba would read a cache in the temporary folder, which anyone may write.
+    """
     jieba = _jieba()
     if str(jieba.__version__) != segmentation.version:
         raise InputError(
-            f"this machine has jieba {jieba.__version__}, and the build began with {segmentation.version}",
+            f"this machine has jieba {jieba.__version__}, but the build began with jieba {segmentation.version}",
             remedy="install the same version on all machines",
         )
-    import_module("jieba.finalseg").Force_Split_Words.clear()  # what an earlier dictionary left
+    import_module("jieba.finalseg").Force_Split_Words.clear()  # words of an earlier dictionary
     tokenizer = jieba.Tokenizer()
     own = files.get("dictionary")
     try:
@@ -326,7 +338,7 @@ def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> 
 
 
 def _lines(content: bytes, what: str) -> list[tuple[int, str]]:
-    """(number, text) of the lines that are not blank."""
+    """Return (number, text) of the lines that are not blank."""
     try:
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -335,10 +347,10 @@ def _lines(content: bytes, what: str) -> list[tuple[int, str]]:
 
 
 def _words(content: bytes, what: str) -> list[str]:
-    """The first word of each line: what follows, as a frequency, is not used."""
+    """Return the first word of each line. The rest of a line, such as a frequency, is ignored."""
     found = [line.split()[0] for _, line in _lines(content, what)]
     if not found:
-        raise InputError(f"the file of {what} holds no word", remedy="give a file with a word a line")
+        raise InputError(f"the file of {what} holds no words", remedy="give a file with one word a line")
     return found
 
 
@@ -353,11 +365,12 @@ def _lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
             case _:
                 raise InputError(
                     f"line {number} of the lexicon is no entry: {line[:60]!r}",
-                    remedy="write `text <TAB> entity` or `text <TAB> phrase` a line",
+                    remedy="write `text <TAB> entity` or `text <TAB> phrase` on each line",
                 )
     if not entries:
         raise InputError(
-            "the lexicon holds no entry", remedy="write `text <TAB> entity` or `text <TAB> phrase` a line"
+            "the lexicon holds no entry",
+            remedy="write `text <TAB> entity` or `text <TAB> phrase` on each line",
         )
     return entries
 
@@ -367,4 +380,4 @@ def _read(uri: str) -> bytes:
     try:
         return open_store(base or ("/" if slash else ".")).get(name)
     except KeyMissing as error:
-        raise InputError(f"{uri}: no such file of words", remedy="check the path") from error
+        raise InputError(f"{uri}: there is no such file of words", remedy="check the path") from error

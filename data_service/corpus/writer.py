@@ -1,6 +1,6 @@
-"""Writes a shard: a plain WebDataset tar, one sample a block, the same blocks always the same bytes.
+"""Writes a shard: a plain WebDataset tar with one sample per block. The same blocks always give the same bytes.
 
-Only this module imports webdataset, which imports torch. Nothing that streams training data imports this module.
+Only this module imports webdataset, which imports torch. No module that streams training data imports it.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _RECORD = 10240  # tar archives are padded to whole records
 
 
 class ShardWriter:
-    """Appends blocks to a new tar file at `path`; keys are `<name>-00000`, `<name>-00001`, ..."""
+    """A writer that appends blocks to a new tar file at `path`. Keys are `<name>-00000`, `<name>-00001`, ..."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._file = path.open("wb")
@@ -28,7 +28,7 @@ class ShardWriter:
         self._blocks: list[WrittenBlock] = []
 
     def write(self, block: Block) -> None:
-        """Append one block. Raises OSError where the disk is full."""
+        """Append one block. Raises OSError: the disk is full."""
         data = _tar_sample(f"{self._name}-{len(self._blocks):05d}", block)
         self._blocks.append(
             WrittenBlock(
@@ -43,14 +43,14 @@ class ShardWriter:
         self._append(data)
 
     def finish(self) -> WrittenShard:
-        """Write the end of the archive; the file is complete on disk when this returns."""
+        """Write the end of the archive and close the file; return its description. Then the file is complete."""
         end = self._offset + 1024  # two zero blocks end an archive
         self._append(bytes(-(-end // _RECORD) * _RECORD - self._offset))
         self._file.close()
         return WrittenShard(self._offset, self._hash.hexdigest(), tuple(self._blocks))
 
     def close(self) -> None:
-        """Let go of the file, finished or not."""
+        """Close the file, finished or not."""
         self._file.close()
 
     def _append(self, data: bytes | memoryview) -> None:
@@ -60,7 +60,7 @@ class ShardWriter:
 
 
 def _tar_sample(key: str, block: Block) -> memoryview:
-    """One sample as tar bytes without the archive's end: such pieces laid end to end are an archive."""
+    """Return one sample as tar bytes without the archive's end. Such samples, one after another, form an archive."""
     buffer = io.BytesIO()
     writer = TarWriter(buffer, user="maskfleet", group="maskfleet", mtime=0)
     writer.write(

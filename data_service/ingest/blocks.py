@@ -63,8 +63,8 @@ class EncodedSentence(NamedTuple):
 def encode_sentences(
     tokenizer: Tokenizer, documents: Sequence[Sequence[str]], *, placed: bool = False
 ) -> list[EncodedSentence]:
-    """Every sentence, in order, of documents as `split_sentences` gives them. Some may have no ids. `placed`: with the
-    places of their tokens, which takes longer."""
+    """Return every sentence, in order, of documents as `split_sentences` gives them. Some may have no ids. `placed`:
+    with the places of their tokens, which takes longer."""
     sentences = [sentence for document in documents for sentence in document]
     runs = list(_runs(sentences, _continuing(tokenizer, documents)))
     together = {run.start + i for run in runs for i in range(len(run.sentences))}
@@ -78,7 +78,7 @@ def encode_sentences(
 
 
 def _continuing(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> list[int]:
-    """Numbers of the sentences whose tokens depend on the sentence before."""
+    """Return numbers of the sentences whose tokens depend on the sentence before."""
     if tokenizer.kind == "wordpiece":
         return []
     at_spaces, after_marks = tokenizer.words_begin_at_spaces, tokenizer.words_begin_after_marks
@@ -92,13 +92,13 @@ def _continuing(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> lis
 
 
 def _is_after_mark(before: str, sentence: str) -> bool:
-    """Whether a letter or digit follows a mark: not the quote with which a word of GPT-2's rule begins ('s)."""
+    """Return whether a letter or digit follows a mark: not the quote with which a word of GPT-2's rule begins ('s)."""
     mark = before[-1]
     return mark != "'" and category(mark)[0] in "PS" and category(sentence[0])[0] in "LN"
 
 
 def _runs(sentences: list[str], continuing: list[int]) -> Iterator[_Run]:
-    """The sentences of `continuing` with those they continue, in runs that are not too long."""
+    """Yield the sentences of `continuing` with those they continue, in runs that are not too long."""
     start = stop = length = 0
     context = ""
     for index in continuing:
@@ -122,7 +122,7 @@ def _encode_alone(tokenizer: Tokenizer, texts: Sequence[str], placed: bool) -> l
 
 
 def _encode_runs(tokenizer: Tokenizer, runs: list[_Run], placed: bool) -> Iterator[EncodedSentence]:
-    """Each sentence of the runs."""
+    """Yield each sentence of the runs."""
     for batch in _batches(runs, [run.text for run in runs]):
         for run, (whole, (first, behind, *others)) in zip(
             batch, _encode_whole(tokenizer, batch, placed), strict=True
@@ -140,7 +140,7 @@ def _encode_runs(tokenizer: Tokenizer, runs: list[_Run], placed: bool) -> Iterat
 def _encode_whole(
     tokenizer: Tokenizer, runs: Sequence[_Run], placed: bool
 ) -> Iterator[tuple[EncodedSentence, list[int]]]:
-    """Each run as if it were a sentence, and how many of its tokens begin before each of its edges."""
+    """Yield each run as if it were a sentence, and how many of its tokens begin before each of its edges."""
     texts, edges = [run.text for run in runs], [run.edges for run in runs]
     if not placed:
         for ids, before in tokenizer.encode_with_edges(texts, edges):
@@ -151,7 +151,8 @@ def _encode_whole(
 
 
 def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:
-    """Items whose texts are about `BATCH` characters: a tokenizer needs a hundred bytes a token while it works."""
+    """Yield items whose texts are about `BATCH` characters: a tokenizer needs a hundred bytes a token while it
+    works."""
     start = characters = 0
     for index, text in enumerate(texts):
         characters += len(text)
@@ -184,7 +185,7 @@ def encode_documents(
     given: Sequence[bytes] = (),
     language: Language = "any",
 ) -> list[EncodedDocument]:
-    """The documents, in order. Sentences without tokens are left out; a document may have no tokens at all.
+    """Return the documents, in order. Sentences without tokens are left out; a document may have no tokens at all.
 
     With a `finder`, units are looked for too; `given`: the words of each document, if its input holds them
     (`spelt_words`). `language`: as for `split_sentences`.
@@ -215,7 +216,7 @@ def encode_documents(
 def _units(
     finder: UnitFinder, sentences: list[str], encoded: list[EncodedSentence], given: bytes
 ) -> NDArray[np.bool_]:
-    """[levels, T], which tokens of all sentences begin a unit."""
+    """Return [levels, T], which tokens of all sentences begin a unit."""
     offsets = accumulate(map(len, sentences), initial=0)
     placed = [
         one.places + offset for one, offset in zip(encoded, offsets, strict=False) if one.places is not None
@@ -228,8 +229,8 @@ def _units(
 
 
 def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[EncodedDocument]:
-    """Examples, in order. Each text becomes one sentence. If one text of an example has no tokens, the example gets
-    none.
+    """Return examples, in order. Each text becomes one sentence. If one text of an example has no tokens, the example
+    gets none.
     """
     encoded = iter(encode_documents(tokenizer, [text for texts in examples for text in texts]))
     found = []
@@ -257,7 +258,7 @@ class BlockBuilder:
         self.tokens += len(document.tokens)
 
     def take(self) -> Block:
-        """The block of what was added, at least one document; the builder is empty afterwards."""
+        """Return the block of what was added, at least one document; the builder is empty afterwards."""
         documents, self._documents, self.tokens = self._documents, [], 0
         found = [document.begins for document in documents if document.begins is not None]
         begins = np.concatenate(found, axis=1) if found else ()

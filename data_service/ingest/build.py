@@ -39,9 +39,7 @@ from data_service.ingest.configuration import (
     refuse_own_output,
     refuse_skipped,
 )
-from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
-from data_service.ingest.inputs import InputFile, InputListing, list_inputs
-from data_service.ingest.kept import (
+from data_service.ingest.deduplicate import (
     CompareReceipt,
     DivideReceipt,
     DivideTask,
@@ -52,6 +50,8 @@ from data_service.ingest.kept import (
     drop_slices,
     plan_partitions,
 )
+from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
+from data_service.ingest.inputs import InputFile, InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
 from data_service.ingest.scan import ScanReceipt, ScanTask, hash_of, scan
@@ -210,7 +210,7 @@ class Passes:
         self.splits = plan_splits(files, options, sizes)
 
     def scan(self) -> list[ScanReceipt]:
-        """The first pass."""
+        """Return the first pass."""
         tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
         try:
             scanned = self._run(StageTasks("reading", tasks, scan, ScanReceipt))
@@ -254,7 +254,7 @@ class Passes:
         tokenizer_hash: str,
         words: Segmentation | None = None,
     ) -> list[WriteReceipt]:
-        """The second pass."""
+        """Return the second pass."""
         tasks = [
             WriteTask(
                 self.layout,
@@ -271,7 +271,7 @@ class Passes:
         return self._run(StageTasks("writing", tasks, write, WriteReceipt))
 
     def _measure(self, files: list[InputFile]) -> dict[str, int]:
-        """Decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
+        """Return decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
         if not files:
             return {}
         tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
@@ -296,7 +296,7 @@ class Passes:
         return run_stage(work, self.layout.open(), self._pool, self._progress)
 
     def _free_output(self) -> None:
-        """Frees the output for another build, because corrected input may make it another one. What was scanned stays:
+        """Free the output for another build, because corrected input may make it another one. What was scanned stays:
         if bad records are skipped, or a file is corrected without a change of its size, it is still the same build.
         """
         self.layout.open().delete(CONFIGURATION)

@@ -51,7 +51,7 @@ def configuration(
     options: BuildOptions,
     words: Segmentation | None = None,
 ) -> Configuration:
-    """Everything that decides the bytes of a corpus, ready for JSON; and two entries that do not.
+    """Return everything that decides the bytes of a corpus, ready for JSON; and two entries that do not.
 
     `inputs` is there for people to read. `input_versions` changes when a file is written again, though its text may be
     the same; only reading it shows that. So receipts name the versions that they were made from, and a corpus holds
@@ -73,7 +73,7 @@ def configuration(
 
 
 def identity(wanted: Configuration) -> str:
-    """A short hash of what decides the output."""
+    """Return a short hash of what decides the output."""
     decisive = {key: value for key, value in wanted.items() if key not in _UNDECIDED}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -94,14 +94,14 @@ def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
 
 
 def content(scanned: Sequence[ScanReceipt]) -> list[str]:
-    """A short hash of the text of each split."""
+    """Return a short hash of the text of each split."""
     return [split.digest[:16] for split in scanned]
 
 
 def refuse_other_text(
     store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[ScanReceipt]
 ) -> None:
-    """Raises CorpusError unless the complete corpus was built from the text that was scanned now."""
+    """Raise CorpusError unless the complete corpus was built from the text that was scanned now."""
     now, there = content(scanned), manifest.options.get(CONTENT)
     then = there if isinstance(there, list) and len(there) == len(now) else [None] * len(now)
     changed = [split for split, digest, before in zip(splits, now, then, strict=True) if digest != before]
@@ -116,7 +116,7 @@ def refuse_other_text(
 
 
 def refuse_skipped(store: Store, manifest: CorpusManifest, options: BuildOptions) -> None:
-    """Raises CorpusError where bad records are to be refused and a complete corpus was built without some."""
+    """Raise CorpusError where bad records are to be refused and a complete corpus was built without some."""
     skipped = manifest.counts.get("skipped", 0)
     if skipped and options.on_bad_records == "error":
         raise CorpusError(
@@ -126,7 +126,7 @@ def refuse_skipped(store: Store, manifest: CorpusManifest, options: BuildOptions
 
 
 def refuse_own_output(store: Store, listing: InputListing) -> None:
-    """Raises InputError where the output holds inputs: a second build would read what the first wrote."""
+    """Raise InputError where the output holds inputs: a second build would read what the first wrote."""
     inside = next(
         (file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None
     )
@@ -161,7 +161,7 @@ def assemble(
     heldout_rule: HeldoutRule,
     progress: ReportProgress,
 ) -> CorpusManifest:
-    """The manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
+    """Return the manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
 
     Raises:
         CorpusError: no document with a token is left for training, or for evaluation though some text was to be held

@@ -32,7 +32,7 @@ _FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` wri
 
 
 def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Every document of a split, empty ones included. If bad records are to be skipped, they are yielded as
+    """Yield every document of a split, empty ones included. If bad records are to be skipped, they are yielded as
     `BadRecord`.
 
     Raises:
@@ -45,7 +45,7 @@ def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadReco
 
 
 def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
-    """The documents alone. Raises as `read_records`."""
+    """Yield the documents alone. Raises as `read_records`."""
     return (record for record in read_records(split, options) if isinstance(record, Text))
 
 
@@ -76,7 +76,7 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
 
 
 def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """The documents of the row groups that begin inside the piece. A record is bad if it is null, not
+    """Yield the documents of the row groups that begin inside the piece. A record is bad if it is null, not
     UTF-8 or too long.
 
     Raises:
@@ -102,7 +102,7 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
 
 
 def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """The documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
+    """Yield the documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
 
     Raises:
         InputError: a damaged file, a column that is missing or not text.
@@ -116,7 +116,7 @@ def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
 
 
 def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns that are read."""
+    """Yield batches of the columns that are read."""
     with_footer = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     stream.seek(0)
     open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
@@ -142,7 +142,7 @@ def _read_rows(
 
 
 def _as_bytes(values: pa.Array) -> list[object]:
-    """Texts as bytes; lists of texts as lists of these."""
+    """Return texts as bytes; lists of texts as lists of these."""
     plain = _plain(values)
     if _is_list(plain.type):
         plain = plain.cast(pa.large_list(plain.type.value_type))
@@ -167,7 +167,7 @@ def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions)
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    """The plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
+    """Return the plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
     if isinstance(values, pa.DictionaryArray):
         return _plain(values.dictionary_decode())
     if isinstance(values, pa.RunEndEncodedArray):

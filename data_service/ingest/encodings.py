@@ -34,7 +34,7 @@ _FEWEST_BYTES_PER_TOKEN = 1.2
 
 
 def encoding_name(name: str) -> str:
-    """Python's name of an encoding of text, "utf-8" for UTF-8 with a mark too.
+    """Return Python's name of an encoding of text, "utf-8" for UTF-8 with a mark too.
 
     Raises:
         ValueError: no such encoding, or none of text.
@@ -50,12 +50,12 @@ def encoding_name(name: str) -> str:
 
 
 def marked_encoding(head: bytes) -> str | None:
-    """The encoding that the byte order mark says with which a file begins; None without one."""
+    """Return the encoding that the byte order mark says with which a file begins; None without one."""
     return next((name for mark, name in _MARKS if head.startswith(mark)), None)
 
 
 def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
-    """`raw`, which begins at byte `offset` of a file, and its offset, without a mark of UTF-8."""
+    """Return `raw`, which begins at byte `offset` of a file, and its offset, without a mark of UTF-8."""
     if offset == 0 and raw.startswith(codecs.BOM_UTF8):
         return raw[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
     return raw, offset
@@ -114,8 +114,8 @@ codecs.register_error(_BAD_BYTE, _stand_in)
 
 
 def encoding_remedy(data: bytes, say: str) -> str | None:
-    """What to do about bytes that are not UTF-8 text, with a guess of their encoding; None without one. `say`: where to
-    say an encoding, `{}` being its name.
+    """Return what to do about bytes that are not UTF-8 text, with a guess of their encoding; None without one. `say`:
+    where to say an encoding, `{}` being its name.
 
     A guess may be wrong, so the remedy shows how the text reads then.
     """
@@ -137,7 +137,8 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
 
 
 def is_odd(text: str) -> bool:
-    """Whether more than one character in a hundred is a control character or U+FFFD: text in the wrong encoding."""
+    """Return whether more than one character in a hundred is a control character or U+FFFD: text in the wrong
+    encoding."""
     data = text.encode(errors="replace")
     odd = len(data) - len(data.translate(None, _CONTROLS))
     if len(data) != len(text):
@@ -146,7 +147,8 @@ def is_odd(text: str) -> bool:
 
 
 def odd_text_warning(odd: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
-    """What is wrong with text of which `odd` documents are so (`is_odd`), or that has so many tokens; None if nothing.
+    """Return what is wrong with text of which `odd` documents are so (`is_odd`), or that has so many tokens; None if
+    nothing.
 
     A vocabulary that was learnt from text in the wrong encoding has a token for every byte of it.
     """

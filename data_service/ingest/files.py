@@ -54,12 +54,12 @@ class _RangedFile(io.RawIOBase):
 
 @lru_cache(maxsize=16)
 def _store_at(root: str) -> Store:
-    """One connection for all files of a folder: opening one to S3 takes longer than reading a small file."""
+    """Return one connection for all files of a folder: opening one to S3 takes longer than reading a small file."""
     return open_store(root)
 
 
 def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> BinaryIO:
-    """The file's stored bytes, from byte `start` on; `chunk` bytes are fetched at a time.
+    """Return the file's stored bytes, from byte `start` on; `chunk` bytes are fetched at a time.
 
     Raises:
         KeyMissing, Truncated: on reading, where the file is gone or shorter than when it was listed.
@@ -70,7 +70,7 @@ def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> Bina
 
 
 def line_start(file: InputFile, position: int) -> int:
-    """The first byte of the line that holds byte `position`, found by reading backwards."""
+    """Return the first byte of the line that holds byte `position`, found by reading backwards."""
     store = _store_at(file.root)
     stop = position
     while stop > 0:
@@ -83,7 +83,7 @@ def line_start(file: InputFile, position: int) -> int:
 
 
 def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
-    """The file's text in UTF-8, decompressed. A mark of UTF-8 is kept, so that positions are those of the file.
+    """Return the file's text in UTF-8, decompressed. A mark of UTF-8 is kept, so that positions are those of the file.
 
     `start` skips that many bytes and is for files alone whose text is stored as it is (`is_stored_plainly`).
 
@@ -101,7 +101,7 @@ def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
 
 
 def open_bytes(file: InputFile) -> BinaryIO:
-    """The file's bytes, decompressed. Raises as `open_text`."""
+    """Return the file's bytes, decompressed. Raises as `open_text`."""
     raw = open_ranged(file)
     if file.compression == "":
         return raw
@@ -111,7 +111,8 @@ def open_bytes(file: InputFile) -> BinaryIO:
 
 @lru_cache(maxsize=1024)
 def is_stored_plainly(file: InputFile) -> bool:
-    """Whether the text is stored as UTF-8, uncompressed, so that it can be cut at any line. Reads its first bytes."""
+    """Return whether the text is stored as UTF-8, uncompressed, so that it can be cut at any line. Reads its first
+    bytes."""
     if file.compression or file.encoding != UTF_8:
         return False
     with open_ranged(file, chunk=MARK_LENGTH) as stream:

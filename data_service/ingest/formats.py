@@ -80,7 +80,7 @@ class LinePlace:
 
 
 def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]:
-    """All lines from the stream's position on, byte `offset` of the file; at most `limit` + 1 bytes of each."""
+    """Yield all lines from the stream's position on, byte `offset` of the file; at most `limit` + 1 bytes of each."""
     while data := stream.readline(limit + 1):
         yield InputLine(offset, data)
         offset += len(data)
@@ -99,7 +99,7 @@ def skip_line(stream: BinaryIO) -> int:
 
 
 def open_piece(piece: FilePiece, start: int) -> BinaryIO:
-    """The text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
+    """Return the text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
 
     Raises:
         InputError: as `open_text`.
@@ -111,7 +111,7 @@ def open_piece(piece: FilePiece, start: int) -> BinaryIO:
 
 
 def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """The documents of a piece of a .txt file. One is bad if it is not UTF-8 or too long."""
+    """Yield the documents of a piece of a .txt file. One is bad if it is not UTF-8 or too long."""
     if options.txt_documents == "blank_line":
         yield from _read_separated(piece, options)
     else:
@@ -121,7 +121,7 @@ def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
 
 
 def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Documents whose first line begins inside the piece, each to its end, which may lie behind the piece."""
+    """Yield documents whose first line begins inside the piece, each to its end, which may lie behind the piece."""
     file, limit = piece.file, options.max_document_bytes
     start = piece.text_start
     if piece.text is None and piece.start:
@@ -143,7 +143,8 @@ def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOption
 
 
 def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of each run of lines that are not blank; of one too long a little more than `limit` bytes."""
+    """Yield (offset, bytes) of each run of lines that are not blank; of one too long a little more than `limit`
+    bytes."""
     run: list[bytes] = []
     first = size = 0
     for line in lines:
@@ -162,7 +163,7 @@ def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, byt
 
 
 def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """The documents of the lines that begin inside the piece.
+    """Yield the documents of the lines that begin inside the piece.
 
     A record is bad if its line is not UTF-8, not a JSON object, without the field, or if that is not text; and if the
     document is too long.
@@ -229,7 +230,7 @@ def _one_a_line(text: str) -> str:
 
 
 def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """The documents of a whole file.
+    """Yield the documents of a whole file.
 
     A record is bad if it has another number of fields than the first line, breaks the rules of quotation, or holds text
     that is not UTF-8 or a document too long.
@@ -260,13 +261,13 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
 
 
 def possible_delimiters(kind: str, given: str | None) -> tuple[str, ...]:
-    """What may stand between the columns of a table of `kind` (csv, tsv), in the order in which it is tried."""
+    """Return what may stand between the columns of a table of `kind` (csv, tsv), in the order in which it is tried."""
     return (given,) if given else tuple(dict.fromkeys(_DELIMITERS[kind] + _OTHER_DELIMITERS))
 
 
 def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
-    """The rows behind the first, and the names of the columns. If no delimiter gives the columns that are asked for, it
-    is that which gives most.
+    """Return the rows behind the first, and the names of the columns. If no delimiter gives the columns that are
+    asked for, it is that which gives most.
     """
     best: tuple[Any, list[str]] | None = None
     problems: list[csv.Error] = []
@@ -306,7 +307,7 @@ def _column(wanted: str, names: list[str], file: InputFile) -> int:
 
 
 def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
-    """Lines with their ends; bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows
+    """Yield lines with their ends; bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows
     before text is checked.
     """
     limit = options.max_document_bytes * _ROW_PER_DOCUMENT

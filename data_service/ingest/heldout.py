@@ -53,7 +53,7 @@ class Documents:
 
 
 def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
-    """(text, held out?) of the parts of a document with this hash: the whole document, or its stretches.
+    """Yield (text, held out?) of the parts of a document with this hash: the whole document, or its stretches.
 
     Neighbouring stretches of the same kind are joined. The training text ends where a held-out stretch was.
     """
@@ -68,22 +68,22 @@ def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tup
 
 
 def low_word(digest: bytes) -> int:
-    """The half of a document's hash that decides whether it is held out."""
+    """Return the half of a document's hash that decides whether it is held out."""
     return int.from_bytes(digest[8:], "big")
 
 
 def bound(fraction: float) -> int:
-    """Low words below this are a share of `fraction` of all."""
+    """Return low words below this are a share of `fraction` of all."""
     return math.ceil(fraction * _WORDS)
 
 
 def wanted_bytes(size: int, fraction: float) -> int:
-    """How much of `size` bytes of text is to be held out."""
+    """Return how much of `size` bytes of text is to be held out."""
     return max(1, math.ceil(max(fraction * size, min(ENOUGH, MOST * size))))
 
 
 def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
-    """The rule that holds out whole documents; None if they are too few or too long for that.
+    """Return the rule that holds out whole documents; None if they are too few or too long for that.
 
     The share that was asked for is kept if it gives between half of what is wanted and three times as much.
     """
@@ -114,7 +114,7 @@ def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
 
 
 def by_queries(documents: Documents, fraction: float) -> HeldoutRule:
-    """The rule for a corpus of pairs if `by_documents` finds none, since no part of an example can be held out.
+    """Return the rule for a corpus of pairs if `by_documents` finds none, since no part of an example can be held out.
 
     It holds out the queries with the smallest hashes, each with all its examples, until there is enough or one query is
     left to train on.
@@ -141,18 +141,19 @@ def by_queries(documents: Documents, fraction: float) -> HeldoutRule:
 
 
 def stretch_length(size: int, fraction: float) -> int:
-    """Bytes of a stretch on average, in a corpus of `size` bytes."""
+    """Return bytes of a stretch on average, in a corpus of `size` bytes."""
     return min(LONGEST, max(SHORTEST, wanted_bytes(size, fraction) // STRETCHES))
 
 
 def candidates_below(size: int, fraction: float) -> int:
-    """Paragraphs with low words from this on need not be remembered: what will be held out has far smaller ones."""
+    """Return paragraphs with low words from this on need not be remembered: what will be held out has far smaller
+    ones."""
     enough = max(4 * wanted_bytes(size, fraction), 4 * CANDIDATES * stretch_length(size, fraction))
     return bound(min(1.0, enough / max(size, 1)))
 
 
 def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> HeldoutRule:
-    """The rule that holds out stretches: those with the smallest low words, until there is enough.
+    """Return the rule that holds out stretches: those with the smallest low words, until there is enough.
 
     Args:
         candidates: bytes of all stretches that end with a paragraph, by the low word of the paragraph's hash.
@@ -184,7 +185,7 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
 
 
 def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
-    """(text, low word of the hash of the paragraph that ends it) of a document's stretches, in order.
+    """Yield (text, low word of the hash of the paragraph that ends it) of a document's stretches, in order.
 
     Whether a paragraph ends a stretch, and whether that stretch is held out, depends on that paragraph alone. So a
     stretch that is held out is held out wherever it occurs. What follows the last end has None and is trained on.
@@ -202,7 +203,7 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
 
 
 def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
-    """(what goes before, text) of each paragraph. A paragraph of more than `most` characters is given sentence by
+    """Yield (what goes before, text) of each paragraph. A paragraph of more than `most` characters is given sentence by
     sentence, and a longer sentence piece by piece.
     """
     for paragraph in _BLANK_LINES.split(text):
@@ -219,7 +220,7 @@ def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
 
 
 def _whole(sentences: list[str]) -> Iterator[str]:
-    """The sentences, joined again where they were cut only because they were long."""
+    """Yield the sentences, joined again where they were cut only because they were long."""
     run: list[str] = []
     for sentence in sentences:
         run.append(sentence)
@@ -231,8 +232,8 @@ def _whole(sentences: list[str]) -> Iterator[str]:
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:
-    """Text without sentence ends, cut at places that a hash of the characters before decides; before spaces if there
-    are any.
+    """Yield text without sentence ends, cut at places that a hash of the characters before decides; before spaces if
+    there are any.
     """
     codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32).astype(np.uint64)
     places = np.arange(_WINDOW, len(codes) + 1)  # a cut is before the character with this number
@@ -246,7 +247,7 @@ def _pieces(text: str, most: int) -> Iterator[str]:
 
 
 def _window_hashes(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of each `_WINDOW` neighbouring characters: none, if there are fewer."""
+    """Return a hash of each `_WINDOW` neighbouring characters: none, if there are fewer."""
     mixed = np.zeros(max(0, len(codes) - _WINDOW + 1), dtype=np.uint64)
     for offset in range(_WINDOW):  # a polynomial, as of Rabin and Karp
         mixed = mixed * np.uint64(_FACTOR) + codes[offset : offset + len(mixed)]

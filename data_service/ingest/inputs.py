@@ -52,7 +52,8 @@ class LeftOut:
 
 
 def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
-    """The keys below a store's root that are not text, whatever their names say. A corpus is left out as a whole.
+    """Return the keys below a store's root that are not text, whatever their names say. A corpus is left out as a
+    whole.
 
     Raises:
         InputError: a saved data set that cannot be read as it is.
@@ -74,7 +75,7 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
 
 
 def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """(name, why it is not read) of files in a folder outside of corpora."""
+    """Yield (name, why it is not read) of files in a folder outside of corpora."""
     if any(mark <= found for mark in _TOKENIZER_MARKS):
         yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
     yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
@@ -82,7 +83,7 @@ def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, 
 
 
 def _by_folder(keys: Sequence[str]) -> dict[str, set[str]]:
-    """Names by folder; folders end in a slash, the root is empty."""
+    """Return names by folder; folders end in a slash, the root is empty."""
     names: dict[str, set[str]] = {}
     for key in keys:
         folder, slash, name = key.rpartition("/")
@@ -97,7 +98,7 @@ def _is_corpus(folder: str, names: dict[str, set[str]]) -> bool:
 
 
 def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """(name, reason) in a folder that Hugging Face's `save_to_disk` wrote: what its state.json does not name.
+    """Yield (name, reason) in a folder that Hugging Face's `save_to_disk` wrote: what its state.json does not name.
 
     Beside the data lie files that `map` and `filter` keep for themselves.
     """
@@ -202,7 +203,7 @@ class _Found:
 
 
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
-    """Every file the patterns name: in the order of the patterns, by key within one, each file once.
+    """Return every file the patterns name: in the order of the patterns, by key within one, each file once.
 
     `encoding`: of their text, as `encoding_name` gives it.
 
@@ -252,7 +253,7 @@ def _nothing(pattern: str, left_out: tuple[LeftOut, ...]) -> InputError:
 
 
 def _expand(pattern: str) -> Iterator[_Found]:
-    """All that `pattern` matches, whatever its suffix. Raises InputError: a glob that makes no sense."""
+    """Yield all that `pattern` matches, whatever its suffix. Raises InputError: a glob that makes no sense."""
     parent, name = _parent(pattern)
     entry = parent.entry(name) if name and parent is not None else None
     if parent is not None and entry is not None:
@@ -270,7 +271,8 @@ def _expand(pattern: str) -> Iterator[_Found]:
 
 
 def _split_glob(pattern: str) -> tuple[str, str]:
-    """(folder, glob below it); no glob where the pattern is a folder. A name that exists is a name, `[` or not."""
+    """Return (folder, glob below it); no glob where the pattern is a folder. A name that exists is a name, `[` or
+    not."""
     parts = pattern.split("/")
     for index, part in enumerate(parts):
         if _WILDCARD.search(part) and not _is_folder("/".join(parts[: index + 1])):
@@ -283,7 +285,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _parent(path: str) -> tuple[Store | None, str]:
-    """The store of the folder above `path` and the last part; no store where the path is a bare root."""
+    """Return the store of the folder above `path` and the last part; no store where the path is a bare root."""
     base, slash, name = path.rpartition("/")
     if name in ("", ".", "..") or base in ("s3:/", "file:/"):
         return None, ""

@@ -89,7 +89,8 @@ class BuildOptions(BaseModel):
         return self
 
     def identity(self) -> dict[str, object]:
-        """The options that decide the output, ready for JSON, but for words (`data_service.corpus.words.resolve`)."""
+        """Return the options that decide the output, ready for JSON, but for words
+        (`data_service.corpus.words.resolve`)."""
         without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
         without |= {"encoding"} if self.encoding == UTF_8 else set()
         without |= {"delimiter"} if self.delimiter is None else set()

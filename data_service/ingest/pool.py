@@ -67,7 +67,7 @@ class Pool:
         self._cluster.close()
 
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
-        """(index, receipt) as tasks finish. Raises whatever `function` raises."""
+        """Yield (index, receipt) as tasks finish. Raises whatever `function` raises."""
         if self._workers <= 1 or len(tasks) <= 1:
             return _run_here(function, tasks)
         if self._ray is None:

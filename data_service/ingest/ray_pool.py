@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 @contextmanager
 def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
-    """Runs tasks on the cluster that this process is connected to, else on the one that RAY_ADDRESS names, else on a
+    """Run tasks on the cluster that this process is connected to, else on the one that RAY_ADDRESS names, else on a
     Ray that it starts.
 
     A Ray that is started here has room for the text of all pieces of `piece_bytes` that are on their way at one time.
@@ -104,7 +104,7 @@ class RayPool:
         self._workers, self._readers = workers, readers
 
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
-        """(index, result) as tasks finish.
+        """Yield (index, result) as tasks finish.
 
         Raises:
             CorpusError: workers or readers die again and again.
@@ -136,8 +136,8 @@ class _Readers:
         self._actors: dict[int, Any] = {}
 
     def supply(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
-        """(index, the piece with its text or None) of every task, alternating between the files and the tasks without
-        one.
+        """Yield (index, the piece with its text or None) of every task, alternating between the files and the tasks
+        without one.
         """
         files: dict[InputFile, list[int]] = {}
         alone: list[int] = []
@@ -174,12 +174,12 @@ def _streamed(task: object) -> FilePiece | None:
 
 
 def _ahead(workers: int) -> int:
-    """Number of readers, which is also the number of pieces that are read before a worker is free."""
+    """Return number of readers, which is also the number of pieces that are read before a worker is free."""
     return -(-workers // _FED)
 
 
 def _made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
-    """The items, `count` of them made before they are asked for."""
+    """Yield the items, `count` of them made before they are asked for."""
     made = deque(islice(items, count))
     while made:
         made.extend(islice(items, 1))

@@ -96,14 +96,14 @@ class BadRecord(Exception):
         self.place, self.reason, self.remedy = place, reason, remedy
 
     def error(self) -> InputError:
-        """The same as an error for the user, who can decide to skip bad records."""
+        """Return the same as an error for the user, who can decide to skip bad records."""
         return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
 
 
 def accept(
     options: BuildOptions, read: Callable[_P, Text], *args: _P.args, **kwargs: _P.kwargs
 ) -> Text | BadRecord:
-    """What `read` makes of a record, or what is wrong with it, if bad records are to be skipped.
+    """Return what `read` makes of a record, or what is wrong with it, if bad records are to be skipped.
 
     Raises:
         InputError: the record is bad, and bad records are to be refused.
@@ -117,7 +117,7 @@ def accept(
 
 
 def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | None = None) -> Text:
-    """The text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
+    """Return the text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
 
     Raises:
         BadRecord: bytes that are not UTF-8, unless the options say to replace them.
@@ -149,8 +149,8 @@ def _bad_bytes(
 
 
 def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --encoding {}") -> str:
-    """The remedy for bytes that cannot be read, with the encoding that they, or the file's first, seem to have, and
-    where to `say` it.
+    """Return the remedy for bytes that cannot be read, with the encoding that they, or the file's first, seem to
+    have, and where to `say` it.
     """
     with open_bytes(file) as stream:
         head = stream.read(_AROUND)
@@ -161,7 +161,7 @@ def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --
 
 
 def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
-    r"""Text that was read as a string, checked.
+    r"""Return text that was read as a string, checked.
 
     JSON can spell half a surrogate pair ("\ud800"), which is no character and cannot be written as UTF-8.
 
@@ -183,7 +183,7 @@ def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
 
 
 def too_long(place: RecordPlace, limit: int) -> BadRecord:
-    """What is wrong with a document at `place` that is longer than `limit` bytes."""
+    """Return what is wrong with a document at `place` that is longer than `limit` bytes."""
     return BadRecord(
         place,
         f"a document of more than {limit:,} bytes, longer than a block may be",
@@ -193,7 +193,8 @@ def too_long(place: RecordPlace, limit: int) -> BadRecord:
 
 
 def document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
-    """The document of a record, whose text is a string or bytes; with its words, if the options name a field of them.
+    """Return the document of a record, whose text is a string or bytes; with its words, if the options name a field
+    of them.
 
     Raises:
         BadRecord: text that is not UTF-8 or too long; words that are not those of the text.
@@ -214,7 +215,8 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
 
 
 def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:
-    """The words in a field's value: a list, or a list of sentences that are lists, or text with spaces between."""
+    """Yield the words in a field's value: a list, or a list of sentences that are lists, or text with spaces
+    between."""
     match value:
         case list():
             for item in value:
@@ -232,8 +234,8 @@ def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPl
 def example(
     record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
 ) -> Text:
-    """Query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists of these,
-    or None if a field is missing.
+    """Return query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists
+    of these, or None if a field is missing.
 
     Negatives come from all fields named for them, in order; blank ones do not count.
 
@@ -280,7 +282,7 @@ def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: 
 
 
 def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[Text]:
-    """The texts in a field's value; none in None."""
+    """Yield the texts in a field's value; none in None."""
     match value:
         case None:
             return
@@ -311,13 +313,14 @@ class SkippedRecord(BaseModel):
 
 
 def skipped_record(bad: BadRecord) -> SkippedRecord:
-    """What is kept of a bad record. Does not read its file again."""
+    """Return what is kept of a bad record. Does not read its file again."""
     place = bad.place
     return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
 
 
 def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
-    """The records, with line numbers in place of byte positions. Reads each of their files once, up to the last record.
+    """Return the records, with line numbers in place of byte positions. Reads each of their files once, up to the
+    last record.
 
     Raises:
         InputError, StoreError: as `open_text`.
@@ -336,7 +339,7 @@ def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> 
 
 
 def _lines_at(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
-    """The number of the line, from 1, that holds each byte."""
+    """Return the number of the line, from 1, that holds each byte."""
     lines: dict[int, int] = {}
     position, line = 0, 1
     with open_text(file) as stream:

@@ -38,7 +38,7 @@ RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size",
 
 
 def hash_text(text: str) -> bytes:
-    """16 bytes: blake2b, 8 bytes each, of `encoded_text` and of its `folded_text`.
+    """Return 16 bytes: blake2b, 8 bytes each, of `encoded_text` and of its `folded_text`.
 
     Equal hashes are taken for equal documents. Documents that are encoded alike have equal second halves, unless their
     tokens hold the unknown one.
@@ -49,8 +49,8 @@ def hash_text(text: str) -> bytes:
 
 
 def hash_texts(texts: Sequence[str]) -> bytes:
-    """The hash of an example: the first half covers all of its texts, the second its query alone, so that all examples
-    of a query are on the same side.
+    """Return the hash of an example: the first half covers all of its texts, the second its query alone, so that all
+    examples of a query are on the same side.
     """
     if len(texts) == 1:
         return hash_text(texts[0])
@@ -60,17 +60,17 @@ def hash_texts(texts: Sequence[str]) -> bytes:
 
 
 def read_bytes(digest: bytes, words: bytes) -> bytes:
-    """What goes into a split's digest of a document: its hash, and its words, if the input holds them."""
+    """Return what goes into a split's digest of a document: its hash, and its words, if the input holds them."""
     return digest + hashlib.blake2b(words, digest_size=16).digest() if words else digest
 
 
 def hash_tokens(tokens: Tokens) -> bytes:
-    """blake2b, 16 bytes, of a document's tokens [T], whatever their width in memory."""
+    """Return blake2b, 16 bytes, of a document's tokens [T], whatever their width in memory."""
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
 
 
 def encoded_text(text: str) -> str:
-    """What the tokenizer is given of a document: its sentences laid end to end.
+    """Return what the tokenizer is given of a document: its sentences laid end to end.
 
     Line ends, blank lines and white space at the ends of lines are removed, as in `split_sentences`. That function is
     ten times slower than the rest of the first pass, so it is called only for lines whose white space it might change.
@@ -85,7 +85,8 @@ def encoded_text(text: str) -> str:
 
 
 def folded_text(text: str) -> str:
-    """Letters and digits of a text, without case, accents and differences of form; all of the text if it has none."""
+    """Return letters and digits of a text, without case, accents and differences of form; all of the text if it has
+    none."""
     plain = text
     if not text.isascii():
         others = set(text.encode().translate(None, _ASCII).decode())
@@ -102,22 +103,22 @@ def _fold(text: str) -> str:
 
 
 def _is_plain(line: str) -> bool:
-    """Whether the white space within a line is single spaces; no other white space is printable to Python."""
+    """Return whether the white space within a line is single spaces; no other white space is printable to Python."""
     return "  " not in line and line.isprintable()
 
 
 def hash_of(parts: Iterable[str]) -> str:
-    """sha256 (hex) of a list of strings."""
+    """Return sha256 (hex) of a list of strings."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
 def is_blank(text: str) -> bool:
-    """Whether a document has nothing in it: such documents are counted, not numbered."""
+    """Return whether a document has nothing in it: such documents are counted, not numbered."""
     return not text or text.isspace()
 
 
 def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
-    """Records of the concatenated hashes of a split's documents, in order of hash, then of document."""
+    """Return records of the concatenated hashes of a split's documents, in order of hash, then of document."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
     records = np.empty(len(words), dtype=RECORD)
@@ -127,7 +128,7 @@ def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[
 
 
 def bucket_starts(records: NDArray[np.void]) -> list[int]:
-    """[BUCKETS + 1]: where the records of each first byte of the hash begin, and the number of records."""
+    """Return [BUCKETS + 1]: where the records of each first byte of the hash begin, and the number of records."""
     firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
     inner = np.searchsorted(records["high"].astype(np.uint64), firsts)
     return [0, *inner.tolist(), len(records)]

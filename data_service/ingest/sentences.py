@@ -51,13 +51,13 @@ _KNOWN_OF = {language: frozenset(words.split()) for language, words in _ABBREVIA
 
 
 def unspaced_boundaries(line: str) -> Iterator[tuple[int, int]]:
-    """(end of a sentence, start of the next) in a line of Chinese or Japanese."""
+    """Yield (end of a sentence, start of the next) in a line of Chinese or Japanese."""
     for match in _UNSPACED_BOUNDARY.finditer(line):
         yield match.start(match.lastgroup or ""), match.end()
 
 
 def is_abbreviation(word: str, language: Language) -> bool:
-    """Whether a full stop behind `word` ends no sentence in this language."""
+    """Return whether a full stop behind `word` ends no sentence in this language."""
     if language == "de" and _ORDINAL.fullmatch(word):
         return True
     return word.lower() in _KNOWN_OF.get(language, ())
@@ -113,7 +113,7 @@ _ABBREVIATIONS = frozenset(
 
 
 def split_sentences(text: str, language: Language = "any") -> list[str]:
-    """The sentences of a document with text in it, none of them empty. `language`: whose rules are used besides.
+    """Return the sentences of a document with text in it, none of them empty. `language`: whose rules are used besides.
 
     Laid end to end they are the document, with white space around each boundary made one space. That space is the
     first character of the later sentence. If there was no white space, there is none.
@@ -134,7 +134,7 @@ def split_sentences(text: str, language: Language = "any") -> list[str]:
 
 
 def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
-    """(end of a sentence, start of the next)."""
+    """Yield (end of a sentence, start of the next)."""
     if language in UNSPACED:
         yield from unspaced_boundaries(line)
         return
@@ -145,7 +145,7 @@ def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
 
 
 def _ends_sentence(line: str, mark: int, following: int, language: Language) -> bool:
-    """Whether the last of the marks, at `mark`, ends a sentence when the next word begins at `following`."""
+    """Return whether the last of the marks, at `mark`, ends a sentence when the next word begins at `following`."""
     first = line[following]
     if first in _OPENERS and following + 1 < len(line):
         first = line[following + 1]
@@ -160,7 +160,7 @@ def _ends_sentence(line: str, mark: int, following: int, language: Language) -> 
 
 
 def _bounded(sentence: str) -> Iterator[str]:
-    """The sentence in pieces of at most `LONGEST` characters, cut before a space where there is one."""
+    """Yield the sentence in pieces of at most `LONGEST` characters, cut before a space where there is one."""
     start = 0
     while len(sentence) - start > LONGEST:
         cut = sentence.rfind(" ", start + 1, start + LONGEST)

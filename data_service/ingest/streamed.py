@@ -76,7 +76,7 @@ class PieceReader:
         self._separator = 0  # ... to here, where that begins which ends at our position
 
     def read(self, piece: FilePiece, options: BuildOptions) -> FilePiece:
-        """The piece with its text.
+        """Return the piece with its text.
 
         A document longer than is accepted is cut short, but stays too long to be accepted.
 
@@ -120,7 +120,7 @@ class PieceReader:
             self._separator = self._position
 
     def _take_line(self, limit: int, kept: list[bytes] | None) -> bytes:
-        """The rest of a line, at most `limit` + 1 bytes of it; all of it is passed."""
+        """Return the rest of a line, at most `limit` + 1 bytes of it; all of it is passed."""
         line = self._stream.readline(limit + 1)
         self._position += len(line)
         if len(line) > limit and not line.endswith(b"\n"):

@@ -52,7 +52,7 @@ class FilePiece:
     text_start: int = 0
 
     def holds(self, offset: int) -> bool:
-        """Whether a document that begins at byte `offset` of the text, behind `start`, is in the piece."""
+        """Return whether a document that begins at byte `offset` of the text, behind `start`, is in the piece."""
         whole = self.start == 0 and self.stop == self.file.size
         return whole or bool(self.plain_size) or offset < self.stop
 
@@ -84,7 +84,7 @@ def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[
 def plan_splits(
     files: tuple[InputFile, ...], options: BuildOptions, plain_sizes: Mapping[str, int] | None = None
 ) -> list[Split]:
-    """All of the inputs, in order, in splits of about the same amount of text.
+    """Return all of the inputs, in order, in splits of about the same amount of text.
 
     `plain_sizes`: bytes of text of the `streamed_files`, by URI. Without them these files are not cut.
     """
@@ -106,7 +106,7 @@ def plan_splits(
 
 
 def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
-    """Bytes of text that a split should have."""
+    """Return bytes of text that a split should have."""
     total = sum(_weight(file, file.size) for file in files)
     return min(options.split_bytes, max(_SMALLEST, total // _SPLITS))
 
@@ -166,7 +166,7 @@ class SplitTask(BuildTask):
         return self.split.size
 
     def handed(self, piece: FilePiece) -> Self:
-        """The same task with the text of its streamed piece."""
+        """Return the same task with the text of its streamed piece."""
         return replace(self, split=Split((piece,)))
 
 

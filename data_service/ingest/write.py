@@ -26,8 +26,8 @@ from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, EncodedDocument, encode_documents, encode_examples
+from data_service.ingest.deduplicate import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.kept import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.scan import hash_of, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
@@ -268,7 +268,7 @@ def _room_in(folder: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _tokenizer(uri: str, expected: str) -> Tokenizer:
-    """The corpus's own copy; a worker process loads it once."""
+    """Return the corpus's own copy; a worker process loads it once."""
     tokenizer = load_tokenizer(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
@@ -280,7 +280,7 @@ def _tokenizer(uri: str, expected: str) -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def _finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
-    """A worker process loads its dictionaries once. They were checked when the build began."""
+    """Return a worker process loads its dictionaries once. They were checked when the build began."""
     store = layout.open()
     names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)
     return UnitFinder(words, {name: store.get(layout.words(name)) for name in names})

@@ -83,8 +83,8 @@ class Reading:
         *,
         backward: bool,
     ) -> Self:
-        """`never` are the special ids; without a word-start table every token is a word. The table is for blocks that
-        do not say where words begin."""
+        """Return `never` are the special ids; without a word-start table every token is a word. The table is for
+        blocks that do not say where words begin."""
         end = special.sep if special.eod is None else special.eod
         text = _with_ends(block.tokens, block.sentences[block.documents[1:]], end)
         document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
@@ -109,7 +109,7 @@ class Reading:
         )
 
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
-        """Rows `start` to `stop`; `key` names the block and the epoch."""
+        """Return rows `start` to `stop`; `key` names the block and the epoch."""
         numbers = np.arange(start, stop)
         backward = numbers % rows.directions == 1
         firsts = numbers // rows.directions * rows.reuse
@@ -145,7 +145,8 @@ class Reading:
         first_row: int,
         key: Key,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens of A, [N], and where B begins, [N], for second parts of `room` tokens that begin at `places`."""
+        """Return tokens of A, [N], and where B begins, [N], for second parts of `room` tokens that begin at
+        `places`."""
         stop = first_row + len(places)
         draws = draws32(stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop)
         drawn, cut, place = draws.reshape(-1, _DRAWS_PER_ROW).T
@@ -160,7 +161,7 @@ class Reading:
 
 
 def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[T] bool, words of `text`, the block's with ends of documents; these may be anything."""
+    """Return [T] bool, words of `text`, the block's with ends of documents; these may be anything."""
     stored = block.begins("word")
     if stored is None:
         return starts_word[text]
@@ -169,7 +170,7 @@ def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> 
 
 
 def _with_ends(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
-    """`tokens` with an `end` before each offset in `ends`."""
+    """Return `tokens` with an `end` before each offset in `ends`."""
     is_end = np.zeros(len(tokens) + len(ends), dtype=np.bool_)
     is_end[ends + np.arange(len(ends))] = True
     text = np.full(len(is_end), end, dtype=tokens.dtype)
@@ -180,7 +181,7 @@ def _with_ends(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
 def _places(
     firsts: NDArray[np.int64], sizes: NDArray[np.int64], seconds: NDArray[np.int64], rows: LaneRows
 ) -> NDArray[np.int64]:
-    """[N, length], where in the reading each row's tokens stand; anywhere for `<sep>` and `<cls>`."""
+    """Return [N, length], where in the reading each row's tokens stand; anywhere for `<sep>` and `<cls>`."""
     columns = np.arange(rows.length)
     between = rows.reuse + sizes
     shift = seconds - between - 1
@@ -203,7 +204,8 @@ def permuted_rows(
     key: Key,
     starts_word: NDArray[np.bool_] | None,
 ) -> Samples:
-    """Rows `start` to `stop` of a block. `never` are the ids never predicted; `key` names the block and the epoch."""
+    """Return rows `start` to `stop` of a block. `never` are the ids never predicted; `key` names the block and the
+    epoch."""
     reading = Reading.of(block, special, never, starts_word, backward=rows.directions == 2)
     size = max(1, _TOKENS_AT_ONCE // rows.length)
     parts = []
@@ -231,8 +233,8 @@ def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32
 def _predicted(
     text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-    """[N, length], the targets, and the order of all tokens, of `text`'s rows, numbered from `first_row` in their
-    block.
+    """Return [N, length], the targets, and the order of all tokens, of `text`'s rows, numbered from `first_row` in
+    their block.
     """
     count, length = text.tokens.shape
     of_ngrams = _draws(key, "ngrams", first_row, count, config.predict)
@@ -261,6 +263,6 @@ def _predicted(
 
 
 def _draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
-    """[count, per_row]: a fixed stretch of draws for each row of the block."""
+    """Return [count, per_row]: a fixed stretch of draws for each row of the block."""
     draws = draws64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
     return draws.reshape(count, per_row)

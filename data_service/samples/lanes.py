@@ -72,12 +72,12 @@ class LaneRows:
         return np.full(len(self), self.length)
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
-        """The text of the windows of rows `start` to `stop`, forward and without special tokens."""
+        """Return the text of the windows of rows `start` to `stop`, forward and without special tokens."""
         found = [np.arange(s.start, s.stop) for row in range(start, stop) for s in self.stretches(row)]
         return block.tokens[np.concatenate(found)]
 
     def stretches(self, row: int) -> tuple[range, ...]:
-        """Where the window of a row lies in the block. A random B is not included."""
+        """Return where the window of a row lies in the block. A random B is not included."""
         first = row // self.directions * self.reuse
         with_ends = self.ends + np.arange(len(self.ends))  # where the end-of-document tokens stand
         start, stop = (
@@ -88,7 +88,7 @@ class LaneRows:
 
 
 def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
-    """The rows of a block, each of exactly `length` tokens."""
+    """Return the rows of a block, each of exactly `length` tokens."""
     ends = block.sentences[block.documents[1:]]
     directions = _directions(lanes)
     rows = count_lane_rows(np.array([len(block.tokens)]), np.array([len(ends)]), lanes, length)
@@ -105,7 +105,7 @@ def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
 def count_lane_rows(
     tokens: NDArray[np.int64], documents: NDArray[np.int64], lanes: Lanes, length: int
 ) -> NDArray[np.int64]:
-    """[B] int64 rows of blocks of so many tokens and documents."""
+    """Return [B] int64 rows of blocks of so many tokens and documents."""
     text = tokens + documents
     fitting = (text - (length - EDGE_TOKENS)) // lanes.reuse + 1
     rows: NDArray[np.int64] = np.maximum(fitting, 0) * _directions(lanes)
@@ -113,7 +113,7 @@ def count_lane_rows(
 
 
 def check_lanes(lanes: Lanes, permuted: PermutedPrediction, length: int, count: int | None) -> None:
-    """Raises PlanError: rows of `length` tokens have no room for the reused text, two segments and the targets, or
+    """Raise PlanError: rows of `length` tokens have no room for the reused text, two segments and the targets, or
     `count` lanes cannot be read in both directions.
     """
     room = length - EDGE_TOKENS - lanes.reuse

@@ -48,7 +48,7 @@ AnyRows = RowCuts | LaneRows | TextRows
 
 
 def cut(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> AnyRows:
-    """Cuts a block of a source into rows. `key`: of the draws, for inputs whose boundaries are drawn
+    """Cut a block of a source into rows. `key`: of the draws, for inputs whose boundaries are drawn
     (`structure_key`)."""
     match spec.input_of(source):
         case Packed() as packed:
@@ -77,7 +77,7 @@ def make_rows(
     tables: MaskingTables = NO_TABLES,
     source: int = 0,
 ) -> Samples:
-    """Rows `start` to `stop` of a block, ready to train on.
+    """Return rows `start` to `stop` of a block, ready to train on.
 
     Args:
         block: the text.
@@ -151,7 +151,7 @@ def _masked(
 
 
 def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
-    """`samples`, rows of one source, as `spec` reads them beside those of other sources: where some rows are
+    """Return `samples`, rows of one source, as `spec` reads them beside those of other sources: where some rows are
     translations, all say where their second segment begins; where the model has languages, all say theirs."""
     if spec.reads_translations and samples.segment_starts is None:
         ends = np.diff(samples.offsets).astype(np.int32)
@@ -164,13 +164,13 @@ def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
 
 
 def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
-    """The key of one block's draws in an epoch of its source, or of the copy of the masks used in it."""
+    """Return the key of one block's draws in an epoch of its source, or of the copy of the masks used in it."""
     fingerprint = spec.sources[source].manifest_fingerprint
     return stream_key("rows", spec.seed, spec.masking.mask_epoch(epoch), fingerprint, spec.split, block)
 
 
 def structure_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
-    """The key of the draws that cut one block in an epoch of its source."""
+    """Return the key of the draws that cut one block in an epoch of its source."""
     fingerprint = spec.sources[source].manifest_fingerprint
     copy = epoch % spec.input.structures
     return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)

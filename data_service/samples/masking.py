@@ -96,20 +96,20 @@ class RowMasking(BaseModel, ABC):
         return None
 
     def mask_epoch(self, epoch: int) -> int:
-        """The epoch whose draws are used in `epoch`."""
+        """Return the epoch whose draws are used in `epoch`."""
         return epoch
 
     def expected(self, length: int, maskable: int) -> float:
-        """Targets of a row of `length` tokens, of which `maskable` are not special: the mean."""
+        """Return targets of a row of `length` tokens, of which `maskable` are not special: the mean."""
         return self.rate * maskable
 
     def most(self, tokens: int) -> float:
-        """Targets of a row of so many tokens at most."""
+        """Return targets of a row of so many tokens at most."""
         return self.rate * tokens + 1
 
     @abstractmethod
     def mask(self, rows: MaskableRows) -> Samples:
-        """The rows with their targets."""
+        """Return the rows with their targets."""
 
 
 class NoMasking(BaseModel):
@@ -125,11 +125,11 @@ class NoMasking(BaseModel):
         return "token"
 
     def mask_epoch(self, epoch: int) -> int:
-        """The epoch whose draws are used in `epoch`: one for all."""
+        """Return the epoch whose draws are used in `epoch`: one for all."""
         return 0
 
     def expected(self, length: int, maskable: int) -> float:
-        """Targets of a row."""
+        """Return targets of a row."""
         return 0.0
 
 
@@ -208,7 +208,7 @@ class MlmMasking(RowMasking):
                 return "word"
 
     def mask_epoch(self, epoch: int) -> int:
-        """The epoch whose masks are used in `epoch`."""
+        """Return the epoch whose masks are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
     def expected(self, length: int, maskable: int) -> float:
@@ -230,8 +230,8 @@ class MlmMasking(RowMasking):
 def budgets(
     masking: MlmMasking, counted: NDArray[np.int64], maskable: NDArray[np.int64], first_row: int, key: Key
 ) -> NDArray[np.int64]:
-    """[N] int64 targets of rows numbered from `first_row` in their block: a share of the `counted` [N] tokens of each,
-    of which `maskable` [N] can be targets."""
+    """Return [N] int64 targets of rows numbered from `first_row` in their block: a share of the `counted` [N] tokens
+    of each, of which `maskable` [N] can be targets."""
     wanted = masking.rate * counted
     match masking.count:
         case "stochastic":
@@ -282,7 +282,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
 def _select(
     rows: LaidOut, units: Units, counts: NDArray[np.int64], slots: Slots, masking: MlmMasking, key: Key
 ) -> NDArray[np.bool_]:
-    """[U] bool, the units whose tokens are targets."""
+    """Return [U] bool, the units whose tokens are targets."""
     match masking.unit:
         case "token" | "whole_word" | "phrase" | "entity":
             if masking.count == "drawn":
@@ -316,7 +316,7 @@ def _select(
 
 
 def _row_draws(per_row: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.uint64]:
-    """[M] a draw for every target: target r of a row uses the row's slot r."""
+    """Return [M] a draw for every target: target r of a row uses the row's slot r."""
     words = draws64(key, int(slots.edges[0]), int(slots.edges[-1]))
     before = np.cumsum(per_row) - per_row
     shift = np.repeat(slots.edges[:-1] - slots.edges[0] - before, per_row)
@@ -324,7 +324,7 @@ def _row_draws(per_row: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np
 
 
 def _leaders(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[M] for each of the sorted targets, the first of the run of neighbours that it belongs to."""
+    """Return [M] for each of the sorted targets, the first of the run of neighbours that it belongs to."""
     starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))
 

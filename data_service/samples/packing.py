@@ -46,7 +46,7 @@ class RowInput(BaseModel):
         return 1
 
     def once(self) -> Self:
-        """The same with one way of cutting."""
+        """Return the same with one way of cutting."""
         return self
 
 
@@ -83,7 +83,7 @@ class Segments:
         second: tuple[NDArray[np.int64], NDArray[np.int64]],
         labels: NDArray[np.int8] | None = None,
     ) -> Self:
-        """Segments from the offsets in the block at which A and B start and stop, each [N] int64."""
+        """Return segments from the offsets in the block at which A and B start and stop, each [N] int64."""
         starts, stops = (np.stack(ends, axis=1) for ends in zip(first, second, strict=True))
         return cls(starts, stops - starts, labels)
 
@@ -97,7 +97,7 @@ class Segments:
         return end_to_end(values, self.starts, self.sizes)
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
-        """Offsets in `text` at which a sentence, or segment B of a row, begins, in no order; some come twice."""
+        """Return offsets in `text` at which a sentence, or segment B of a row, begins, in no order; some come twice."""
         starts, sizes = self.starts.ravel(), self.sizes.ravel()
         before = np.cumsum(sizes) - sizes
         low = np.searchsorted(block.sentences, starts)
@@ -110,8 +110,8 @@ class Segments:
 
 
 def end_to_end(values: NDArray[V], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[V]:
-    """Stretches of `values`, such as a block's tokens, one after another; `starts` and `sizes` have one shape, read row
-    by row."""
+    """Return stretches of `values`, such as a block's tokens, one after another; `starts` and `sizes` have one shape,
+    read row by row."""
     flat = sizes.ravel()
     before = np.cumsum(flat) - flat
     # Half-width indices are twice as fast to make and to follow.
@@ -144,14 +144,14 @@ class RowCuts:
 
     @classmethod
     def paired(cls, segments: Segments) -> "RowCuts":
-        """Rows of segments, with a separator before each second one."""
+        """Return rows of segments, with a separator before each second one."""
         edges = np.append(0, np.cumsum(segments.sizes.sum(axis=1)))
         seconds = edges[:-1] + segments.sizes[:, 0]
         return cls(edges, seconds[segments.sizes[:, 1] > 0], segments)
 
     @classmethod
     def restarted(cls, segments: Segments) -> "RowCuts":
-        """Rows of two segments each, of which the second begins like a row of its own."""
+        """Return rows of two segments each, of which the second begins like a row of its own."""
         paired = cls.paired(segments)
         return replace(paired, separators=np.repeat(paired.separators, 2), restarts=True)
 
@@ -159,7 +159,7 @@ class RowCuts:
         return len(self.edges) - 1
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
-        """The text of rows `start` to `stop`, without special tokens."""
+        """Return the text of rows `start` to `stop`, without special tokens."""
         return self.take(block.tokens, start, stop)  # type: ignore[return-value]
 
     def take(self, values: NDArray[V], start: int, stop: int) -> NDArray[V]:
@@ -169,7 +169,7 @@ class RowCuts:
         return values[self.edges[start] : self.edges[stop]]
 
     def sentence_starts(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
-        """Offsets in `text` at which a sentence or a second segment begins, in no order; some may come twice."""
+        """Return offsets in `text` at which a sentence or a second segment begins, in no order; some may come twice."""
         if self.segments is not None:
             return self.segments.rows(start, stop).sentence_starts(block)
         first, last = self.edges[start], self.edges[stop]
@@ -178,7 +178,7 @@ class RowCuts:
         return starts
 
     def label(self, samples: Samples, start: int, stop: int) -> Samples:
-        """`samples`, which are rows `start` to `stop`, with their segments and labels."""
+        """Return `samples`, which are rows `start` to `stop`, with their segments and labels."""
         if self.segments is None:
             return samples
         segments = self.segments.rows(start, stop)
@@ -187,7 +187,7 @@ class RowCuts:
         return replace(samples, segment_starts=begins, pair_label=segments.labels, restarts=restarts)
 
     def stretches(self, row: int) -> tuple[range, ...]:
-        """Where the text of a row lies in the block: its segments', in order, or one."""
+        """Return where the text of a row lies in the block: its segments', in order, or one."""
         if self.segments is None:
             return (range(int(self.edges[row]), int(self.edges[row + 1])),)
         ends = zip(self.segments.starts[row].tolist(), self.segments.sizes[row].tolist(), strict=True)
@@ -222,14 +222,14 @@ def cut_rows(
 
 
 def pack(block: Block, packing: Packing, length: int) -> RowCuts:
-    """The rows of one block."""
+    """Return the rows of one block."""
     return cut_rows(block.sentences, block.documents, packing, length)
 
 
 def contiguous_rows(
     tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int
 ) -> NDArray[np.int64]:
-    """[B] int64 rows that `contiguous` packing cuts from blocks of so many tokens and documents."""
+    """Return [B] int64 rows that `contiguous` packing cuts from blocks of so many tokens and documents."""
     return -(-(tokens + documents - 1) // (length - EDGE_TOKENS))
 
 
@@ -290,7 +290,7 @@ class LaidOut:
     separators: NDArray[np.int64]
 
     def places(self, text: NDArray[np.int64], per_row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Indices into `tokens` of sorted text offsets, of which `per_row` [N] lie in each row."""
+        """Return indices into `tokens` of sorted text offsets, of which `per_row` [N] lie in each row."""
         shift = np.repeat(1 + EDGE_TOKENS * np.arange(len(per_row)), per_row)
         if len(self.separators):
             passed = np.searchsorted(text, self.separators)
@@ -300,7 +300,7 @@ class LaidOut:
 
 
 def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOut:
-    """Rows `start` to `stop`, whose text is `text`."""
+    """Return rows `start` to `stop`, whose text is `text`."""
     first, last = rows.edges[start], rows.edges[stop]
     edges = rows.edges[start : stop + 1] - first
     low, high = np.searchsorted(rows.separators, (first, last))

@@ -93,7 +93,7 @@ class SegmentPairs(_RandomPairs):
 
 
 def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> Segments:
-    """Chunks of sentences up to the row's target. A ends at a random sentence; B is the rest of the chunk (label
+    """Return chunks of sentences up to the row's target. A ends at a random sentence; B is the rest of the chunk (label
     0), or text of as many tokens from elsewhere (label 1), and the rest goes to the next chunk. A chunk of one
     sentence has no rest.
     """
@@ -119,7 +119,7 @@ class SentencePairs(_RandomPairs):
 
 
 def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -> Segments:
-    """A sentence and the next one of its document (label 0), or one from elsewhere (label 1), and the next one
+    """Return a sentence and the next one of its document (label 0), or one from elsewhere (label 1), and the next one
     begins the next row. The last sentence of a document has none that follows.
     """
     sentences = Sentences.of(block)
@@ -150,7 +150,7 @@ def _paired(
     room: int,
     key: Key,
 ) -> Segments:
-    """Segments A and B, with `wanted` tokens from elsewhere for B where `random`, cut to `room`."""
+    """Return segments A and B, with `wanted` tokens from elsewhere for B where `random`, cut to `room`."""
     a, b = following
     other = elsewhere(sentences, first, wanted, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
@@ -174,7 +174,8 @@ class OrderedPairs(DrawnRows):
 
 
 def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> Segments:
-    """Chunks of sentences up to the row's target, cut in two at a random sentence. Label 1: B comes first in the text.
+    """Return chunks of sentences up to the row's target, cut in two at a random sentence. Label 1: B comes first in
+    the text.
 
     A chunk of one sentence is cut at a random token; of one token, it is a row of one segment, label 0. Or it gets
     a random second segment (label 1), whatever is drawn for it.
@@ -200,7 +201,8 @@ def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> 
 
 
 def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Numbers:
-    """[N] token offsets at which chunks are cut: between sentences; in a lone one, between tokens, if it has two."""
+    """Return [N] token offsets at which chunks are cut: between sentences; in a lone one, between tokens, if it has
+    two."""
     start, stop = sentences.span(first, end)
     lone = end == first + 1
     units = np.where(lone, stop - start, end - first)
@@ -209,7 +211,7 @@ def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Nu
 
 
 def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.bool_]) -> tuple[Ends, Ends]:
-    """What lies before and after `middle`, or the other way round."""
+    """Return what lies before and after `middle`, or the other way round."""
     return (
         (np.where(swapped, middle, start), np.where(swapped, stop, middle)),
         (np.where(swapped, start, middle), np.where(swapped, middle, stop)),
@@ -231,7 +233,7 @@ class TwoSegments(DrawnRows):
 
 
 def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Segments:
-    """Chunks of sentences up to the row's target. The first sentence goes to A, and so do the next while A stays
+    """Return chunks of sentences up to the row's target. The first sentence goes to A, and so do the next while A stays
     shorter than half the target; the sentence that would end this goes to A in half of the rows, the rest to B.
     """
     sentences = Sentences.of(block, longest=length - PAIR_EDGES)
@@ -269,7 +271,7 @@ class Translations(RowInput):
 
 
 def translation_rows(block: Block, length: int) -> RowCuts:
-    """A row for each document of a corpus of pairs. Raises CorpusError where one has less than two texts."""
+    """Return a row for each document of a corpus of pairs. Raises CorpusError where one has less than two texts."""
     if np.diff(block.documents).min() < TEXTS:
         raise CorpusError(
             f"a document of a corpus of pairs has less than {TEXTS} texts",
@@ -282,7 +284,8 @@ def translation_rows(block: Block, length: int) -> RowCuts:
 
 
 def _shortened(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """[N, 2] sizes of at most `room` in all: the longer gives way down to half of the room, and the other beyond it."""
+    """Return [N, 2] sizes of at most `room` in all: the longer gives way down to half of the room, and the other
+    beyond it."""
     one, other = sizes[:, 0], sizes[:, 1]
     other = np.minimum(other, np.maximum(room - one, room // 2))
     return np.stack([np.minimum(one, room - other), other], axis=1)

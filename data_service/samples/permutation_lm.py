@@ -40,11 +40,11 @@ class PermutedPrediction(BaseModel):
     copies: Literal["dynamic"] | PositiveInt = Field(default="dynamic")
 
     def mask_epoch(self, epoch: int) -> int:
-        """The epoch whose draws are used in `epoch`."""
+        """Return the epoch whose draws are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
     def expected(self, length: int, maskable: int) -> float:
-        """Targets of a row."""
+        """Return targets of a row."""
         return self.predict
 
     @property
@@ -56,7 +56,7 @@ class PermutedPrediction(BaseModel):
 def factorisation_order(
     ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, permutation: int
 ) -> NDArray[np.int32]:
-    """[N, L] int32: an order that gives each token exactly the visibility of zihangdai/xlnet, data_utils.py,
+    """Return [N, L] int32: an order that gives each token exactly the visibility of zihangdai/xlnet, data_utils.py,
     `_local_perm`.
 
     A row has two parts, the first of `reuse` tokens. Of each part the tokens that are neither targets nor functional
@@ -76,7 +76,7 @@ def factorisation_order(
 
 
 def _ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], permutation: int) -> NDArray[np.int32]:
-    """[N, P] int32: the `ordered` tokens of each row numbered from 1 by group and key, the others 0."""
+    """Return [N, P] int32: the `ordered` tokens of each row numbered from 1 by group and key, the others 0."""
     rows, columns = np.nonzero(ordered)
     counts = ordered.sum(axis=1)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -105,7 +105,7 @@ def choose_targets(
     draws: NDArray[np.uint64],
     keys: NDArray[np.uint32],
 ) -> NDArray[np.bool_]:
-    """[N, P] bool: `goal` tokens of each row of P tokens, or all that are not fixed where those are fewer.
+    """Return [N, P] bool: `goal` tokens of each row of P tokens, or all that are not fixed where those are fewer.
 
     Args:
         begins: [N, P] bool, a word begins here. Fixed tokens and what follows them count as beginnings.
@@ -135,7 +135,7 @@ def choose_ngrams(
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """[N, P] bool, at most `goal` in a row: those in n-grams. Arguments as for `choose_targets`."""
+    """Return [N, P] bool, at most `goal` in a row: those in n-grams. Arguments as for `choose_targets`."""
     rows, width = begins.shape
     units = _Units(begins, fixed)
     likely = _thresholds(config.longest)
@@ -182,7 +182,8 @@ class _Units:
     def ngram(
         self, at: NDArray[np.int64], n: NDArray[np.int64], most: NDArray[np.int64], whole_words: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the n-gram that follows each place `at` starts and stops; alike where none of `most` tokens fits.
+        """Return where the n-gram that follows each place `at` starts and stops; alike where none of `most` tokens
+        fits.
 
         n counts words or, from a word's beginning on, tokens.
         """
@@ -199,12 +200,12 @@ class _Units:
 
 
 def _following(units: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The smallest of each number and those after it."""
+    """Return the smallest of each number and those after it."""
     smallest: NDArray[np.int64] = np.minimum.accumulate(units[::-1])[::-1]
     return smallest
 
 
 def _thresholds(longest: int) -> NDArray[np.uint64]:
-    """[longest - 1]: a 32-bit draw at or above the k-th is an n-gram of more than k words."""
+    """Return [longest - 1]: a 32-bit draw at or above the k-th is an n-gram of more than k words."""
     shares = 1 / np.arange(1, longest + 1)
     return np.round(np.cumsum(shares / shares.sum())[:-1] * (1 << 32)).astype(np.uint64)

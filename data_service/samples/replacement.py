@@ -77,7 +77,7 @@ class Vocabulary:
     counts: NDArray[np.int64] | None = None
 
     def random(self, draws: NDArray[np.uint32]) -> Tokens:
-        """[N] ordinary ids from [N] uniform 32-bit draws: by frequency if counts are given, else all alike.
+        """Return [N] ordinary ids from [N] uniform 32-bit draws: by frequency if counts are given, else all alike.
 
         Frequencies are rounded to multiples of 2**-32.
         """
@@ -95,7 +95,7 @@ def replaced(
     replace: Replacement,
     vocabulary: Vocabulary,
 ) -> Tokens:
-    """[M] what stands in place of the targets.
+    """Return [M] what stands in place of the targets.
 
     Args:
         target_ids: [M] the targets.

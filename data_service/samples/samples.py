@@ -79,7 +79,7 @@ class _ByRow(TypedDict):
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
-    """Rows `start` to `stop`. Tokens are a view; positions count from the first row and are copied."""
+    """Return rows `start` to `stop`. Tokens are a view; positions count from the first row and are copied."""
     first, last = samples.offsets[start], samples.offsets[stop]
     low, high = np.searchsorted(samples.target_positions, (first, last))
     return Samples(
@@ -93,7 +93,7 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
 
 
 def join_rows(parts: Sequence[Samples]) -> Samples:
-    """All rows of `parts` (at least one), in order."""
+    """Return all rows of `parts` (at least one), in order."""
     if len(parts) == 1:
         return parts[0]
     shifts = np.cumsum([0, *(part.offsets[-1] for part in parts)])
@@ -115,7 +115,7 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
 
 
 def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
-    """Rows `part` [N], in that order, for each of `parts`."""
+    """Return rows `part` [N], in that order, for each of `parts`."""
     target_edges = np.searchsorted(samples.target_positions, samples.offsets)
     return [_take_rows(samples, target_edges, part) for part in parts]
 
@@ -137,7 +137,7 @@ def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[
 def _ragged_take(
     edges: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64] | NDArray[np.int32], NDArray[np.int64]]:
-    """Indices of the elements of `rows` of a ragged array with these row `edges`, and the new row edges."""
+    """Return indices of the elements of `rows` of a ragged array with these row `edges`, and the new row edges."""
     lengths = edges[rows + 1] - edges[rows]
     offsets = np.append(0, np.cumsum(lengths))
     # Half-width indices are twice as fast to make and to follow.

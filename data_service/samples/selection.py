@@ -31,23 +31,23 @@ class Units:
     sizes: NDArray[np.int64] | None = None
 
     def text(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sorted text offsets of the tokens of sorted units `chosen`."""
+        """Return sorted text offsets of the tokens of sorted units `chosen`."""
         starts = chosen if self.starts is None else self.starts[chosen]
         return starts if self.sizes is None else _ranges(starts, self.sizes[chosen])
 
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Numbers of the units of `rows`, row after row."""
+        """Return numbers of the units of `rows`, row after row."""
         return _ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
 
 
 def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The integers of ranges that begin at `starts`, so many of each, end to end."""
+    """Return the integers of ranges that begin at `starts`, so many of each, end to end."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
 def fixed_positions(text: Tokens, never: tuple[int, ...]) -> NDArray[np.int64]:
-    """Sorted offsets of the tokens whose id is in `never`; usually none, and quick to find out."""
+    """Return sorted offsets of the tokens whose id is in `never`; usually none, and quick to find out."""
     found = np.zeros(len(text), dtype=np.bool_)
     for token in never:
         found |= text == token
@@ -55,7 +55,7 @@ def fixed_positions(text: Tokens, never: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def token_units(edges: NDArray[np.int64], fixed: NDArray[np.int64]) -> Units:
-    """Every token but those at `fixed`; row i is text edges[i] to edges[i + 1]."""
+    """Return every token but those at `fixed`; row i is text edges[i] to edges[i + 1]."""
     if not len(fixed):
         return Units(edges)
     starts = np.delete(np.arange(edges[-1]), fixed)
@@ -65,7 +65,7 @@ def token_units(edges: NDArray[np.int64], fixed: NDArray[np.int64]) -> Units:
 def word_units(
     starts: NDArray[np.bool_], edges: NDArray[np.int64], fixed: NDArray[np.int64], breaks: NDArray[np.int64]
 ) -> Units:
-    """Whole words: from each piece that starts one to the next. Rows, `breaks` and `fixed` tokens end words.
+    """Return whole words: from each piece that starts one to the next. Rows, `breaks` and `fixed` tokens end words.
 
     Args:
         starts: [T] bool, the tokens of the rows at which a word, or another unit, begins.
@@ -116,7 +116,7 @@ class Slots:
 
 
 def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
-    """[U] bool, the selected units.
+    """Return [U] bool, the selected units.
 
     Single tokens: exactly `budgets` [N] of each row. Words: taken in random order, skipping any that would go
     over the row's budget (BERT's whole-word rule), so a row may stay below it when no word that is left fits.
@@ -138,7 +138,7 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
 
 
 def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
-    """[U] bool, the units that are drawn when `draws` [N] units of each row are drawn with replacement."""
+    """Return [U] bool, the units that are drawn when `draws` [N] units of each row are drawn with replacement."""
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw(units, slots, key)
     before = np.cumsum(counts) - counts
@@ -147,7 +147,7 @@ def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key)
 
 
 def _draw(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Units drawn with replacement, row after row, and how many per row (none where a row has no unit)."""
+    """Return units drawn with replacement, row after row, and how many per row (none where a row has no unit)."""
     counts, available = slots.counts, np.diff(units.edges)
     draws = draws32(key, int(slots.edges[0]), int(slots.edges[-1]))
     if not available.all():

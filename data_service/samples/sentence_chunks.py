@@ -40,7 +40,7 @@ class Sentences:
 
     @classmethod
     def of(cls, block: Block, longest: int | None = None) -> Self:
-        """A block's; those of more than `longest` tokens are cut after each so many."""
+        """Return a block's; those of more than `longest` tokens are cut after each so many."""
         edges, documents = block.sentences, block.documents
         if longest is not None:
             edges = no_longer_than(block.sentences, longest)
@@ -51,26 +51,27 @@ class Sentences:
         return len(self.document)
 
     def document_end(self, first: Numbers) -> Numbers:
-        """The sentence after the last of the document of each of `first`."""
+        """Return the sentence after the last of the document of each of `first`."""
         return self.documents[self.document[first] + 1]
 
     def fill(self, first: Numbers, tokens: Numbers) -> Numbers:
-        """Where chunks end that begin at sentences `first` and go on until they have `tokens`, or the document ends."""
+        """Return where chunks end that begin at sentences `first` and go on until they have `tokens`, or the document
+        ends."""
         reached = np.searchsorted(self.edges, self.edges[first] + tokens)
         return np.clip(reached, first + 1, self.document_end(first))
 
     def fit(self, first: Numbers, tokens: Numbers | int) -> Numbers:
-        """The same for chunks that never have more than `tokens`, unless by their first sentence."""
+        """Return the same for chunks that never have more than `tokens`, unless by their first sentence."""
         reached = np.searchsorted(self.edges, self.edges[first] + tokens, side="right") - 1
         return np.clip(reached, first + 1, self.document_end(first))
 
     def span(self, first: Numbers, stop: Numbers) -> Ends:
-        """The tokens of sentences `first` to `stop`."""
+        """Return the tokens of sentences `first` to `stop`."""
         return self.edges[first], self.edges[stop]
 
 
 def follow(following: Numbers) -> Numbers:
-    """[N] the sentences at which chunks begin, the first at 0; after sentence s comes following[s]."""
+    """Return [N] the sentences at which chunks begin, the first at 0; after sentence s comes following[s]."""
     table, found, at = following.tolist(), [], 0
     while at < len(table):
         found.append(at)
@@ -79,18 +80,19 @@ def follow(following: Numbers) -> Numbers:
 
 
 def below(key: Key, purpose: str, which: Numbers, bounds: Numbers | int) -> Numbers:
-    """Draws number `which` [N], uniform over 0 to `bounds` - 1."""
+    """Return draws number `which` [N], uniform over 0 to `bounds` - 1."""
     draws = draws32(stream_key(key.hex(), purpose), 0, int(which.max(initial=-1)) + 1)
     return scale(draws[which], bounds)
 
 
 def happens(key: Key, purpose: str, which: Numbers, share: float) -> NDArray[np.bool_]:
-    """[N] bool, true in a share of the draws."""
+    """Return [N] bool, true in a share of the draws."""
     return below(key, purpose, which, _DRAWS) < round(share * _DRAWS)
 
 
 def document_targets(sentences: Sentences, room: int, short: float, key: Key) -> Numbers:
-    """[S] tokens that chunks are filled to: `room`, or in a share `short` of the documents uniform in 2 to `room`."""
+    """Return [S] tokens that chunks are filled to: `room`, or in a share `short` of the documents uniform in 2 to
+    `room`."""
     documents = np.arange(len(sentences.documents) - 1)
     is_short = happens(key, "short document", documents, short)
     targets = np.where(is_short, 2 + below(key, "short target", documents, room - 1), room)
@@ -98,7 +100,7 @@ def document_targets(sentences: Sentences, room: int, short: float, key: Key) ->
 
 
 def elsewhere(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -> Ends:
-    """Text for the second segments of chunks that begin at `first`: from a random other document, from a random
+    """Return text for the second segments of chunks that begin at `first`: from a random other document, from a random
     sentence on, until there are `tokens` (one sentence at least) or the document ends.
 
     If the block has only one document, the text is taken from that one, as in google-research/bert.
@@ -113,7 +115,7 @@ def elsewhere(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -
 
 
 def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, Ends]:
-    """Cuts pairs to at most `room` tokens. One token after another is removed from the segment that is longer at that
+    """Cut pairs to at most `room` tokens. One token after another is removed from the segment that is longer at that
     moment (from the second if they are equal), at a random end of it.
     """
     sizes = np.stack([first[1] - first[0], second[1] - second[0]], axis=1)
@@ -132,7 +134,7 @@ def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, End
 
 
 def _heads(key: Key, tosses: Numbers) -> Numbers:
-    """[N] heads among so many tosses of a coin: bits that are set."""
+    """Return [N] heads among so many tosses of a coin: bits that are set."""
     words = -(-tosses // _BITS)
     ends = np.cumsum(words)
     bits = draws64(stream_key(key.hex(), "truncation"), 0, int(ends[-1]) if len(ends) else 0)

@@ -88,7 +88,7 @@ class WordsOfSize:
         return cls(hashes, ids[first], similar[first], has_similar[first])
 
     def find(self, words: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """[N] numbers of `words` [N, s] in the table; -1 for those that are not in it."""
+        """Return [N] numbers of `words` [N, s] in the table; -1 for those that are not in it."""
         places = np.searchsorted(self.hashes, _hashes(words))
         places = np.minimum(places, len(self.hashes) - 1)
         return np.where((self.ids[places] == words).all(axis=1), places, -1)
@@ -110,7 +110,8 @@ class SimilarWords:
 def dump_similar_words(
     pairs: Iterable[SimilarPair], *, tokenizer: str, vocab_size: int, made: Mapping[str, object]
 ) -> bytes:
-    """The bytes of the file: the same words always give the same. `made`: how the table was made, for the record."""
+    """Return the bytes of the file: the same words always give the same. `made`: how the table was made, for the
+    record."""
     header = {"format": _FORMAT, "version": 1, "tokenizer": tokenizer, "vocab_size": vocab_size, "made": made}
     lines = [json.dumps(header, ensure_ascii=False, sort_keys=True)]
     for pair in sorted(pairs):
@@ -121,12 +122,12 @@ def dump_similar_words(
 
 
 def table_hash(content: bytes) -> str:
-    """What names a table in a stream's identity: sha256 (hex) of its file."""
+    """Return what names a table in a stream's identity: sha256 (hex) of its file."""
     return hashlib.sha256(content).hexdigest()
 
 
 def read_similar_words(uri: str) -> bytes:
-    """The file at a path or URI.
+    """Return the file at a path or URI.
 
     Raises:
         CorpusError: no such file.
@@ -142,7 +143,7 @@ def read_similar_words(uri: str) -> bytes:
 
 
 def parse_similar_words(content: bytes, where: str) -> SimilarWords:
-    """The table in a file's bytes; `where` names the file. Raises CorpusError: it is damaged, or no such table,
+    """Return the table in a file's bytes; `where` names the file. Raises CorpusError: it is damaged, or no such table,
     or a newer version wrote it."""
     try:
         first, *lines = content.decode().removesuffix("\n").split("\n")
@@ -163,7 +164,7 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
 
 
 def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> SimilarWords:
-    """The table that a spec names, for corpora of a tokenizer.
+    """Return the table that a spec names, for corpora of a tokenizer.
 
     Raises CorpusError: there is none, another than the spec means, or one of another tokenizer.
     """
@@ -185,14 +186,14 @@ def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> Sim
 
 
 def identify_similar_words(uri: str, tokenizer_hash: str) -> SimilarSource:
-    """The table at `uri` as a spec names it. Raises CorpusError: no table there, or one of another tokenizer."""
+    """Return the table at `uri` as a spec names it. Raises CorpusError: no table there, or one of another tokenizer."""
     content = read_similar_words(uri)
     _check_tokenizer(parse_similar_words(content, uri), uri, tokenizer_hash)
     return SimilarSource(uri=uri, hash=table_hash(content))
 
 
 def _check_tokenizer(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
-    """Raises CorpusError where a table of similar words was made with another tokenizer than the corpora."""
+    """Raise CorpusError where a table of similar words was made with another tokenizer than the corpora."""
     if table.tokenizer != tokenizer_hash:
         raise CorpusError(
             f"the similar words at {uri} are of tokenizer {table.tokenizer[:12]}, "
@@ -214,7 +215,7 @@ def _parse_line(line: str, vocab_size: int) -> SimilarPair:
 
 
 def _hashes(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """[N] uint64 of `words` [N, s]."""
+    """Return [N] uint64 of `words` [N, s]."""
     found = np.zeros(len(words), dtype=np.uint64)
     for column in words.T:
         found = (found + column + np.uint64(1)) * _FACTOR
@@ -233,7 +234,7 @@ def replaced_words(
     vocabulary: Vocabulary,
     table: SimilarWords,
 ) -> Tokens:
-    """[M] what stands in place of the targets.
+    """Return [M] what stands in place of the targets.
 
     Args:
         target_ids: [M] the targets, word after word.
@@ -263,8 +264,8 @@ def _other_words(
     vocabulary: Vocabulary,
     table: SimilarWords,
 ) -> NDArray[np.unsignedinteger]:
-    """[N, s]: for `words` [N, s] of one size their similar words, where `similar` [N] and the table has one; else
-    random words. `draws`: [N, s]."""
+    """Return [N, s]: for `words` [N, s] of one size their similar words, where `similar` [N] and the table has one;
+    else random words. `draws`: [N, s]."""
     low = draws.astype(np.uint32)
     known = table.by_size.get(words.shape[1])
     if known is None:

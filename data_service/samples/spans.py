@@ -39,17 +39,17 @@ class Lengths:
         return len(self.edges) + 1
 
     def of(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """[N] int64 lengths from [N] uniform 32-bit draws."""
+        """Return [N] int64 lengths from [N] uniform 32-bit draws."""
         return np.searchsorted(self.edges, draws, side="right") + 1
 
 
 def ngram_lengths(longest: int) -> Lengths:
-    """p(n) proportional to 1 / n for n up to `longest` (Lan et al. 2019, section 3.1)."""
+    """Return p(n) proportional to 1 / n for n up to `longest` (Lan et al. 2019, section 3.1)."""
     return Lengths.weighted(1 / np.arange(1, longest + 1))
 
 
 def span_lengths(p: float, longest: int) -> Lengths:
-    """Geometric(p) cut off after `longest` and renormalised (Joshi et al. 2020, section 3.1)."""
+    """Return Geometric(p) cut off after `longest` and renormalised (Joshi et al. 2020, section 3.1)."""
     return Lengths.weighted(np.cumprod(np.append(p, np.full(longest - 1, 1 - p))))
 
 
@@ -75,7 +75,7 @@ def select_stretches(
     stretches: Stretches,
     key: Key,
 ) -> NDArray[np.bool_]:
-    """[U] bool, the selected words.
+    """Return [U] bool, the selected words.
 
     First words are uniform among the row's. A stretch ends early at the end of its row, before a separator or a
     token that is never masked, and before the first word that would exceed the row's budget. So a row never has
@@ -145,6 +145,6 @@ def _ends(
     edges: NDArray[np.int64],
     separators: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Sorted numbers of the words at which a stretch that began before them has to end."""
+    """Return sorted numbers of the words at which a stretch that began before them has to end."""
     gaps = np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1
     return np.unique(np.concatenate([edges, gaps, np.searchsorted(starts, separators)]))

@@ -119,7 +119,7 @@ class WindowSize(_Config):
 
     @classmethod
     def of_batches(cls, rows: int, *, spread: bool) -> Self:
-        """The window for batches of so many rows, whose neighbours in the text are spread over it or not."""
+        """Return the window for batches of so many rows, whose neighbours in the text are spread over it or not."""
         return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if spread else 1)
 
 
@@ -233,7 +233,7 @@ class StreamSpec(_Config):
         return isinstance(self.input, Translations)
 
     def input_of(self, source: int) -> Input:
-        """How the blocks of one source are cut: text beside translations is packed."""
+        """Return how the blocks of one source are cut: text beside translations is packed."""
         if isinstance(self.input, Translations) and not self.sources[source].translated:
             return Packed(packing=self.input.text)
         return self.input

@@ -82,17 +82,18 @@ class TextRows:
         return lengths
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
-        """The texts of rows `start` to `stop`, end to end, without special tokens."""
+        """Return the texts of rows `start` to `stop`, end to end, without special tokens."""
         return end_to_end(block.tokens, self.starts[start:stop], self.sizes[start:stop])  # type: ignore[return-value]
 
     def stretches(self, row: int) -> tuple[range, ...]:
-        """Where each text of a row lies in the block."""
+        """Return where each text of a row lies in the block."""
         ends = zip(self.starts[row].tolist(), self.sizes[row].tolist(), strict=True)
         return tuple(range(start, start + size) for start, size in ends)
 
 
 def pair_texts(block: Block, texts: int, length: int) -> TextRows:
-    """A row for each document of a corpus of pairs: its first `texts` texts. Raises CorpusError where one has fewer."""
+    """Return a row for each document of a corpus of pairs: its first `texts` texts. Raises CorpusError where one has
+    fewer."""
     if np.diff(block.documents).min() < texts:
         raise CorpusError(
             f"a document of a corpus of pairs has less than {texts} texts",
@@ -104,7 +105,7 @@ def pair_texts(block: Block, texts: int, length: int) -> TextRows:
 
 
 def repeated_sentences(block: Block, shortest: int, texts: int, length: int) -> TextRows:
-    """A row for each sentence of at least `shortest` tokens, `texts` times the same."""
+    """Return a row for each sentence of at least `shortest` tokens, `texts` times the same."""
     sizes = np.diff(block.sentences)
     long_enough = np.flatnonzero(sizes >= shortest)
     starts, sizes = block.sentences[long_enough], np.minimum(sizes[long_enough], length - EDGE_TOKENS)
@@ -114,7 +115,7 @@ def repeated_sentences(block: Block, shortest: int, texts: int, length: int) -> 
 def text_rows(
     block: Block, rows: TextRows, start: int, stop: int, special: SpecialIds, layout: TextLayout
 ) -> Samples:
-    """Rows `start` to `stop` with their special tokens; nothing is a target."""
+    """Return rows `start` to `stop` with their special tokens; nothing is a target."""
     sizes = rows.sizes[start:stop]
     ends = np.cumsum(sizes.ravel() + EDGE_TOKENS)
     begins = ends - sizes.ravel() - EDGE_TOKENS

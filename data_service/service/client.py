@@ -1,4 +1,4 @@
-"""`FeedClient`: a rank's reader of a stream that the feed delivers. It asks again for what is lost."""
+"""`FeedClient`: a rank's reader of a stream that the feed delivers. It requests lost samples again."""
 
 import logging
 import threading
@@ -13,20 +13,20 @@ from data_service.errors import UserError
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.service import tasks
-from data_service.service.announced import AnnouncedWindows, EpochWindow
 from data_service.service.feed import Build, FeedHandle, OpenStream, SlabRequest
+from data_service.service.prefetch import AnnouncedWindows, EpochWindow
 from data_service.store.errors import StoreUnavailable
 from data_service.stream.stream import SlabLayout, StepLayout
 from data_service.stream.token_axis import TokenAxis
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0
-_STORE_ATTEMPTS = 3  # builds of a window, each of which has already retried its requests with patience
+_STORE_ATTEMPTS = 3  # builds of a window when the store fails; each build retries its own requests, too
 
 
 @dataclass
 class _Held:
-    """What a client keeps of a window: references to slabs of one build of it, and the slabs it has fetched."""
+    """The parts of a window that a client holds: references to slabs of one build, and the slabs it has fetched."""
 
     name: str
     layout: SlabLayout
@@ -39,12 +39,15 @@ class _Gone(Exception):
 
 
 class FeedClient:
-    """Reads one stream. The bytes are those of `Stream.read`, whatever dies on the way.
+    """A reader of one stream. It returns the same bytes as `Stream.read`, even if the feed or workers die meanwhile.
 
-    One thread reads; another, the client's own, fetches what `prefetch` announced.
+    The caller reads in one thread. A thread of the client fetches the ranges that `prefetch` announced.
 
-    When a stream is opened for the first time, the feed may count a whole corpus, for hours. Meanwhile `counted` is
-    called every few seconds, in the waiting thread, with the number of blocks counted so far.
+    Args:
+        feed: the feed.
+        spec: the stream to read.
+        counted: function that is called while the stream is opened. The first time, the feed may count the rows of a
+            whole corpus, for hours. Every few seconds the function gets the number of blocks counted so far.
 
     Raises:
         CorpusError, PlanError, StoreError: the stream cannot be opened.
@@ -72,7 +75,7 @@ class FeedClient:
 
     @property
     def samples_per_epoch(self) -> int:
-        """The same in every epoch."""
+        """Number of samples in an epoch, the same in every epoch."""
         return self._opened.epoch_layout.samples_per_epoch
 
     @property
@@ -82,7 +85,7 @@ class FeedClient:
 
     @property
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of each slab that is here, by the name of its object: ranks of a node share those of one name."""
+        """Bytes of each slab that this client holds, by the id of its Ray object. Ranks of a node share an object."""
         with self._changed:
             held = [
                 (held.refs[slab], samples)
@@ -92,9 +95,9 @@ class FeedClient:
         return {ref.hex(): samples.nbytes for ref, samples in held}
 
     def token_axis(self) -> TokenAxis:
-        """The stream measured in tokens, for batches of so many: one read-only object for all ranks of a node.
+        """Return the stream's axis in tokens, for batches of a number of tokens. All ranks of a node share one object.
 
-        The first time, rows' lengths are counted.
+        The first time, the feed measures the length of every row.
         """
         while True:
             (axis,) = self._await(self._feed.token_axis.remote(self._spec_json))
@@ -105,16 +108,16 @@ class FeedClient:
             return found
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
-        """Samples `start` to `stop` (at least one) of an epoch. The arrays are read-only.
+        """Return samples `start` to `stop` (at least one) of an epoch. The arrays are read-only.
 
         Raises:
-            IndexError: outside the epoch.
-            CorruptBlock, StoreError: a block that cannot be read, even after retries.
-            BuildFailed: the processes that build a window die again and again, most likely for lack of memory; or
-                there is no room for what they build.
+            IndexError: the range is empty or outside the epoch.
+            CorruptBlock, StoreError: a block cannot be read, even after retries.
+            BuildFailed: the processes that build a window died repeatedly, most likely for lack of memory; or the
+                object stores had no room for the window.
         """
         if start >= stop:
-            raise IndexError(f"no samples from {start} to {stop}")
+            raise IndexError(f"the range of samples from {start} to {stop} is empty")
         began = time.perf_counter()
         spans = [
             ((epoch, window), first, last)
@@ -128,15 +131,15 @@ class FeedClient:
         return join_rows(parts)
 
     def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
-        """Announce what will be read here, as (epoch, start, stop) in order, the current range included.
+        """Announce the ranges that will be read, in order, so that they are fetched ahead.
 
-        Ranges are taken from the iterator only as far as memory allows, so it may go on to the end of the run. What was
-        announced before, and is not announced again, is dropped.
+        Ranges are taken from the iterator only as far as memory allows, so it may reach to the end of the run. Earlier
+        announcements are dropped.
 
         Args:
-            ranges: what this reader reads.
-            steps: what all readers read together, if they share steps: windows are laid so that each finds its part
-                of all steps in few slabs.
+            ranges: ranges (epoch, start, stop) that this reader will read, the current one included.
+            steps: layout of the steps that all readers share, if they do. Windows are cut into slabs so that each
+                reader finds its part of every step in few slabs.
         """
         with self._changed:
             self._steps = steps
@@ -144,7 +147,7 @@ class FeedClient:
             self._move_on()
 
     def close(self) -> None:
-        """Stop fetching, and drop everything."""
+        """Stop fetching and drop all samples and references."""
         with self._changed:
             self._closed = True
             self._announced, self._reading = self._announce(()), set()
@@ -160,7 +163,7 @@ class FeedClient:
         return AnnouncedWindows(spans, self._opened.windows_held, self._layout)
 
     def _layout(self, window: EpochWindow) -> SlabLayout:
-        """The layout of a window's build, or the one that it would be given."""
+        """Return the layout with which a window is built; before that, the layout that we would request."""
         if window in self._held:
             return self._held[window].layout
         return SlabLayout.of(
@@ -168,7 +171,7 @@ class FeedClient:
         )
 
     def _parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
-        """Samples `first` to `last` of a window, in order."""
+        """Return samples `first` to `last` of a window, in order."""
         while True:
             held = self._window(window, lambda layout: layout.slabs_of(first, last))
             try:
@@ -180,7 +183,7 @@ class FeedClient:
                 continue
 
     def _move_on(self) -> None:
-        """Drop announced windows that have been read, take up more as far as memory allows, and drop all others."""
+        """Drop windows that have been read or are no longer announced, and make further ones current."""
         self._announced.move_on(self._reading)
         kept = self._reading | self._announced.windows.keys()
         for window in self._held.keys() - kept:
@@ -190,7 +193,7 @@ class FeedClient:
         self._changed.notify()
 
     def _fetch_announced(self) -> None:
-        """The body of the client's thread: fetch, in order, what is announced and not yet here."""
+        """Fetch announced slabs that are not here yet, in order, until `close`. The client's thread runs this."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._next_announced() is not None)
@@ -219,7 +222,7 @@ class FeedClient:
         return None
 
     def _slab(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
-        """One slab, kept here or from the object store. Raises _Gone if another build has to be asked for."""
+        """Return one slab, from here or from the object store. Raises _Gone: another build must be requested."""
         if slab in held.slabs:
             return held.slabs[slab]
         try:
@@ -244,10 +247,9 @@ class FeedClient:
         return samples
 
     def _get(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
-        """The slab, as soon as either thread has it. Raises _Gone if nobody wants it any more.
+        """Return the slab as soon as either thread has it. Raises _Gone: it is no longer needed.
 
-        If two threads ask Ray for the same
-        object, one of them is sometimes left waiting.
+        It polls, because if two threads ask Ray for the same object, one of them sometimes waits for ever.
         """
         ref = held.refs[slab]
         while not ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
@@ -260,8 +262,9 @@ class FeedClient:
         return samples
 
     def _report(self, window: EpochWindow, held: _Held, error: Exception) -> None:
-        """Tell the feed that a build died, or found no room, and wait a while for room. Raises BuildFailed if too many
-        in a row did.
+        """Tell the feed that a build died or found no room; in the latter case wait a while for room.
+
+        Raises BuildFailed: too many builds in a row have failed.
         """
         most = tasks.NO_ROOMS if (full := tasks.full(error)) else tasks.DEATHS
         failed, (epoch, number) = self._forget(window, held, most), window
@@ -277,7 +280,10 @@ class FeedClient:
                 self._changed.wait_for(lambda: self._closed, timeout=2.0 ** (failed - 1))
 
     def _window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _Held:
-        """A build of a window, with references to the slabs of its layout that are needed; from here or the feed."""
+        """Return the held build of a window with references to all needed slabs, after asking the feed if need be.
+
+        `needed`: function that returns the numbers of the needed slabs in a layout.
+        """
         while True:
             with self._changed:
                 failure = self._failures.pop(window, None)
@@ -298,7 +304,7 @@ class FeedClient:
     def _wanted(
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
     ) -> SlabRequest:
-        """The slabs that are needed or announced and to which there is no reference yet."""
+        """Return the request for those slabs that are needed or announced and to which we have no reference yet."""
         layout, slabs = self._layout(window), dict[int, None]()
         slabs.update(dict.fromkeys(needed(layout)))
         if window in self._announced.windows:
@@ -318,7 +324,7 @@ class FeedClient:
             self._announced.windows[window].lay(build.layout)
 
     def _await(self, answer: Any) -> Any:
-        """An answer that may take a counting pass. Raises what the feed raised."""
+        """Wait for an answer that may take a counting pass, and return it. Raises the feed's error."""
         while self._counted is not None and not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
             progress = self._feed.progress.remote()
             if ray.wait([progress], timeout=_LOOK_SECONDS)[0]:  # not while the feed is being restarted
@@ -326,7 +332,7 @@ class FeedClient:
         return _result(answer)
 
     def _forget(self, window: EpochWindow, held: _Held, most: int = 0) -> int:
-        """Tell the feed that another build is needed. `most` and the answer are those of `Feed.forget`."""
+        """Tell the feed that another build is needed. `most` and the result are as for `Feed.forget`."""
         with self._changed:
             if self._held.get(window) is held:
                 del self._held[window]
@@ -335,7 +341,7 @@ class FeedClient:
 
 
 def _result(ref: Any) -> Any:
-    """`ray.get`, raising what the task raised."""
+    """Return the result of `ray.get`. Raises the error of the task without Ray's wrapping."""
     try:
         return ray.get(ref)
     except ray.exceptions.RayTaskError as error:

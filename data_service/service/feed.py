@@ -1,8 +1,8 @@
-"""The feed: the one actor that owns the windows in Ray's object store. If it restarts, its clients ask again.
+"""The feed: the one actor that owns the windows in Ray's object store. If it restarts, its clients request them again.
 
 It knows streams and windows, not steps or ranks. A window that a reader needs now is built at once. Windows that will
-be needed are built ahead, as long as there are workers and memory. The windows that were asked for least recently are
-dropped first. Ray keeps an object only while its owner lives, so if the feed dies, its windows are built again.
+be needed later are built ahead while there are workers and memory. The least recently requested windows are dropped
+first. Ray keeps an object only while its owner is alive, so if the feed dies, its windows are built again.
 """
 
 from collections import OrderedDict
@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.service.announced import EpochWindow
 from data_service.service.gauges import FeedGauges
+from data_service.service.prefetch import EpochWindow
 from data_service.service.tasks import SlabRefs, full, no_room, object_store_bytes, run_pass, submit_window
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -32,14 +32,14 @@ FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an 
 
 
 class FeedConfig(BaseModel):
-    """How much of the machines the data service may use. It does not change the samples.
+    """The resources that the data service may use. They do not change the samples.
 
     Attributes:
-        workers: most windows being built at the same time.
-        memory: bytes of finished windows to hold, over all streams. Two windows a stream are always allowed. At most
-            half of the nodes' object stores are used: readers hold copies of what they read.
-        cpus: what a worker asks of Ray's scheduler, in cores.
-        slab_tokens: tokens in a slab, about: the unit in which samples travel.
+        workers: largest number of windows that are built at the same time.
+        memory: bytes of finished windows to hold, over all streams. Two windows per stream are always allowed. At most
+            half of the nodes' object stores is used, because readers hold copies of what they read.
+        cpus: cores that a worker reserves with Ray's scheduler.
+        slab_tokens: approximate number of tokens in a slab, the unit in which samples are sent.
         cache: URI of a folder that keeps row counts between runs; None to count at every start.
     """
 
@@ -54,8 +54,13 @@ class FeedConfig(BaseModel):
 
 @dataclass(frozen=True)
 class OpenStream:
-    """What a client needs to know of a stream: where samples lie, how many windows may be held, and remarks for
-    people to read.
+    """The facts of a stream that a client needs.
+
+    Attributes:
+        epoch_layout: division of an epoch into windows.
+        slab_rows: number of rows in a slab.
+        windows_held: number of windows that may be held at a time.
+        notes: remarks for people to read.
     """
 
     epoch_layout: EpochLayout
@@ -65,13 +70,14 @@ class OpenStream:
 
 
 class SlabRequest(NamedTuple):
-    """What a reader asks of a window: slabs that it has no reference to yet; none if it only tells that it still reads
-    it.
+    """A reader's request for slabs of a window to which it has no reference yet.
+
+    A request without slabs only says that the reader still uses the window.
 
     Attributes:
-        window: which.
-        layout: to build it with, unless it has been built with another.
-        slabs: numbers, in that layout.
+        window: window that is requested.
+        layout: layout to build it with, unless it has been built with another.
+        slabs: numbers of the slabs in that layout.
     """
 
     window: EpochWindow
@@ -80,12 +86,13 @@ class SlabRequest(NamedTuple):
 
 
 class Build(NamedTuple):
-    """A window as it is being built, or has been.
+    """A build of a window, finished or under way.
 
     Attributes:
-        name: of this build; another build of the same window has another.
-        layout: how it lies in slabs.
-        refs: the slabs that were asked for; none if the window was built with another layout than the reader expected.
+        name: name of this build; another build of the same window has another name.
+        layout: division of the window into slabs.
+        refs: references to the requested slabs; empty if the window was built with another layout than the requested
+        one.
     """
 
     name: str
@@ -108,7 +115,13 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class _Failures:
-    """How many builds of a window failed one after another, of `most` that may, and the name of the last."""
+    """The failures in a row of one window's builds.
+
+    Attributes:
+        last: name of the last build that failed.
+        count: number of failures.
+        most: number of failures after which readers give up.
+    """
 
     last: str
     count: int
@@ -128,7 +141,7 @@ _Key = tuple[str, int, int]  # stream, epoch, window
 
 
 class Feed:
-    """The actor's methods. Streams are named by their spec's JSON, so a restarted feed knows them."""
+    """The actor. Streams are named by the JSON of their spec, so a restarted feed can open them again."""
 
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
@@ -141,22 +154,24 @@ class Feed:
         self._gauges = FeedGauges()
 
     def open(self, spec_json: str) -> OpenStream:
-        """Make a stream's plan; the first time, count its rows.
+        """Make a stream's plan, counting its rows the first time; return what a client needs.
 
         Raises:
-            CorpusError, PlanError, StoreError: corpora that are not there, or from which nothing can be made.
+            CorpusError: a corpus is missing or does not fit the spec.
+            PlanError: no samples can be made from the corpora.
+            StoreError: a store cannot be read.
         """
         return self._stream(spec_json).opened
 
     @ray.method(concurrency_group="progress")  # type: ignore[untyped-decorator]
     def progress(self) -> int:
-        """Blocks that counting passes have gone through so far; answers while one is under way."""
+        """Return the number of blocks that counting passes have counted so far. It answers during a pass, too."""
         return self._counted
 
     def windows(
         self, spec_json: str, needed: SlabRequest, ahead: Sequence[SlabRequest]
     ) -> dict[EpochWindow, Build]:
-        """The window `needed`, and those `ahead` for which there is room, in that order."""
+        """Return builds of the window `needed` and of those windows `ahead` for which there is room."""
         stream = self._stream(spec_json)
         asked = {_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
         for wanted in (needed, *ahead):
@@ -169,9 +184,10 @@ class Feed:
         }
 
     def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
-        """The stream measured in tokens: one object for all readers, which the ranks of a node share.
+        """Return a reference to the stream's axis in tokens, one object that the ranks of a node share.
 
-        The first time, its rows' lengths are counted. Raises as `open` does, and BuildFailed: they fit into no store.
+        The first time, the length of every row is measured. Raises as `open`, and BuildFailed: the object stores have
+        no room for the lengths.
         """
         if spec_json not in self._axes:
             stream = self._stream(spec_json)
@@ -184,16 +200,17 @@ class Feed:
         return [self._axes[spec_json]]
 
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
-        """Tells the feed that a build of a window was lost or failed. The next reader to ask gets another build.
+        """Forget a build of a window that was lost or has failed. The next request for the window starts another build.
 
         Args:
-            spec_json, window: which.
-            build: its name.
-            most: if it failed, the number of failures in a row after which readers give up; counting then begins anew.
-                0 if it was only lost.
+            spec_json: stream.
+            window: window that was built.
+            build: name of the build.
+            most: 0 if the build was lost. If it failed, the number of failures in a row after which readers give up;
+                then counting begins anew.
 
         Returns:
-            How many have failed up to this one.
+            The number of failures in a row up to this build.
         """
         key = _key(spec_json, window)
         failures = self._failures.get(key)
@@ -219,11 +236,11 @@ class Feed:
         notes = plan.notes
         if memory < self._config.memory:
             asked = f"data_service.memory asks for {self._config.memory >> 20} MiB"
-            notes += (f"{asked}; half of Ray's object stores is used, {memory >> 20} MiB",)
+            notes += (f"{asked}, but only half of Ray's object stores can be used: {memory >> 20} MiB",)
         return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.epoch_layout, rows, held, notes))
 
     def _memory(self) -> int:
-        """Bytes of windows to hold. Nodes come and go, and their object stores with them."""
+        """Return the bytes of windows to hold. They change when nodes, with their object stores, join or leave."""
         return min(self._config.memory, object_store_bytes() // 2)
 
     def _count(self, blocks: int) -> None:
@@ -233,7 +250,7 @@ class Feed:
         return None if self._config.cache is None else open_store(self._config.cache)
 
     def _touch(self, stream: _Stream, wanted: SlabRequest, asked: set[_Key], *, must: bool) -> None:
-        """Mark a window as asked for now. Start its build if there is room, or if it is needed at once."""
+        """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
         key = _key(stream.spec_json, wanted.window)
         if key not in self._builds:
             if not self._make_room(stream, asked) and not must:
@@ -244,7 +261,7 @@ class Feed:
         self._builds.move_to_end(key)
 
     def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
-        """Drop the windows asked for longest ago until one more fits. Returns whether it may start."""
+        """Drop the least recently requested windows until one more fits. Return whether its build may start."""
         size, memory = stream.plan.epoch_layout.window_bytes, self._memory()
         for key in [key for key in self._builds if key not in asked]:
             if self._fits(size, memory):
@@ -267,7 +284,10 @@ class Feed:
 
 
 def start_feed(config: FeedConfig) -> FeedHandle:
-    """Start the feed on the running Ray cluster. It lives as long as the handle, restarted wherever it dies."""
+    """Start the feed on the running Ray cluster; return its handle.
+
+    The actor exists as long as the handle. If it dies, Ray restarts it.
+    """
     lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
     actor = ray.remote(**lasting, concurrency_groups={"progress": 1})(Feed)
     return actor.remote(config)

@@ -1,4 +1,4 @@
-"""Figures that Ray's agent on each node shows to Prometheus. Without `ray[default]` they are shown nowhere.
+"""Gauges that Ray's agent on each node exports to Prometheus. Without `ray[default]` they are not exported.
 
 Ray adds its own labels, among them the process (WorkerId) and the cluster (SessionName).
 """
@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 from ray.util.metrics import Gauge
 
-from data_service.store.patience import total_retries
+from data_service.store.retries import total_retries
 
 PREFIX = "maskfleet_"
-"""Of every name. Ray puts `ray_` before it."""
+"""Prefix of the name of every gauge. Ray puts `ray_` before it."""
 _SHOWN = string.punctuation.replace("%", "") + " "
 DESCRIPTIONS = {
     "windows_ready": "Windows of samples that are built and held for the ranks.",
@@ -21,9 +21,9 @@ DESCRIPTIONS = {
 
 
 def gauge(name: str, description: str, labels: Mapping[str, str], *further: str) -> Gauge:
-    """A gauge of this process. `labels` are fixed, those in `further` are given with each value.
+    """Return a gauge of this process. The values of `labels` are fixed; those of `further` are given with each value.
 
-    Ray takes labels of printable ASCII only. Other letters of a fixed label are percent-encoded, as in a URI.
+    Ray accepts only printable ASCII in labels. Other characters of a fixed label are percent-encoded, as in a URI.
     """
     made = Gauge(PREFIX + name, description, (*labels, *further))
     made.set_default_tags({label: quote(value, safe=_SHOWN) for label, value in labels.items()})
@@ -31,7 +31,7 @@ def gauge(name: str, description: str, labels: Mapping[str, str], *further: str)
 
 
 class StoreRetries:
-    """The count of this process's repeated store requests; call `update` now and then."""
+    """The gauge of this process's repeated store requests. It shows the number at the last call of `update`."""
 
     def __init__(self) -> None:
         self._gauge = gauge("store_retries", DESCRIPTIONS["store_retries"], {})
@@ -41,7 +41,7 @@ class StoreRetries:
 
 
 class FeedGauges:
-    """The figures of the feed."""
+    """The gauges of the feed."""
 
     def __init__(self) -> None:
         self._ready = gauge("windows_ready", DESCRIPTIONS["windows_ready"], {})

@@ -1,7 +1,7 @@
-"""How this process joins a Ray cluster or starts a Ray of its own, and every private name of Ray's that we use.
+"""How this process joins a Ray cluster or starts a Ray of its own, and all uses of Ray's private names.
 
-Only this file uses private names. It looks for each before it uses it: another name in a later release is an error that
-says so, not another Ray.
+No other file uses a private name. Each name is looked up before it is used. If a later release of Ray lacks it, an
+error says so.
 """
 
 import logging
@@ -21,7 +21,7 @@ from ray.job_config import JobConfig
 from data_service.errors import library_changed
 from data_service.processes import STARTED_HERE
 
-UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # of a Ray on one machine
+UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # not needed by a Ray on one machine
 FOLDERS = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
 DRAINING = "get_draining_nodes"
@@ -70,14 +70,14 @@ def _hold_token() -> None:
 
 
 class _Unchanged(list[str]):
-    """Folders that Ray adds for its workers to import from. None is kept."""
+    """A list that stays empty when Ray adds folders for its workers to import from."""
 
     def extend(self, folders: object) -> None:
         pass
 
 
 def _name_of(owner: Any, name: str) -> Any:
-    """The attribute `name`. Raises LibraryChanged: there is none."""
+    """Return the attribute `name` of `owner`. Raises LibraryChanged: it does not exist."""
     try:
         return getattr(owner, name)
     except AttributeError as error:
@@ -86,7 +86,7 @@ def _name_of(owner: Any, name: str) -> Any:
 
 
 def ensure_names() -> None:
-    """All that can be looked for before a Ray is started. Raises LibraryChanged: something has another name."""
+    """Check all private names that can be looked up before Ray is started. Raises LibraryChanged: one is missing."""
     for name in (*UNUSED, DEAD, LOGS):
         _name_of(Node, name)
     _name_of(JobConfig(), FOLDERS)
@@ -95,8 +95,10 @@ def ensure_names() -> None:
 
 
 def installed_only() -> JobConfig:
-    """For `ray.init`: workers import only what is installed. By default they would look into the driver's working
-    directory first, where a folder may have the name of one of our packages. Ray has no public setting for this.
+    """Return a job configuration for `ray.init` with which workers import only installed packages.
+
+    By default they would first look into the driver's working directory, where a folder may have the name of one of our
+    packages. Ray has no public setting for this.
     """
     job = JobConfig()
     _name_of(job, FOLDERS)
@@ -106,8 +108,9 @@ def installed_only() -> JobConfig:
 
 @contextmanager
 def without_unused() -> Iterator[None]:
-    """A Ray that is started in this context comes without dashboard, autoscaler and log monitor. On one machine nobody
-    uses them, and each takes a second of a core to start. Ray has no public setting for this.
+    """Start Ray without dashboard, autoscaler and log monitor if it is started within the block.
+
+    On one machine they are not needed, and each takes a second of a core to start. Ray has no public setting for this.
     """
     ensure_names()
     before = {name: _name_of(Node, name) for name in UNUSED}
@@ -121,15 +124,16 @@ def without_unused() -> Iterator[None]:
 
 
 def draining_nodes() -> frozenset[str]:
-    """Ids of the nodes that will be taken away. Ray has no public interface that tells this."""
+    """Return the ids of the nodes that are being drained, that is, will be removed. Ray has no public interface for
+    it."""
     return frozenset(_name_of(state, DRAINING)())
 
 
 def dead_processes() -> list[str]:
-    """Kinds of those processes that have died, of the Ray that was started here."""
+    """Return the kinds of those processes of the Ray started here that have died."""
     return [str(kind) for kind, _ in _name_of(_name_of(worker, NODE), DEAD)()]
 
 
 def logs_folder() -> Path:
-    """Ray's log folder on this node."""
+    """Return Ray's log folder on this node."""
     return Path(_name_of(_name_of(worker, NODE), LOGS)())

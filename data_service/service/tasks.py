@@ -1,4 +1,4 @@
-"""The Ray tasks that count rows and build windows. They are stateless, so what is lost is computed again."""
+"""The Ray tasks that count rows and build windows. They are stateless, so lost results are computed again."""
 
 from collections import Counter
 from functools import lru_cache
@@ -17,17 +17,16 @@ from data_service.stream.stream import SlabLayout, build_window
 
 SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
-DEATHS = 8  # processes in a row that die of one task: more often than machines do by chance
-NO_ROOMS = 8  # builds in a row that found the object store full, with pauses between them: two minutes
+DEATHS = 8  # deaths in a row of one task's processes after which it is given up: too many for chance
+NO_ROOMS = 8  # builds in a row that found the object store full; with the pauses between them two minutes
 SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
-_COUNTED_TOGETHER = 64  # blocks in a counting task: a few seconds of work
+_COUNTED_TOGETHER = 64  # blocks in one counting task: a few seconds of work
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:
-    """Start building a window; returns references to its slabs. If the build fails or is lost, the caller submits
-    another.
-    """
-    # Ray itself would repeat without end what dies for want of memory. Here the feed counts.
+    """Start the build of a window; return references to its slabs. If it fails or is lost, the caller submits
+    another."""
+    # Ray does not retry, because it would endlessly retry tasks that die for lack of memory. The feed counts failures.
     options = {
         "num_returns": layout.slabs,
         "num_cpus": cpus,
@@ -41,11 +40,11 @@ def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: floa
 def run_pass(
     job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted, *, cpus: float
 ) -> Found:
-    """Run a pass over blocks of a source (a `Runner`), in as many tasks at once as there is room for.
+    """Run a pass over blocks of a source in Ray tasks. It is a `Runner`; `cpus`: cores that each task reserves.
 
     Raises:
-        CorruptBlock, StoreError: a block that cannot be read.
-        BuildFailed: the processes that go through some blocks die again and again.
+        CorruptBlock, StoreError: a block cannot be read.
+        BuildFailed: the processes that count some blocks died repeatedly.
     """
     task = _PASS.options(num_cpus=cpus, max_retries=0, scheduling_strategy="SPREAD")
     spec_json = corpora.spec.model_dump_json()
@@ -83,7 +82,7 @@ def _uncounted(corpora: Corpora, source: int, part: range, error: Exception) -> 
 
 
 def cause_of(error: Exception) -> BaseException:
-    """The error that a task, or a task that it waited for, raised, without Ray's wrapping."""
+    """Return the UserError that a task, or a task that it waited for, raised, without Ray's wrapping; else `error`."""
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause = cause.cause
@@ -91,31 +90,31 @@ def cause_of(error: Exception) -> BaseException:
 
 
 def died(error: Exception) -> bool:
-    """Whether a task ended because its process died or ran out of memory."""
+    """Return whether a task ended because its process died or ran out of memory."""
     if isinstance(error, ray.exceptions.RayTaskError):
         return isinstance(error.cause, MemoryError)
     return isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError)
 
 
 def full(error: Exception) -> bool:
-    """Whether an object store had no room for a result, and none could be made by spilling to a disk."""
+    """Return whether an object store had no room for a result, even by spilling to the disk."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
     return isinstance(cause, ray.exceptions.ObjectStoreFullError | ray.exceptions.OutOfDiskError)
 
 
 def build_failed(what: str, window_bytes: int, error: Exception) -> BuildFailed:
-    """A window of so many bytes was built again and again: its processes died, or object stores stayed full."""
+    """Return the error for a window of `window_bytes` whose builds failed repeatedly with `error`."""
     if full(error):
         return no_room(what, error)
     return BuildFailed(
-        f"{what} could not be built: {DEATHS} processes in a row died of it; the last: {reason_of(error)}",
-        remedy=f"a build takes about {(2 * window_bytes >> 20) + 1} MiB: lower data_service.workers, or give the nodes "
-        f"more memory; {SEE_RAY}",
+        f"{what} could not be built: {DEATHS} processes in a row died building it; the last: {reason_of(error)}",
+        remedy=f"lower data_service.workers, or give the nodes more memory (a build takes about "
+        f"{(2 * window_bytes >> 20) + 1} MiB); {SEE_RAY}",
     )
 
 
 def no_room(what: str, error: Exception) -> BuildFailed:
-    """An object store stayed full."""
+    """Return the error for `what`, for which Ray's object stores had no room."""
     return BuildFailed(
         f"{what} found no room in Ray's object stores, which hold {object_store_bytes() >> 20} MiB: {reason_of(error)}",
         remedy="lower data_service.memory, give the nodes more shared memory (launch: --shared-memory), or make room "
@@ -124,17 +123,17 @@ def no_room(what: str, error: Exception) -> BuildFailed:
 
 
 def object_store_bytes() -> int:
-    """Of all nodes together."""
+    """Return the size of the object stores of all nodes together, in bytes."""
     return int(ray.cluster_resources().get("object_store_memory", 0))
 
 
 def lost(error: Exception) -> bool:
-    """Whether a task's node or its result is gone, which is no fault of the task."""
+    """Return whether a task's node or its result was lost, so that the task itself did not fail."""
     return isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
 
 
 def reason_of(error: Exception) -> str:
-    """Why a task died, in one line."""
+    """Return why a task died, in one line."""
     cause = (
         error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
     )
@@ -156,5 +155,5 @@ _PASS = ray.remote(_count_rows)
 
 @lru_cache(maxsize=8)
 def _corpora(spec_json: str) -> Corpora:
-    """Manifests and stores are opened once per worker process."""
+    """Return the opened corpora of a spec. Manifests and stores are opened once per worker process."""
     return Corpora(StreamSpec.model_validate_json(spec_json))

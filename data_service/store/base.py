@@ -1,11 +1,11 @@
-"""The object store as everything else sees it: keys under one root, read whole or by range, put once or replaced.
+"""The interface of object stores: keys under one root; objects are read whole or by range, created once or replaced.
 
-Local folders and S3 behave alike: a put is atomic (readers see the old bytes or the new ones), a key is
-a slash-separated relative path, and there are no directories (but a folder cannot hold both `a` and `a/b`).
-What a key may look like is the same for every store, so that a run can move from one to another.
+Local folders and S3 behave alike. A put is atomic: readers see the old bytes or the new ones. A key is a
+slash-separated relative path. There are no directories, but a local folder cannot hold both `a` and `a/b`. The same
+keys are valid in every store, so that a run can move from one to another.
 
-Here, too, are helpers for every store: many small requests at once (`together`), the digest of everything stored
-(`digest`), and reads that check it (`read_verified`).
+Helpers for every store are here, too: many small requests at once (`together`), the digest of everything stored
+(`digest`), and reads that verify it (`read_verified`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,10 +26,10 @@ ATTEMPTS = 4
 
 
 def checked(root: str, key: str) -> str:
-    """The key, if it is a plain relative path.
+    """Return `key` after checking that it is a plain relative path. `root`: URI of the store, for the message.
 
     Raises:
-        BadUri: it is empty or absolute, or one of its parts is empty, "." or "..", or reserved.
+        BadUri: the key is empty or absolute, or one of its parts is empty, "." or "..", or reserved.
     """
     for part in key.split("/"):
         if part in ("", ".", "..") or "\0" in part or part.startswith(TEMPORARY):
@@ -38,16 +38,19 @@ def checked(root: str, key: str) -> str:
 
 
 def child(prefix: str, more: str) -> str:
-    """`prefix` extended by `more`: both "" or slash-separated paths, slashes around them or not."""
+    """Return `prefix` extended by `more`. Both are slash-separated paths or ""; slashes around them are ignored."""
     return "/".join(part for part in (prefix.strip("/"), more.strip("/")) if part)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One stored object: its key relative to the store's root, and its size in bytes.
+    """The entry of one stored object.
 
-    `version` changes whenever the bytes do, and may change without them. On S3 it is the ETag; of a file, the time of
-    the last change of the file and of its entry in the file system.
+    Attributes:
+        key: key relative to the store's root.
+        size: size in bytes.
+        version: text that changes whenever the bytes change, and may change without them. On S3 it is the ETag; for a
+            file, the times at which its content and its inode last changed.
     """
 
     key: str
@@ -56,97 +59,96 @@ class Entry:
 
 
 class Store(Protocol):
-    """Objects under a root URI. Every method raises `StoreError` kinds from `data_service.store.errors`."""
+    """Objects under a root URI. Every method raises the kinds of `StoreError` in `data_service.store.errors`."""
 
     @property
     def uri(self) -> str: ...
 
     def at(self, prefix: str) -> "Store":
-        """The same store rooted at `prefix` below this root."""
+        """Return a store of the objects below `prefix`, with `prefix` as its root."""
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object. Raises KeyMissing."""
+        """Return the whole object. Raises KeyMissing."""
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from byte `start`. Raises KeyMissing, or Truncated if it ends before."""
+        """Return exactly `length` bytes from byte `start`. Raises KeyMissing, or Truncated: the object ends before."""
         ...
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """Create or replace atomically."""
+        """Create or replace the object atomically."""
         ...
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        """Create atomically; False, and no change, if the key exists. If several processes try at once, one
-        succeeds.
+        """Create the object atomically. Return False and change nothing if the key exists.
+
+        If several processes try at the same time, one succeeds.
         """
         ...
 
     def put_buffers(
         self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
     ) -> None:
-        """Create or replace atomically an object of any size: contiguous buffers laid end to end.
+        """Create or replace atomically an object of any size, whose content is the buffers one after another.
 
-        `sent` is called, from any thread but never from two at once, with the number of bytes that the store has
-        accepted so far. The number grows with each call, up to all bytes.
+        `sent` is called with the number of bytes that the store has accepted so far: from any thread, but never from
+        two at the same time. The number grows with each call, up to all bytes.
         """
         ...
 
     def put_file(self, key: str, path: Path) -> None:
-        """Upload a local file, in parts where it is large. The object appears only when complete."""
+        """Upload a local file, in parts if it is large. The object appears only when it is complete."""
         ...
 
     def size(self, key: str) -> int | None:
-        """Size in bytes, None if absent."""
+        """Return the object's size in bytes; None if it is absent."""
         ...
 
     def entry(self, key: str) -> Entry | None:
-        """The entry of one object, as `list` gives it; None if absent."""
+        """Return the entry of one object, as `list` yields it; None if the object is absent."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """All objects whose key starts with `prefix` (a string prefix), in key order."""
+        """Yield all objects whose key starts with `prefix` (a string prefix), in key order."""
         ...
 
     def folders(self) -> Iterator[str]:
-        """Names of the folders directly below the root, in key order."""
+        """Yield names of the folders directly below the root, in key order."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove; absent is not an error."""
+        """Delete the object if it exists."""
         ...
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Remove; absent is not an error. On S3 one request removes a thousand."""
+        """Delete those of the objects that exist. On S3 one request deletes a thousand."""
         ...
 
     def clock(self) -> float | None:
-        """Seconds since 1970 by the store's own clock, to the second; None if the store uses this machine's clock."""
+        """Return the store's own time in whole seconds since 1970; None if the store uses this machine's clock."""
         ...
 
     def age(self, key: str) -> float | None:
-        """Seconds since the object was written, by the store's own clock alone; None if it is absent.
+        """Return the seconds since the object was written, by the store's own clock alone; None if it is absent.
 
-        Never negative. S3 counts whole seconds. No machine's clock but the store's takes part, so a lease may
-        be judged by it.
+        The age is never negative. S3 counts whole seconds. No other clock is used, so leases can rely on the age.
         """
         ...
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
-        """Remove what unfinished writes below `folder` ("" for all) left behind; returns how many there were.
+        """Remove the remains of unfinished writes below `folder` ("" for all); return their number.
 
-        Leftovers are invisible to every other method. Those younger than `older_than_s` seconds are kept, because their
-        writer may be alive.
+        All other methods ignore such remains. Those younger than `older_than_s` seconds are kept, because their writer
+        may be alive.
         """
         ...
 
 
 def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """What `request` returns for each item, in their order. At most 32 requests or unread answers are held at a time.
+    """Call `request` for each item, up to 32 at the same time; yield the results in the order of the items.
 
-    Raises:
-        whatever `request` raises; requests that have begun are waited for.
+    Raises whatever `request` raises, after waiting for the requests that have begun.
     """
     waiting = iter(items)
     with ThreadPoolExecutor(_REQUESTS) as threads:
@@ -161,12 +163,12 @@ def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """BLAKE2b of 16 bytes, in hexadecimal: the hash of everything Maskfleet stores."""
+    """Return the BLAKE2b hash of 16 bytes, in hexadecimal. It is the hash of everything that Maskfleet stores."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def chunk_digests(buffers: Iterable[memoryview], chunk: int) -> tuple[str, ...]:
-    """The digests of `buffers`, laid end to end and cut every `chunk` bytes; the last piece may be shorter."""
+    """Return the digests of the joined `buffers`, one for every `chunk` bytes; the last chunk may be shorter."""
     found, current, room = [], blake2b(digest_size=16), chunk
     for buffer in buffers:
         rest = buffer.cast("B")
@@ -183,13 +185,13 @@ def chunk_digests(buffers: Iterable[memoryview], chunk: int) -> tuple[str, ...]:
 def read_verified(
     store: Store, key: str, start: int, length: int, expected: str, otherwise: Exception
 ) -> bytes:
-    """`length` bytes of the object from byte `start`, whose digest is `expected`.
+    """Return `length` bytes of the object from byte `start`, after checking that their digest is `expected`.
 
-    Bytes that do not match are read again a few times, since they may have been damaged on the way.
+    Bytes that do not match are read again, four times in all, because they may have been damaged in transfer.
 
     Raises:
-        `otherwise`: every attempt read other bytes.
-        StoreError: KeyMissing, Truncated and the rest, as `Store.get_range`.
+        `otherwise`: no attempt read bytes with the digest `expected`.
+        StoreError: as `Store.get_range`.
     """
     for _ in range(ATTEMPTS):
         data = store.get_range(key, start, length)

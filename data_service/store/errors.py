@@ -6,11 +6,11 @@ KEYS = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws"
 
 
 class StoreError(UserError):
-    """An object store that does not do what was asked of it."""
+    """A failed operation on an object store."""
 
 
 class KeyMissing(StoreError):
-    """The object does not exist."""
+    """An object that does not exist."""
 
     @classmethod
     def at(cls, uri: str) -> "KeyMissing":
@@ -20,16 +20,16 @@ class KeyMissing(StoreError):
 
 
 class Truncated(StoreError):
-    """The object is shorter than what should be read from it."""
+    """An object that ends before the bytes that should be read from it."""
 
     @classmethod
     def at(cls, uri: str, start: int, length: int, size: int) -> "Truncated":
         problem = f"{uri} ends at byte {size}, but bytes {start} to {start + length} are needed"
-        return cls(problem, remedy="the object was cut short: restore it from a copy or write it again")
+        return cls(problem, remedy="restore the object from a copy, or write it again: it is truncated")
 
 
 class AccessDenied(StoreError):
-    """The store refuses access to the object."""
+    """An object to which the store refuses access."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "AccessDenied":
@@ -39,27 +39,28 @@ class AccessDenied(StoreError):
 
 
 class CredentialsMissing(AccessDenied):
-    """No credentials, in a process that never had any. Retried for a short while, since they may be issued late."""
+    """A lack of credentials in a process that never had any. It is retried for a short time: they may be issued
+    late."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsMissing":
-        remedy = "give credentials where boto3 finds them (environment, ~/.aws, instance role), start again"
+        remedy = (
+            "give credentials where boto3 finds them (environment, ~/.aws, instance role), then start again"
+        )
         return cls(f"no credentials for {uri}: {reason}", remedy=remedy)
 
 
 class CredentialsExpired(AccessDenied):
-    """Credentials that were valid once. Retried, because they may be renewed meanwhile."""
+    """Credentials that were valid earlier. The operation is retried, because they may be renewed meanwhile."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsExpired":
-        remedy = (
-            "renew the credentials where boto3 finds them (environment, ~/.aws, instance role), start again"
-        )
+        remedy = "renew the credentials where boto3 finds them (environment, ~/.aws, instance role), then start again"
         return cls(f"the credentials for {uri} have expired or cannot be renewed: {reason}", remedy=remedy)
 
 
 class OutOfSpace(StoreError):
-    """No room for the object. What was stored before is unharmed."""
+    """A store that is full. Objects that were stored earlier are unharmed."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "OutOfSpace":
@@ -70,7 +71,7 @@ class OutOfSpace(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer properly, after all retries."""
+    """A store that gave no valid answer, even after all retries."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "StoreUnavailable":
@@ -79,19 +80,19 @@ class StoreUnavailable(StoreError):
 
 
 class BadUri(StoreError):
-    """A URI or key that names no possible object."""
+    """A URI or key that is invalid."""
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "BadUri":
         return cls(
             f"{uri!r}: {reason}",
-            remedy="use another name below a folder or s3://bucket/prefix",
+            remedy="use another name in a folder or below s3://bucket/prefix",
         )
 
     @classmethod
     def with_secret(cls, uri: str) -> "BadUri":
         return cls(
-            f"{uri!r} holds a key or a signature, which would be put on record and shown",
+            f"{uri!r} holds a secret key or a signature, which would be recorded and shown",
             remedy=f"write s3://bucket/prefix alone; {KEYS}",
         )
 
@@ -99,10 +100,10 @@ class BadUri(StoreError):
     def no_bucket(cls, uri: str) -> "BadUri":
         bucket = uri.partition("://")[2].partition("/")[0]
         return cls(
-            f"s3://{bucket}: the bucket does not exist, or not in this region",
+            f"s3://{bucket}: the bucket does not exist, or is in another region",
             remedy="create the bucket, or correct its name, the region (AWS_REGION) or the server (AWS_ENDPOINT_URL)",
         )
 
 
 TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
-"""Errors that may pass by themselves: a caller that can wait tries again."""
+"""Errors that may disappear by themselves. A caller that can wait should try again."""

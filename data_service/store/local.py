@@ -1,7 +1,7 @@
 """A folder as an object store.
 
-A write goes to a temporary file in the target's folder and is flushed to the disk. Only then does it get its name: by
-`rename` if it may replace a file; otherwise by `link`, which fails atomically if the name is taken.
+A write goes to a temporary file in the target's folder and is flushed to the disk. Only then does the file get its
+name: by `rename` if it may replace a file, otherwise by `link`, which fails atomically if the name exists.
 """
 
 import errno
@@ -29,14 +29,14 @@ from data_service.store.errors import (
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PIECE = 16 << 20  # bytes written at a time, so that a slow disk shows progress
-_ATTEMPTS = 100  # to write into a folder that deletes keep taking away
+_ATTEMPTS = 100  # to create a file in a folder that concurrent deletes remove whenever it is empty
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Objects are files below `root`, an absolute folder that the first write creates. See `Store`."""
+    """A store whose objects are files below `root`, an absolute folder. The first write creates it. See `Store`."""
 
     root: Path
 
@@ -126,15 +126,16 @@ class LocalStore:
         return None
 
     def age(self, key: str) -> float | None:
-        """By the file system's clock, which on a network may differ from ours; in a read-only folder by our
-        own clock.
+        """Return the age by the file system's clock, which on a network may differ from ours.
+
+        In a read-only folder our own clock is used.
         """
         path = self._path(key)
         if self.size(key) is None:
             return None
         now = _file_system_clock(path.parent)
         try:
-            # Opened, not only looked at: an NFS client asks its server then.
+            # The file is opened rather than only examined, because then an NFS client asks its server.
             with _translated(path), path.open("rb") as file:
                 return max(0.0, now - os.fstat(file.fileno()).st_mtime)
         except KeyMissing:
@@ -174,8 +175,7 @@ class LocalStore:
 
 @contextmanager
 def _translated(path: Path, *, writing: bool = False) -> Iterator[None]:
-    """Turns the system's errors about `path` into ours. FileExistsError is not translated, because callers
-    expect it."""
+    """Turn the system's errors about `path` into ours, except FileExistsError, which callers expect."""
     try:
         yield
     except FileExistsError:
@@ -206,7 +206,7 @@ def _open_temporary(folder: Path) -> tuple[Path, int]:
 
 
 def _file_system_clock(folder: Path) -> float:
-    """Seconds since 1970 at which a file written into `folder` just now was written."""
+    """Return the file system's time in seconds since 1970: the time of a file that is written into `folder` now."""
     path = folder / f"{TEMPORARY}{uuid4().hex}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -222,7 +222,7 @@ def _file_system_clock(folder: Path) -> float:
 
 
 def _make_folder(folder: Path) -> None:
-    """Creates the folder and those above it, flushed like what they will hold."""
+    """Create the folder and missing folders above it, and flush them to the disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -276,13 +276,16 @@ def _link(temporary: Path, target: Path) -> None:
         if error.errno not in _NO_LINKS:
             raise
         raise StoreError(
-            f"{target} is on a file system without hard links, so claims and commits cannot be atomic",
+            f"{target} cannot be created atomically, because its file system has no hard links",
             remedy="use another file system, or an s3:// URI",
         ) from error
 
 
 def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
-    """Files below `folder` in key order, their keys beginning with `above`, their first part with `start`."""
+    """Yield entries of the files below `folder` in key order.
+
+    `above` is put before their keys. Only names in `folder` that begin with `start` are listed.
+    """
     try:
         with _translated(folder), os.scandir(folder) as found:
             entries = [e for e in found if e.name.startswith(start) and not e.name.startswith(TEMPORARY)]
@@ -314,7 +317,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _is_loop(link: Path) -> bool:
-    """Whether a link leads to a folder above it, whose content is listed there already."""
+    """Return whether a link leads to a folder above it, whose content is listed already."""
     try:
         target = link.stat()
         return any(os.path.samestat(target, folder.stat()) for folder in link.parents)
@@ -323,10 +326,10 @@ def _is_loop(link: Path) -> bool:
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
-    """Removes folders that hold nothing any more, up to the root: a store has no folders of its own."""
+    """Remove empty folders from `folder` up to the root, because folders are not objects of a store."""
     while folder != root:
         try:
             folder.rmdir()
         except OSError:
-            return  # not empty, or somebody was faster: both are fine
+            return  # not empty, or already removed by another process
         folder = folder.parent

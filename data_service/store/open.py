@@ -1,22 +1,22 @@
-"""From a URI to a store."""
+"""Opens the store that a URI names."""
 
 from pathlib import Path
 from urllib.parse import unquote
 
+from data_service.printable import visible, without_secrets
 from data_service.store.base import Store
 from data_service.store.errors import BadUri
 from data_service.store.local import LocalStore
-from data_service.store.patience import default_patience_s
-from data_service.visible import visible, without_secrets
+from data_service.store.retries import default_patience_s
 
-_EXAMPLE = "your-bucket"  # in the bundled recipes
+_EXAMPLE = "your-bucket"  # the bucket's name in the bundled recipes
 
 
 def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
-    """The store at a folder, `file:///folder` or `s3://bucket/prefix`. Nothing is contacted or created yet.
+    """Return the store at a folder, `file:///folder` or `s3://bucket/prefix`. Nothing is contacted or created yet.
 
-    `patience_s` is how long an operation on a remote store may fail without progress before it is given up; None
-    for the default, 120 s or the environment variable MASKFLEET_STORE_PATIENCE_S.
+    `patience_s`: seconds without progress after which a failing operation on a remote store is given up. None: the
+    number in the environment variable MASKFLEET_STORE_PATIENCE_S, else 120.
 
     Raises:
         BadUri: the scheme is unknown, or the bucket or folder is missing from the URI.
@@ -25,7 +25,7 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
     text = str(uri)
     scheme, separator, rest = text.partition("://")
     if not text:
-        raise BadUri.at(text, "an empty URI")
+        raise BadUri.at(text, "the URI is empty")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise BadUri(
             f"{visible(text)}: its name is not valid UTF-8",
@@ -45,7 +45,7 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
 
 
 def _expanded(text: str) -> Path:
-    """With the home folder of `~` or `~user`; literally if there is none, as shells do."""
+    """Return the path with `~` or `~user` replaced by the home folder; unchanged if there is none, as in shells."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -55,7 +55,7 @@ def _expanded(text: str) -> Path:
 def _open_file(uri: str, rest: str) -> Store:
     path = rest.removeprefix("localhost")
     if not path.startswith("/"):
-        raise BadUri.at(uri, "a file URI has three slashes and an absolute folder")
+        raise BadUri.at(uri, "a file URI needs three slashes and an absolute folder")
     return LocalStore(Path(unquote(path)))
 
 
@@ -64,10 +64,10 @@ def _open_s3(uri: str, rest: str, patience_s: float) -> Store:
 
     bucket, _, prefix = rest.partition("/")
     if not bucket:
-        raise BadUri.at(uri, "no bucket")
+        raise BadUri.at(uri, "the URI names no bucket")
     if bucket == _EXAMPLE:
         raise BadUri(
-            f"{uri}: {_EXAMPLE} stands for the name of a bucket of yours",
-            remedy="put the bucket's name in its place; `maskfleet doctor s3://BUCKET` tries it",
+            f"{uri}: {_EXAMPLE} is a placeholder for the name of your bucket",
+            remedy="replace it by your bucket's name; `maskfleet doctor s3://BUCKET` tests the bucket",
         )
     return S3Store(bucket, prefix.strip("/"), patience_s)

@@ -1,8 +1,8 @@
 """An S3 bucket as an object store: Amazon's, or any server with its protocol that knows `If-None-Match`.
 
-Credentials, region and endpoint come from where boto3 looks for them (environment, ~/.aws, instance role);
-the endpoint of another server is AWS_ENDPOINT_URL. `_call` repeats what failed, until patience is used up;
-botocore itself repeats nothing. Every answer is checked: one that makes no sense counts as a failure.
+Credentials, region and endpoint come from where boto3 looks for them (environment, ~/.aws, instance role). The endpoint
+of another server is AWS_ENDPOINT_URL. `_call` retries failed operations until the patience is used up; botocore itself
+retries nothing. Every answer is checked: an invalid one counts as a failure.
 """
 
 import logging
@@ -32,7 +32,7 @@ from data_service.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from data_service.store.patience import Patience, count_retry, outage_of
+from data_service.store.retries import Patience, count_retry, outage_of
 from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
 from data_service.store.s3_transfer import (
     DELETED,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_SILENCE_S = 60.0  # a connection that says nothing for so long is dead
+_SILENCE_S = 60.0  # a connection without data for so long counts as dead
 _METADATA_S = (
     5  # for an answer of a cloud's metadata service, where nothing else is set: botocore's 1 is short
 )
@@ -65,7 +65,7 @@ for _library in ("botocore", "boto3", "urllib3"):  # they warn of what is dealt 
 
 
 class _Connection:
-    """One client for all threads of a process; a copy elsewhere (pickled or forked) makes its own."""
+    """One S3 client for all threads of a process. A copy in another process (pickled or forked) creates its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class _Connection:
             return self._client
 
     def forget(self, client: "S3Client | None") -> None:
-        """The next request looks for credentials anew, unless another thread has begun to."""
+        """Drop `client`, so that the next request looks for credentials again; do nothing if it was dropped already."""
         with self._lock:
             if self._client is client:
                 self._client = None
@@ -112,9 +112,9 @@ def _connect() -> "S3Client":
 
 @dataclass(frozen=True)
 class S3Store:
-    """Objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable, safe for threads.
+    """A store of the objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable and thread-safe.
 
-    `patience_s` is how long an operation is retried without progress, in seconds, before it fails.
+    `patience_s`: seconds without progress after which a failing operation is given up.
     """
 
     bucket: str
@@ -212,7 +212,11 @@ class S3Store:
                     self.delete(key)
 
     def clock(self) -> float | None:
-        """From the Date header of an answer. A refusal has it, too: requests signed by a wrong clock are refused."""
+        """Return the time in the Date header of an answer.
+
+        A refusal has this header, too. So the time is known even if our clock is wrong and the server therefore refuses
+        our signature.
+        """
 
         def ask(client: "S3Client") -> float | None:
             try:
@@ -227,7 +231,7 @@ class S3Store:
         return self._call(self.prefix, ask)
 
     def age(self, key: str) -> float | None:
-        """From one answer, which says both when the object was written and what time it is."""
+        """Return the age from one answer, which holds both the time of the object and the server's time."""
         name = self._name(key)
 
         def ask(client: "S3Client") -> float | None:
@@ -240,7 +244,7 @@ class S3Store:
         return self._call(name, ask)
 
     def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
-        """Aborts unfinished multipart uploads (1,000 a call), whose parts are stored and paid for until then."""
+        """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""
         start = child(self.prefix, folder)
         start += "/" if start else ""
 
@@ -298,7 +302,7 @@ class S3Store:
         return f"s3://{self.bucket}/{name}"
 
     def _call(self, name: str, operation: Callable[["S3Client"], _T], patience: Patience | None = None) -> _T:
-        """Runs the operation, again while its failure may pass, and turns the last failure into our error."""
+        """Run the operation; retry it while its failures are transient; raise the last failure as our error."""
         patience = Patience(self.patience_s) if patience is None else patience
         outage = outage_of(f"s3://{self.bucket}")
         while True:
@@ -336,13 +340,13 @@ class S3Store:
 
 
 def _date(answer: Mapping[str, Any]) -> float | None:
-    """Seconds since 1970 at which the server says it answered. Raises ValueError: not a date."""
+    """Return the time of the answer by the server's clock, in seconds since 1970. Raises ValueError: not a date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if date is None else parsedate_to_datetime(date).timestamp()
 
 
 def _both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Calls both; `sent` only if the number has grown."""
+    """Return a function that calls both `reached` and `sent`, the latter only with numbers that have grown."""
     most = 0
 
     def tell(count: int) -> None:

@@ -1,4 +1,4 @@
-"""What a failed S3 request means: botocore's errors and the server's codes, as the kinds of `StoreError`."""
+"""Translates failures of S3 requests, botocore's errors and the server's codes, into kinds of `StoreError`."""
 
 from http.client import HTTPException
 
@@ -36,13 +36,13 @@ FAILURES = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an answer of another shape
     RuntimeError,
 )
-"""All that a request of botocore's can raise because of what the network, the server or a credential source does."""
+"""Everything that a botocore request can raise because of the network, the server or a source of credentials."""
 
 TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
-"""Failures that may pass."""
+"""Failures that may disappear by themselves."""
 
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
-# What some servers say of expired credentials, and all of wrong ones; also of a file that is being replaced.
+# Codes for wrong credentials. Some servers also send them for expired ones, or while a credentials file is replaced.
 _EXPIRED_IF_VALID_BEFORE = (
     *("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "InvalidIdentityToken"),
     *("SignatureDoesNotMatch", "UnrecognizedClientException"),
@@ -60,18 +60,18 @@ _NO_CREDENTIALS = (
 )
 _NOT_RENEWED = (CredentialRetrievalError, MetadataRetrievalError, ProfileNotFound)
 LOST_UPLOAD = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder")
-"""The server no longer knows an upload, or a part of it: the upload begins again."""
+"""Codes of a server that no longer knows an upload or a part of it. The upload then begins again."""
 
 
 def code(error: ClientError) -> str:
-    """The server's code, or the HTTP status as text where the answer had no body (HEAD)."""
+    """Return the server's error code; the HTTP status as text if the answer has no body (HEAD)."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
-    """Our error for one of `FAILURES` about `uri`.
+    """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
 
-    `valid_before`: whether this process has had credentials that the server accepted.
+    `valid_before`: whether this process has had credentials that a server accepted.
     """
     if isinstance(error, ClientError):
         return _refused(error, uri, valid_before)
@@ -88,7 +88,7 @@ def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
         return BadUri.at(uri, str(error))
     if isinstance(error, BotoCoreError | HTTPError | HTTPException | OSError):
         return StoreUnavailable.at(uri, str(error) or type(error).__name__)
-    return StoreUnavailable.at(uri, f"its answer makes no sense ({type(error).__name__}: {error})")
+    return StoreUnavailable.at(uri, f"the server's answer makes no sense ({type(error).__name__}: {error})")
 
 
 def _refused(error: ClientError, uri: str, valid_before: bool) -> StoreError:

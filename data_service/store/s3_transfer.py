@@ -1,7 +1,7 @@
-"""Requests on S3 that continue where they broke off: a read with the missing bytes, an upload with the missing parts, a
-listing with the next page, a deletion with the objects that are left.
+"""Requests on S3 that continue after a failure: a read with the missing bytes, an upload with the missing parts, a
+listing with the next page, a deletion with the remaining objects.
 
-Each makes one attempt at a time and remembers what it has got; `S3Store` repeats the attempts.
+Each makes one attempt at a time and remembers its progress; `S3Store` repeats the attempts.
 """
 
 import os
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 PART = 16 << 20  # bytes of a part, and of what is read at a time
 _MOST_PARTS = 10_000
-_TOGETHER = 4  # parts on their way at the same time
-WRITER = "writer"  # the metadata field by which a writer knows its own object again
-_EMPTY_PAGES = 100  # in succession, before a listing that says it goes on counts as broken
+_TOGETHER = 4  # parts uploaded at the same time
+WRITER = "writer"  # metadata field by which a writer recognises its own object
+_EMPTY_PAGES = 100  # empty pages in a row after which a listing counts as broken
 
 
 @dataclass
 class Listing:
-    """What is below `prefix` and after the name `after`; with a `delimiter`, folders.
+    """A listing of the objects whose names begin with `prefix` and follow `after`; with a `delimiter`, of folders.
 
     `more`: whether further pages follow.
     """
@@ -53,10 +53,9 @@ class Listing:
     _empty: int = 0
 
     def attempt(self, client: "S3Client") -> "ListObjectsV2OutputTypeDef":
-        """The next page.
+        """Return the next page.
 
-        Raises:
-            FAILURES: what botocore raises; ValueError, KeyError: a page that cannot be the next one.
+        Raises FAILURES: botocore's errors; ValueError or KeyError: the page cannot be the next one.
         """
         page = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, **self._place())
         names = _names(page)
@@ -71,7 +70,10 @@ class Listing:
         return page
 
     def _place(self) -> dict[str, Any]:
-        """Where the page begins: by name where that is possible, as a token may expire while the caller is busy."""
+        """Return the request's parameters that say where the page begins.
+
+        They are the last name where possible, because a token may expire while the caller is busy.
+        """
         place = {"Delimiter": self.delimiter} if self.delimiter else {}
         if self._token:
             return place | {"ContinuationToken": self._token}
@@ -79,31 +81,32 @@ class Listing:
 
     def _check(self, names: list[str]) -> None:
         if names and (min(names) <= self.after or len(set(names)) < len(names)):
-            raise ValueError("a page of the listing repeats what came before")
+            raise ValueError("a page of the listing repeats names of an earlier page")
         if not all(name.startswith(self.prefix) for name in names):
-            raise ValueError("the listing holds other keys than were asked for")
+            raise ValueError("the listing holds other keys than were requested")
 
 
 def _names(page: "ListObjectsV2OutputTypeDef") -> list[str]:
-    """The keys and folders of a page."""
+    """Return the names of the objects and folders in a page."""
     keys = [item["Key"] for item in page.get("Contents", ())]
     return keys + [item["Prefix"] for item in page.get("CommonPrefixes", ())]
 
 
-DELETED = 1000  # objects that one request may name
+DELETED = 1000  # most objects that one request may name
 _ABSENT = ("NoSuchKey", "NoSuchVersion")
-_STATUS = {"AccessDenied": 403}  # what a request for the object alone would be answered with
+_STATUS = {"AccessDenied": 403}  # HTTP status that the deletion of one object would get
 
 
 @dataclass
 class Deletion:
-    """The objects `names`, at most `DELETED`. Each attempt is about those that are still there."""
+    """A deletion of the objects `names`, at most `DELETED`. Each attempt deletes those that are left."""
 
     bucket: str
     names: list[str]
 
     def attempt(self, client: "S3Client") -> None:
-        """Raises FAILURES: what botocore raises, or the server says of an object that it did not delete."""
+        """Delete the objects that are left. Raises FAILURES: botocore's errors, or the server deleted not all of
+        them."""
         answer = client.delete_objects(
             Bucket=self.bucket, Delete={"Objects": [{"Key": name} for name in self.names], "Quiet": True}
         )
@@ -120,9 +123,9 @@ class Deletion:
 
 
 def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef | None":
-    """What is known of an object; None if there is none. Raises FAILURES.
+    """Return the metadata of an object; None if it does not exist. Raises FAILURES.
 
-    A refusal of a HEAD request has no reason. Then a request whose refusal has one is made.
+    If the server refuses the HEAD request, which it does without a reason, a GET request is made to learn the reason.
     """
     try:
         return client.head_object(Bucket=bucket, Key=name)
@@ -142,9 +145,9 @@ def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef
 
 @dataclass
 class Download:
-    """An object, or `length` bytes of it from byte `start`.
+    """A read of an object, or of `length` bytes of it from byte `start`.
 
-    `reached` is called with the number of bytes received.
+    `reached`: a function that is called with the number of bytes received so far.
     """
 
     bucket: str
@@ -157,11 +160,11 @@ class Download:
     _here: int = 0
 
     def attempt(self, client: "S3Client") -> bytes:
-        """All the bytes.
+        """Return all requested bytes.
 
         Raises:
-            Truncated: the object ends before.
-            FAILURES: what botocore raises; the next attempt goes on where this one failed.
+            Truncated: the object ends before the last requested byte.
+            FAILURES: botocore's errors. The next attempt continues where this one failed.
         """
         answer = self._ask(client)
         with closing(answer["Body"]) as body:
@@ -191,7 +194,7 @@ class Download:
             raise self._too_short(stored["ContentLength"]) from error
 
     def _expected(self, answer: "GetObjectOutputTypeDef") -> int:
-        """How many bytes there will be, if the answer is what was asked for."""
+        """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
         first, total = 0, answer["ContentLength"]
         if "ContentRange" in answer:
             span, _, size = answer["ContentRange"].removeprefix("bytes ").partition("/")
@@ -205,11 +208,11 @@ class Download:
         return total if self.length is None else self.length
 
     def _changed(self) -> ValueError:
-        """Forget what was read, so that the next attempt begins anew."""
+        """Forget the bytes read so far, so that the next attempt begins anew; return the error to raise."""
         self._version, self._here = None, 0
         self._pieces.clear()
         return ValueError(
-            "the answer holds other bytes than were asked for, or the object was replaced while it was read"
+            "the answer holds other bytes than were requested, or the object was replaced while it was read"
         )
 
     def _too_short(self, size: int) -> Truncated:
@@ -217,7 +220,7 @@ class Download:
 
 
 class UploadSource(Protocol):
-    """Bytes to upload, read again as often as needed."""
+    """A source of bytes to upload, which can be read repeatedly."""
 
     @property
     def size(self) -> int: ...
@@ -226,7 +229,7 @@ class UploadSource(Protocol):
 
 
 class Buffers:
-    """Contiguous buffers laid end to end, without a second copy of them all."""
+    """An upload source of contiguous buffers, one after another, without a second copy of all of them."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self._buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
@@ -245,7 +248,7 @@ class Buffers:
 
 
 class LocalFile:
-    """A file of this machine."""
+    """An upload source that is a file of this machine."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -258,9 +261,9 @@ class LocalFile:
 
 @dataclass
 class Upload:
-    """An object sent in parts, which appears when all are there.
+    """An upload of an object in parts. The object appears when the server has all parts.
 
-    `reached` is called with the number of bytes that the server has; never by two threads at once.
+    `reached`: a function that is called with the number of bytes that the server has, never by two threads at once.
     """
 
     bucket: str
@@ -274,7 +277,7 @@ class Upload:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def attempt(self, client: "S3Client") -> None:
-        """Send what is missing, and make the object appear. Raises FAILURES; the next attempt goes on."""
+        """Send the missing parts and complete the upload. Raises FAILURES; the next attempt continues."""
         if self._number is None:
             begun = client.create_multipart_upload(
                 Bucket=self.bucket, Key=self.name, Metadata={WRITER: self._writer}
@@ -299,12 +302,12 @@ class Upload:
         self._number = None
 
     def abort(self, client: "S3Client") -> None:
-        """Free what the server holds of an upload that was given up. Raises FAILURES."""
+        """Delete the parts on the server of an upload that was given up. Raises FAILURES."""
         if self._number is not None:
             client.abort_multipart_upload(Bucket=self.bucket, Key=self.name, UploadId=self._number)
 
     def _send_missing(self, client: "S3Client", number: str) -> None:
-        """Several parts at a time; after the first failure no further one is begun."""
+        """Send the missing parts, several at a time. After the first failure no further part is begun."""
         size = max(PART, -(-self.source.size // _MOST_PARTS))
         failures: list[BaseException] = []
 

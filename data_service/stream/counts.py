@@ -60,18 +60,18 @@ _DIGEST = 32  # bytes
 
 
 def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
-    """[(stop - start) * K] int64, rows of blocks `start` to `stop`."""
+    """Return [(stop - start) * K] int64, rows of blocks `start` to `stop`."""
     return np.array([len(rows) for rows in _cut_range(corpora, source, start, stop)], dtype=np.int64)
 
 
 def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
-    """[N] uint32, tokens of the rows of blocks `start` to `stop`."""
+    """Return [N] uint32, tokens of the rows of blocks `start` to `stop`."""
     lengths = [rows.lengths.astype(np.uint32) for rows in _cut_range(corpora, source, start, stop)]
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
 
 
 def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[AnyRows]:
-    """The rows of blocks `start` to `stop`, in every way in which each is cut."""
+    """Yield the rows of blocks `start` to `stop`, in every way in which each is cut."""
     spec = corpora.spec
     for number in range(start, stop):
         block = corpora.read(source, number)
@@ -80,20 +80,20 @@ def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator
 
 
 def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
-    """The runner that uses this process."""
+    """Return the runner that uses this process."""
     found = job(corpora, source, blocks.start, blocks.stop)
     counted(len(blocks))
     return found
 
 
 def ignore(blocks: int) -> None:
-    """Ignores progress."""
+    """Ignore progress."""
 
 
 def count_rows(
     corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
 ) -> tuple[RowCounts, ...]:
-    """The row counts of every source.
+    """Return the row counts of every source.
 
     Args:
         corpora: what to count.
@@ -110,7 +110,7 @@ def count_rows(
 
 
 def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
-    """The row counts of a source where they follow from its manifest; None elsewhere."""
+    """Return the row counts of a source where they follow from its manifest; None elsewhere."""
     match spec.input_of(source):
         case Packed(packing="contiguous"):
             return contiguous_rows(table.tokens, table.documents, spec.length)
@@ -125,7 +125,7 @@ def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCount
 def measure_rows(
     corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
 ) -> tuple[RowLengths, ...]:
-    """The row lengths of every source; arguments as for `count_rows`."""
+    """Return the row lengths of every source; arguments as for `count_rows`."""
     passing = _KeptPass(
         kind="lengths", job=measure_range, corpora=corpora, cache=cache, run=run, counted=counted
     )
@@ -172,7 +172,7 @@ class _KeptPass:
         return found
 
     def _load(self, key: str) -> Found | None:
-        """What is kept under the key; None if there is nothing, or it does not match its hash."""
+        """Return what is kept under the key; None if there is nothing, or it does not match its hash."""
         if self.cache is None:
             return None
         try:
@@ -198,7 +198,7 @@ class _KeptPass:
 
 
 def _name(spec: StreamSpec, source: int) -> str:
-    """The key of kept counts: what rows depend on, and nothing else."""
+    """Return the key of kept counts: what rows depend on, and nothing else."""
     fingerprint = spec.sources[source].manifest_fingerprint
     cut_so = spec.input_of(source)
     parts: tuple[str | int, ...] = (fingerprint, spec.split, cut_so.model_dump_json(), spec.length)

@@ -13,8 +13,8 @@ _DIGITS = 28  # of the arithmetic of temperatures: the same on every machine
 def weights_of(
     sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float, translations: float | None = None
 ) -> list[float] | None:
-    """The sources' weights, or by temperature T those in proportion to size ** (1 / T) (Devlin 2018, multilingual BERT;
-    Conneau et al. 2020, section 3.1). None where each source is to be read once.
+    """Return the sources' weights, or by temperature T those in proportion to size ** (1 / T) (Devlin 2018,
+    multilingual BERT; Conneau et al. 2020, section 3.1). None where each source is to be read once.
 
     The sources of one language are drawn as one, and share that by size; so are those of translations between the same
     two. `translations`: the share of these in all, whatever their sizes; each side is mixed by temperature.
@@ -31,7 +31,7 @@ def weights_of(
 
 
 def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[Decimal]:
-    """Each source's part of its language's size ** (1 / T); a source without languages is alone."""
+    """Return each source's part of its language's size ** (1 / T); a source without languages is alone."""
     groups = [source.languages or (f"source {source.name}", "", "") for source in sources]
     totals = Counter[tuple[str, ...]]()
     for group, size in zip(groups, sizes, strict=True):
@@ -46,7 +46,7 @@ def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], tempera
 def _shared_out(
     sources: Sequence[SourceSpec], weights: Sequence[Decimal], translations: Decimal
 ) -> list[Decimal]:
-    """`weights`, scaled so that those of translations are `translations` of all, where there are both kinds."""
+    """Return `weights`, scaled so that those of translations are `translations` of all, where there are both kinds."""
     totals = {
         kind: sum(
             (weight for source, weight in zip(sources, weights, strict=True) if source.translated == kind),
@@ -66,7 +66,7 @@ def _shared_out(
 def quotas(
     sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], granule: int
 ) -> tuple[int, ...]:
-    """Samples of each source in an epoch as long as all sources together, in multiples of `granule`; largest
+    """Return samples of each source in an epoch as long as all sources together, in multiples of `granule`; largest
     remainders round up.
 
     Args:
@@ -98,7 +98,7 @@ def source_quotas(
     temperature: float,
     translations: float | None = None,
 ) -> tuple[int, ...]:
-    """Samples of each source in an epoch whose batches, of `batch` samples each, are of one source each.
+    """Return samples of each source in an epoch whose batches, of `batch` samples each, are of one source each.
 
     An epoch has as many batches as possible, in the proportion of the weights, without any row twice. The source with
     the fewest batches for its weight decides where it ends; the other sources' rows go on in the next epoch. Where a
@@ -132,7 +132,8 @@ def source_quotas(
 
 
 def unread(weights: Sequence[float], rows: int) -> dict[int, str]:
-    """The sources whose weight is less than a row of an epoch of so many, by number, each with the arithmetic."""
+    """Return the sources whose weight is less than a row of an epoch of so many, by number, each with the
+    arithmetic."""
     total = sum(weights)
     return {
         source: f"of the {rows:,} rows of an epoch, its weight of {weights[source]:g} in {total:g} is "
@@ -143,12 +144,12 @@ def unread(weights: Sequence[float], rows: int) -> dict[int, str]:
 
 
 def least_weight(weights: Sequence[float], source: int, rows: int) -> float:
-    """The smallest weight with which a source gives a row of an epoch."""
+    """Return the smallest weight with which a source gives a row of an epoch."""
     return (sum(weights) - weights[source]) / max(rows - 1, 1)
 
 
 def shares(weights: Sequence[float], total: int) -> list[int]:
-    """`total` divided in proportion to `weights`, in whole numbers; the largest remainders round up."""
+    """Return `total` divided in proportion to `weights`, in whole numbers; the largest remainders round up."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])

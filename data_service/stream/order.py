@@ -49,7 +49,7 @@ class Permutation:
         return int(self.many(np.array([position]))[0])
 
     def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         bits = max(2, (self.size - 1).bit_length())
         round_keys = draws64(self.key, 0, _ROUNDS)
@@ -63,13 +63,13 @@ class Permutation:
 
 
 def check_positions(positions: NDArray[np.int64], size: int) -> None:
-    """Raises IndexError unless all positions are in [0, size)."""
+    """Raise IndexError unless all positions are in [0, size)."""
     if len(positions) and not (positions.min() >= 0 and positions.max() < size):
         raise IndexError(f"positions {positions.min()}..{positions.max()} outside a permutation of {size}")
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection on `bits`-bit values: each round XORs one half with a hash of the other."""
+    """Return a bijection on `bits`-bit values: each round XORs one half with a hash of the other."""
     low_bits = np.uint64(bits // 2)
     high_mask, low_mask = (np.uint64((1 << n) - 1) for n in (bits - bits // 2, bits // 2))
     high, low = values >> low_bits, values & low_mask
@@ -82,7 +82,7 @@ def _feistel(values: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint6
 
 
 def _mix(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[np.uint64]:
-    """Stafford's 64-bit finaliser, variant 13 (SplitMix64's): an input bit flips half of the output bits."""
+    """Return Stafford's 64-bit finaliser, variant 13 (SplitMix64's): an input bit flips half of the output bits."""
     mixed = values + round_key
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -107,7 +107,7 @@ class LaneOrder:
         return int(self.many(np.array([position]))[0])
 
     def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         steps = self.size // self.lanes
         step, lane = np.divmod(positions, self.lanes)
@@ -135,7 +135,7 @@ class SpreadOrder:
         return int(self.many(np.array([position]))[0])
 
     def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         residues = self._residues()
         sizes = (self.size - residues + self.stretches - 1) // self.stretches
@@ -149,14 +149,14 @@ class SpreadOrder:
         return things
 
     def _residues(self) -> NDArray[np.int64]:
-        """[stretches] int64: stretch k holds the things that leave residues[k] when divided by `stretches`."""
+        """Return [stretches] int64: stretch k holds the things that leave residues[k] when divided by `stretches`."""
         first = int(draws64(stream_key("stretches", *self.name), 0, 1)[0] % np.uint64(self.stretches))
         dealt = (first + _stride(self.stretches) * np.arange(self.stretches)) % self.stretches
         return np.argsort(dealt)
 
 
 def _stride(stretches: int) -> int:
-    """The number nearest to the golden share of `stretches` that shares no divisor with it."""
+    """Return the number nearest to the golden share of `stretches` that shares no divisor with it."""
     coprime = (n for n in range(1, stretches + 1) if gcd(n, stretches) == 1)
     return min(coprime, key=lambda n: abs(n - _GOLDEN * stretches))
 
@@ -185,7 +185,7 @@ class SourceOrder:
         return int(self.many(np.array([position]))[0])
 
     def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         turn, row = np.divmod(positions, self.batch)
         batches = Permutation.of(self.size // self.batch, "batches", *self.name).many(turn)
@@ -199,7 +199,8 @@ class SourceOrder:
         return rows
 
     def _within(self, source: int) -> Permutation | SpreadOrder:
-        """The order of one source's rows: random, but for neighbours, which go to different batches if so asked."""
+        """Return the order of one source's rows: random, but for neighbours, which go to different batches if so
+        asked."""
         size, name = self.sizes[source], ("source", source, *self.name)
         stretches = min(self.stretches, size // self.batch)
         return SpreadOrder(size, stretches, name) if stretches > 1 else Permutation.of(size, *name)

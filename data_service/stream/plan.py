@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
-from data_service.recent import RecentResults
+from data_service.result_cache import RecentResults
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import NoMasking, RowMasking
 from data_service.samples.spec import StreamSpec
@@ -79,26 +79,26 @@ class RowLine:
         return int(self._starts[-1])
 
     def reading(self, row: int) -> tuple[int, int]:
-        """Which reading row `row` of the line falls into, and which row of that it is."""
+        """Return which reading row `row` of the line falls into, and which row of that it is."""
         round_, rest = divmod(row, self.round)
         structure = int(np.searchsorted(self._starts, rest, side="right")) - 1
         return round_ * self.structures + structure, rest - int(self._starts[structure])
 
     def begin(self, epoch: int) -> int:
-        """The first row of reading `epoch`."""
+        """Return the first row of reading `epoch`."""
         round_, structure = divmod(epoch, self.structures)
         return round_ * self.round + int(self._starts[structure])
 
     def line(self, epoch: int) -> SourceLine:
-        """The blocks of one reading. The last few are remembered."""
+        """Return the blocks of one reading. The last few are remembered."""
         return self._lines.get(epoch, lambda: self._draw_line(epoch))
 
     def block_rows(self, block: int, epoch: int) -> int:
-        """Rows of a block, as it is cut in that reading."""
+        """Return rows of a block, as it is cut in that reading."""
         return int(self._counts[block, epoch % self.structures])
 
     def pieces(self, start: int, stop: int) -> Iterator[BlockRows]:
-        """Rows `start` to `stop` of the line."""
+        """Yield rows `start` to `stop` of the line."""
         while start < stop:
             epoch, row = self.reading(start)
             blocks, ends = self.line(epoch)
@@ -112,7 +112,8 @@ class RowLine:
                 row, index = min(end, block_end), index + 1
 
     def row_of(self, epoch: int, block: int, row: int) -> int:
-        """The row of the line that is row `row` of `block` in reading `epoch`; one past its last: what follows it."""
+        """Return the row of the line that is row `row` of `block` in reading `epoch`; one past its last: what follows
+        it."""
         blocks, ends = self.line(epoch)
         index = int(np.flatnonzero(blocks == block)[0])
         return self.begin(epoch) + int(ends[index]) - self.block_rows(block, epoch) + row
@@ -160,16 +161,16 @@ class EpochLayout:
         return sum(self.quotas)
 
     def start(self, window: int) -> int:
-        """The first sample of a window. `start(windows)` is the end of the epoch."""
+        """Return the first sample of a window. `start(windows)` is the end of the epoch."""
         return sum(self.before(source, window) for source in range(len(self.quotas)))
 
     def before(self, source: int, window: int) -> int:
-        """Samples of a source that come before a window."""
+        """Return samples of a source that come before a window."""
         shift = (source * _GOLDEN % _WORD) * self.windows // _WORD if self.staggered else 0
         return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
 
     def window_of(self, sample: int) -> int:
-        """The window that holds a sample."""
+        """Return the window that holds a sample."""
         window = sample * self.windows // self.samples_per_epoch
         while self.start(window) > sample:
             window -= 1
@@ -178,7 +179,7 @@ class EpochLayout:
         return window
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(window, first, last): samples `start` to `stop` of an epoch, by window and counted within it."""
+        """Yield (window, first, last): samples `start` to `stop` of an epoch, by window and counted within it."""
         if not 0 <= start <= stop <= self.samples_per_epoch:
             raise IndexError(f"samples {start} to {stop} of an epoch of {self.samples_per_epoch}")
         while start < stop:
@@ -188,7 +189,7 @@ class EpochLayout:
             start = end
 
     def size(self, window: int) -> int:
-        """Samples in a window."""
+        """Return samples in a window."""
         return self.start(window + 1) - self.start(window)
 
 
@@ -261,7 +262,7 @@ class StreamPlan:
         """What a person should know of this plan."""
 
     def window(self, epoch: int, window: int) -> Window:
-        """What window `window` of `epoch` is made of."""
+        """Return what window `window` of `epoch` is made of."""
         stretches = [
             range(self.rows_before(source, epoch, window), self.rows_before(source, epoch, window + 1))
             for source in range(len(self.lines))
@@ -287,7 +288,7 @@ class StreamPlan:
         return Permutation.of(size, *name)
 
     def origin(self, epoch: int, sample: int) -> RowOrigin:
-        """Where sample `sample` of `epoch` comes from."""
+        """Return where sample `sample` of `epoch` comes from."""
         ((window, position, _),) = self.epoch_layout.spans(sample, sample + 1)
         found = self.window(epoch, window)
         thing = found.order.at(position)
@@ -297,12 +298,12 @@ class StreamPlan:
         return RowOrigin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
 
     def rows_before(self, source: int, epoch: int, window: int) -> int:
-        """Rows of a source's line that come before a window."""
+        """Return rows of a source's line that come before a window."""
         quota = self.epoch_layout.quotas[source]
         return self.begins[source] + epoch * quota + self.epoch_layout.before(source, window)
 
     def rows(self, piece: BlockRows) -> int:
-        """All rows of a piece's block, as it is cut in that reading."""
+        """Return all rows of a piece's block, as it is cut in that reading."""
         return self.lines[piece.source].block_rows(piece.block, piece.epoch)
 
 
@@ -334,7 +335,7 @@ def _weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | None:
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
-    """Bytes of a row of so many tokens, as `Samples` holds it."""
+    """Return bytes of a row of so many tokens, as `Samples` holds it."""
     token = spec.vocabulary.ordinary.itemsize
     if isinstance(spec.masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
@@ -345,7 +346,7 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
 
 
 def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
-    """Remarks on the sources that are never read because of their weight, in evaluation. In training they raise
+    """Return remarks on the sources that are never read because of their weight, in evaluation. In training they raise
     PlanError.
     """
     weights = _weights(spec, totals) or []

@@ -38,11 +38,11 @@ class StepBatches:
     rise: Rise | None = None
 
     def at(self, step: int) -> int:
-        """The batch of a step, counted from 0 where the phase begins."""
+        """Return the batch of a step, counted from 0 where the phase begins."""
         return self._levels[self._level(step)][1]
 
     def before(self, step: int) -> int:
-        """What the first `step` steps take together."""
+        """Return what the first `step` steps take together."""
         level = self._level(step)
         first, batch = self._levels[level]
         return self._before[level] + (step - first) * batch
@@ -85,11 +85,11 @@ class Axis(Protocol):
     """A stream measured from the start of epoch 0, in samples or in tokens."""
 
     def unit(self, epoch: int, sample: int) -> int:
-        """Where a sample begins."""
+        """Return where a sample begins."""
         ...
 
     def locate(self, unit: int) -> tuple[int, int]:
-        """(epoch, sample) of the first sample that begins at `unit` or after it."""
+        """Return (epoch, sample) of the first sample that begins at `unit` or after it."""
         ...
 
 
@@ -131,7 +131,7 @@ class PhaseBatches:
     def of_samples(
         cls, steps: int, batch: int, samples_per_epoch: int, rise: Rise | None = None
     ) -> "PhaseBatches":
-        """Batches of so many samples."""
+        """Return batches of so many samples."""
         return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch), rise)
 
     @cached_property
@@ -184,7 +184,8 @@ class Positions:
         return self._ends[-1] if self._ends else 0
 
     def phase_of(self, step: int) -> int:
-        """The phase of a step, both counted from 0. Raises IndexError before the first step and after the last."""
+        """Return the phase of a step, both counted from 0. Raises IndexError before the first step and after the
+        last."""
         if not self._begin <= step < self.steps:
             raise IndexError(
                 f"step {step} of a run of {self.steps} that takes data from step {self._begin} on"
@@ -192,28 +193,28 @@ class Positions:
         return bisect_right(self._ends, step)
 
     def phase_start(self, step: int) -> int:
-        """The first step of a step's phase. Raises IndexError as `phase_of`."""
+        """Return the first step of a step's phase. Raises IndexError as `phase_of`."""
         return self._first_step(self.phase_of(step))
 
     def ranges(self, step: int) -> tuple[Range, ...]:
-        """The samples of a step, in order: one range, or more where an epoch ends or something is skipped."""
+        """Return the samples of a step, in order: one range, or more where an epoch ends or something is skipped."""
         number = self.phase_of(step)
         phase = self._phases[number]
         stretches = self._stretches(number, self._used(number, step), self._used(number, step + 1))
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
     def _first_step(self, number: int) -> int:
-        """The first step of a phase that takes data; if the phase ends before, the step at which it ends."""
+        """Return the first step of a phase that takes data; if the phase ends before, the step at which it ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)
 
     def _used(self, number: int, step: int) -> int:
-        """Units that the phase has taken before `step`, since its first step that takes data."""
+        """Return units that the phase has taken before `step`, since its first step that takes data."""
         phase, begin = self._phases[number], self._first_step(number)
         start = self._ends[number] - phase.steps
         return phase.batches.before(step - start) - phase.batches.before(begin - start)
 
     def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Units of the axis for the phase's used units `first` to `last`: what lies between the skips."""
+        """Yield units of the axis for the phase's used units `first` to `last`: what lies between the skips."""
         start, stop = self._unit(number, first), self._unit(number, last - 1) + 1
         for skip in self._skips[number]:
             if start < skip.start < stop:
@@ -222,7 +223,7 @@ class Positions:
         yield start, stop
 
     def _unit(self, number: int, used: int) -> int:
-        """The unit of the axis at which `used` units of the phase have been taken."""
+        """Return the unit of the axis at which `used` units of the phase have been taken."""
         skips = self._skips[number]
         passed = bisect_right(skips, used, key=lambda skip: skip.used)
         phase = self._phases[number]
@@ -241,7 +242,7 @@ def _check_size(number: int, phase: PhaseBatches) -> None:
 
 
 def _skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[Range]) -> list[_Skip]:
-    """The phase's skips as disjoint stretches of its axis, in order.
+    """Return the phase's skips as disjoint stretches of its axis, in order.
 
     What lies before its first epoch is not there to be skipped: a skip in an earlier phase may have moved that up.
     """
@@ -261,7 +262,7 @@ def _units(axis: Axis, skip: Range) -> tuple[int, int]:
 
 
 def _by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[Range]:
-    """The samples that begin in units `start` to `stop`, cut where an epoch ends."""
+    """Yield the samples that begin in units `start` to `stop`, cut where an epoch ends."""
     (epoch, sample), (last_epoch, last_sample) = phase.axis.locate(start), phase.axis.locate(stop)
     while (epoch, sample) < (last_epoch, last_sample):
         end = last_sample if epoch == last_epoch else phase.samples_per_epoch

@@ -88,7 +88,7 @@ def write_similar_words(
 def learn_similar_words(
     uris: list[str], options: SimilarWordOptions, report: ReportBlocks = lambda done, total: None
 ) -> tuple[list[SimilarPair], Tokenizer]:
-    """Every word that is frequent enough, with its similar word if it has one; and the tokenizer of their ids.
+    """Return every word that is frequent enough, with its similar word if it has one; and the tokenizer of their ids.
 
     Raises:
         CorpusError: corpora of different tokenizers, or without frequent words. CorruptBlock, StoreError.
@@ -172,7 +172,8 @@ class _Sentences:
 
 
 def _pairs(vectors: Any, tokenizer: Tokenizer, neighbours: int) -> list[SimilarPair]:
-    """Each word and the nearest word with as many characters and tokens, among the `neighbours` nearest of all."""
+    """Return each word and the nearest word with as many characters and tokens, among the `neighbours` nearest of
+    all."""
     words = [tuple(map(int, word.split())) for word in vectors.index_to_key]
     texts = ["".join(tokenizer.decode(word).split()) for word in words]
     kinds = [(len(text), len(word)) for text, word in zip(texts, words, strict=True)]

@@ -53,13 +53,13 @@ class Corpora:
                 )
 
     def at_length(self, length: int) -> "Corpora":
-        """The same, for rows of another length."""
+        """Return the same, for rows of another length."""
         found = copy(self)
         found.spec = self.spec.model_copy(update={"length": length, "stages": ()})
         return found
 
     def read(self, source: int, block: int) -> Block:
-        """One block, verified. Raises CorruptBlock besides."""
+        """Return one block, verified. Raises CorruptBlock besides."""
         return read_block(self._stores[source], self.tables[source], block)
 
     @property
@@ -121,7 +121,7 @@ class Corpora:
 
 
 def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level, ...]]) -> None:
-    """Raises CorpusError where phrases or entities are masked, and a corpus stores none. `uris`: of the sources, by
+    """Raise CorpusError where phrases or entities are masked, and a corpus stores none. `uris`: of the sources, by
     name; `levels`: of the units that each of them stores."""
     for (name, uri), stored in zip(uris.items(), levels, strict=True):
         if unit in ("phrase", "entity") and unit not in stored:
@@ -132,7 +132,7 @@ def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level
 
 
 def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, languages: int) -> None:
-    """Raises CorpusError where the number of `languages` of source `name` does not fit what its corpus holds: rows of
+    """Raise CorpusError where the number of `languages` of source `name` does not fit what its corpus holds: rows of
     translations are of two, text is of one."""
     if not isinstance(rows, Translations):
         return
@@ -149,7 +149,7 @@ def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, 
 
 
 def check_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
-    """Raises CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives. Of
+    """Raise CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives. Of
     translations see `check_languages`."""
     pairs = manifest.pairs
     if isinstance(rows, Translations):

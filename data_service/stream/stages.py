@@ -59,7 +59,7 @@ def make_plan(
     run: Runner = run_here,
     counted: Counted = ignore,
 ) -> StreamPlan:
-    """The plan of the corpora's spec, whose rows are counted. Further arguments as for `count_rows`: rows of the
+    """Return the plan of the corpora's spec, whose rows are counted. Further arguments as for `count_rows`: rows of the
     lengths of earlier stages are counted, too.
 
     Raises:
@@ -102,7 +102,7 @@ def make_plan(
 
 
 def last_share(spec: StreamSpec, rows: StagedRows) -> StageShare:
-    """What the last stage of `spec` takes.
+    """Return what the last stage of `spec` takes.
 
     Raises PlanError: a stage would read a source more often than it may, or takes less than a row of one that it
     weighs.
@@ -112,7 +112,7 @@ def last_share(spec: StreamSpec, rows: StagedRows) -> StageShare:
 
 
 def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
-    """What each stage of `spec` takes, in order. Raises as `last_share`."""
+    """Yield what each stage of `spec` takes, in order. Raises as `last_share`."""
     reached = [(spec.stages[0].length, 0)] * len(
         spec.sources
     )  # length of rows when last read, rows read of the line
@@ -149,7 +149,8 @@ def _quotas(
 
 
 def _carried(rows: StagedRows, source: int, length: int, row: int, other: int) -> int:
-    """The row of a source's line, cut at `other`, that begins where row `row` begins in rows of `length`, or behind."""
+    """Return the row of a source's line, cut at `other`, that begins where row `row` begins in rows of `length`, or
+    behind."""
     if length == other:
         return row
     line = rows.lines(length)[source]
@@ -193,7 +194,7 @@ def _up(readings: float) -> float:
 
 
 def _lower(weight: float, part: float) -> str:
-    """What to do about a share of which only this part is allowed."""
+    """Return what to do about a share of which only this part is allowed."""
     if part <= 0 or weight == 1:
         return "leave it out of this phase"
     return f"give it at most {np.floor(1000 * weight * part) / 10:.1f} % of the tokens of this phase"

@@ -63,7 +63,7 @@ class Radius:
 
 
 def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius:
-    """The radius of batches of `batch` rows of a plan over corpora with these tables.
+    """Return the radius of batches of `batch` rows of a plan over corpora with these tables.
 
     Raises:
         PlanError: a batch is larger than an epoch.
@@ -90,7 +90,7 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
 
 
 def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
-    """The figures of samples `start` to `stop` of epoch 0."""
+    """Return the figures of samples `start` to `stop` of epoch 0."""
     parts = [_rows(plan, *span) for span in plan.epoch_layout.spans(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
@@ -110,7 +110,8 @@ def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
 def _rows(
     plan: StreamPlan, window: int, first: int, last: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[N, 3] the source, block and reading that samples `first` to `last` of a window are of, and [N] their rows."""
+    """Return [N, 3] the source, block and reading that samples `first` to `last` of a window are of, and [N] their
+    rows."""
     made = plan.window(0, window)
     things = made.order.many(np.arange(first, last))
     ends = np.cumsum([len(piece) for piece in made.pieces], dtype=np.int64)
@@ -143,7 +144,7 @@ def _sum(reads: Iterable[_Reads]) -> _Reads:
 def expected_radius(
     tokens: Sequence[float], *, batch: int, length: int, spread: bool, block_tokens: int
 ) -> Radius:
-    """The radius of corpora that need not exist: sources of so many tokens, in blocks of `block_tokens`."""
+    """Return the radius of corpora that need not exist: sources of so many tokens, in blocks of `block_tokens`."""
     tables = [_imagined(round(source / block_tokens), block_tokens) for source in tokens]
     return corpus_radius(tables, batch=batch, length=length, spread=spread)
 
@@ -151,8 +152,8 @@ def expected_radius(
 def corpus_radius(
     tables: Sequence[BlockTable], *, batch: int, length: int, spread: bool, pairs: bool = False
 ) -> Radius:
-    """The radius of batches of full rows of these corpora, mixed by their tokens, or of examples of `pairs`. Raises
-    PlanError as `radius`.
+    """Return the radius of batches of full rows of these corpora, mixed by their tokens, or of examples of `pairs`.
+    Raises PlanError as `radius`.
     """
     sources = (SourceSpec(name=str(i), uri="", manifest_fingerprint=str(i)) for i in range(len(tables)))
     spec = StreamSpec(
@@ -223,8 +224,8 @@ class CorpusStats:
 
 
 def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusStats:
-    """Counts of a corpus, and how wide batches of so many rows of so many tokens reach in it. Reads the manifest and
-    nothing else. Raises as `open_corpus`.
+    """Return counts of a corpus, and how wide batches of so many rows of so many tokens reach in it. Reads the
+    manifest and nothing else. Raises as `open_corpus`.
     """
     manifest = open_corpus(uri).manifest
     shares = manifest.unigram[manifest.unigram > 0] / max(1, manifest.unigram.sum())

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
-from data_service.recent import RecentResults
+from data_service.result_cache import RecentResults
 from data_service.samples.make import block_key, cut, make_rows, structure_key
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
@@ -79,7 +79,7 @@ class SlabLayout(NamedTuple):
         return -(-self.step // self.stripe)
 
     def positions(self, slab: int) -> NDArray[np.int64]:
-        """[N] int64, the window's samples in a slab, ascending."""
+        """Return [N] int64, the window's samples in a slab, ascending."""
         first = slab * self.stripe
         stripe = np.arange(first, min(first + self.stripe, self.step))
         steps = -(-(self.begin + self.size) // self.step)
@@ -87,7 +87,7 @@ class SlabLayout(NamedTuple):
         return found[(found >= 0) & (found < self.size)]
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """(slab, start, stop): samples `first` to `last` of the window, in order, as rows of slabs."""
+        """Yield (slab, start, stop): samples `first` to `last` of the window, in order, as rows of slabs."""
         while first < last:
             step, row = divmod(first + self.begin, self.step)
             slab = row // self.stripe
@@ -100,13 +100,13 @@ class SlabLayout(NamedTuple):
             first += count
 
     def slabs_of(self, first: int, last: int) -> list[int]:
-        """The slabs that hold samples `first` to `last` of the window, as they are needed."""
+        """Return the slabs that hold samples `first` to `last` of the window, as they are needed."""
         end = min(last, first + self.step)  # then all slabs have come
         return list(dict.fromkeys(slab for slab, _, _ in self.pieces(first, end)))
 
 
 def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
-    """Rows of `length` tokens in a slab of so many tokens: small enough to stay in a cache while it is made."""
+    """Return rows of `length` tokens in a slab of so many tokens: small enough to stay in a cache while it is made."""
     return max(1, slab_tokens // length)
 
 
@@ -114,7 +114,7 @@ def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
 
 
 def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[Samples]:
-    """A window's samples in the slabs of `layout`.
+    """Return a window's samples in the slabs of `layout`.
 
     Raises:
         CorruptBlock, StoreError: a block that cannot be read.
@@ -149,7 +149,7 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
 
 
 def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:
-    """The blocks of `pieces` in order, a few requested before they are needed."""
+    """Yield the blocks of `pieces` in order, a few requested before they are needed."""
     with ThreadPoolExecutor(_READERS) as pool:
         pending: list[Future[Block]] = []
         for index, piece in enumerate(pieces):
@@ -210,7 +210,7 @@ class Stream:
         return self.plan.epoch_layout.samples_per_epoch
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
-        """Samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
+        """Return samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
         if start >= stop:
             raise IndexError(f"no samples from {start} to {stop}")
         return join_rows(
@@ -222,11 +222,11 @@ class Stream:
         )
 
     def token_axis(self) -> TokenAxis:
-        """The stream measured in tokens; the first time, its rows' lengths are counted."""
+        """Return the stream measured in tokens; the first time, its rows' lengths are counted."""
         return TokenAxis(self.plan, self._counts, measure_rows(self._corpora, self._cache))
 
     def source(self, epoch: int, sample: int) -> SampleText:
-        """Where a sample's text comes from."""
+        """Return where a sample's text comes from."""
         origin = self.plan.origin(epoch, sample)
         block = self._corpora.read(origin.source, origin.block)
         key = structure_key(self.spec, origin.source, origin.block, origin.epoch)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
-from data_service.recent import RecentResults
+from data_service.result_cache import RecentResults
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts, RowLengths
 from data_service.stream.plan import BlockRows, RowLine, StreamPlan
@@ -37,7 +37,7 @@ class LineTokens:
         self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
 
     def before(self, row: int) -> int:
-        """Tokens of the first `row` rows of the line."""
+        """Return tokens of the first `row` rows of the line."""
         epoch, rest = self._line.reading(row)
         rounds, structure = divmod(epoch, self._structures)
         tokens = rounds * int(self._up_to[-1]) + int(self._readings[structure])
@@ -52,11 +52,11 @@ class LineTokens:
         return tokens + int(self._lengths[first : first + rest - done].sum())
 
     def row_at(self, token: int) -> int:
-        """The first row of the line that begins at `token` or after it."""
+        """Return the first row of the line that begins at `token` or after it."""
         return _last(lambda row: row == 0 or self.before(row - 1) < token)
 
     def of(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
-        """[N] tokens of each row of a piece."""
+        """Return [N] tokens of each row of a piece."""
         first = int(self._first_row[piece.block * self._structures + piece.epoch % self._structures])
         return self._lengths[first + piece.start : first + piece.stop]
 
@@ -82,7 +82,8 @@ class TokenAxis:
         self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_WINDOWS_KEPT)
 
     def unit(self, epoch: int, sample: int) -> int:
-        """Tokens before a sample, from the start of epoch 0. One past the last sample is the next epoch's start."""
+        """Return tokens before a sample, from the start of epoch 0. One past the last sample is the next epoch's
+        start."""
         epoch_layout = self._plan.epoch_layout
         if sample == epoch_layout.samples_per_epoch:
             return self._before(epoch + 1, 0)
@@ -92,7 +93,7 @@ class TokenAxis:
         )
 
     def locate(self, unit: int) -> tuple[int, int]:
-        """(epoch, sample) of the first sample that begins at token `unit` or after it."""
+        """Return (epoch, sample) of the first sample that begins at token `unit` or after it."""
         epoch = _last(lambda e: self._before(e, 0) <= unit)
         windows = self._plan.epoch_layout.windows
         window = _last(lambda w: w < windows and self._before(epoch, w) <= unit)
@@ -102,12 +103,12 @@ class TokenAxis:
         return (epoch, sample) if sample < self._plan.epoch_layout.samples_per_epoch else (epoch + 1, 0)
 
     def _before(self, epoch: int, window: int) -> int:
-        """Tokens before a window, from the start of epoch 0."""
+        """Return tokens before a window, from the start of epoch 0."""
         rows = (self._plan.rows_before(source, epoch, window) for source in range(len(self._lines)))
         return sum(map(LineTokens.before, self._lines, rows)) - self._begin
 
     def _within(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """[N + 1] int64, tokens before each sample of a window, and in all of it."""
+        """Return [N + 1] int64, tokens before each sample of a window, and in all of it."""
         return self._kept.get((epoch, window), lambda: self._count_within(epoch, window))
 
     def _count_within(self, epoch: int, window: int) -> NDArray[np.int64]:
@@ -123,7 +124,7 @@ def line_tokens(
     counts: Sequence[RowCounts],
     lengths: Sequence[RowLengths],
 ) -> tuple[LineTokens, ...]:
-    """The lines of a spec's sources, measured. Raises CorpusError: lengths that are not those of their rows."""
+    """Return the lines of a spec's sources, measured. Raises CorpusError: lengths that are not those of their rows."""
     for source, rows, measured in zip(spec.sources, counts, lengths, strict=True):
         if rows.sum() != len(measured):
             raise CorpusError(
@@ -137,12 +138,12 @@ def line_tokens(
 
 
 def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
-    """The same numbers in a narrower type, if none exceeds `most` and that type can hold it."""
+    """Return the same numbers in a narrower type, if none exceeds `most` and that type can hold it."""
     return lengths.astype(np.uint16) if most < 1 << 16 else lengths
 
 
 def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[E] int64, the sums of `lengths` from each of the ascending `edges` [E + 1] to the next."""
+    """Return [E] int64, the sums of `lengths` from each of the ascending `edges` [E + 1] to the next."""
     filled = np.flatnonzero(np.diff(edges))
     sums = np.zeros(len(edges) - 1, dtype=np.int64)
     if len(filled):
@@ -151,7 +152,7 @@ def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _last(holds: Callable[[int], bool]) -> int:
-    """The last number for which `holds` is true. It is true of 0, up to that number, and false after it."""
+    """Return the last number for which `holds` is true. It is true of 0, up to that number, and false after it."""
     low, high = 0, 1
     while holds(high):
         low, high = high, 2 * high

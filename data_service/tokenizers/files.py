@@ -86,7 +86,7 @@ def _json(content: Definition) -> bytes:
 
 
 def text_file(files: Mapping[str, bytes], name: str, where: str) -> str:
-    """The text of one of `files`. Raises TokenizerError: not UTF-8."""
+    """Return the text of one of `files`. Raises TokenizerError: not UTF-8."""
     try:
         return files[name].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -96,7 +96,8 @@ def text_file(files: Mapping[str, bytes], name: str, where: str) -> str:
 
 
 def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
-    """The JSON object in one of `files`, empty if there is no such file. Raises TokenizerError: not an object."""
+    """Return the JSON object in one of `files`, empty if there is no such file. Raises TokenizerError: not an
+    object."""
     if name not in files:
         return {}
     try:
@@ -117,7 +118,7 @@ _READ_ONLY = (KeyboardInterrupt, SystemExit, TokenizerError)
 
 
 def parse_definition(definition: str, where: str) -> dict[str, Any]:
-    """The JSON of a `tokenizer.json`. Raises TokenizerError: it is none, or beyond a bound."""
+    """Return the JSON of a `tokenizer.json`. Raises TokenizerError: it is none, or beyond a bound."""
     try:
         parsed = foreign_json(definition)
     except ValueError as error:
@@ -179,7 +180,7 @@ def _ids(parsed: dict[str, Any]) -> Iterator[object]:
 
 
 def _inserted(rule: object) -> Iterator[str]:
-    """Texts that rules put in place of others, or before them."""
+    """Yield texts that rules put in place of others, or before them."""
     if isinstance(rule, list | tuple):
         for one in rule:
             yield from _inserted(one)

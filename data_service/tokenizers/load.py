@@ -43,7 +43,7 @@ _PICKLE = b"\x80"  # how every pickle since protocol 2 begins; no UTF-8 text and
 
 
 def load_tokenizer(uri: str) -> Tokenizer:
-    """The tokenizer in a folder, local or s3://.
+    """Return the tokenizer in a folder, local or s3://.
 
     Raises:
         TokenizerError: no tokenizer there, or one that cannot be used.
@@ -59,12 +59,13 @@ def load_tokenizer(uri: str) -> Tokenizer:
 
 
 def find_tokenizer(folders: Iterable[Store]) -> Tokenizer | None:
-    """The tokenizer in the first of these folders that holds one, None if none does. Raises as `load_tokenizer`."""
+    """Return the tokenizer in the first of these folders that holds one, None if none does. Raises as
+    `load_tokenizer`."""
     return next((load_tokenizer(store.uri) for store in folders if holds_tokenizer(store)), None)
 
 
 def holds_tokenizer(folder: Store) -> bool:
-    """Whether a tokenizer, of ours or of transformers, lies in `folder`. Raises StoreError."""
+    """Return whether a tokenizer, of ours or of transformers, lies in `folder`. Raises StoreError."""
     return any(folder.size(name) is not None for name in DECISIVE_FILES)
 
 
@@ -185,7 +186,7 @@ class _Folder:
 
 
 def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokenizer | None:
-    """The tokenizer of a folder without `tokenizer.json`; None if it holds no vocabulary either.
+    """Return the tokenizer of a folder without `tokenizer.json`; None if it holds no vocabulary either.
 
     A SentencePiece model of no known family is read as SentencePiece itself reads it.
 
@@ -283,7 +284,7 @@ def _sentencepiece(
 
 
 def _decomposing(proto: ModelProto, *, lower: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """ALBERT's and XLNet's, in which quotes in the manner of TeX become plain ones."""
+    """Return ALBERT's and XLNet's, in which quotes in the manner of TeX become plain ones."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if strip_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -306,7 +307,7 @@ def _composing(*, lower: bool) -> normalizers.Normalizer:
 def _with_special_tokens(
     codec: tokenizers.Tokenizer, folder: _Folder, family: Family, marked: list[AddedToken] | None = None
 ) -> tokenizers.Tokenizer:
-    """The folder's further tokens, the special ones, and the row's layout.
+    """Return the folder's further tokens, the special ones, and the row's layout.
 
     A special token that the vocabulary lacks gets the next id, as `transformers` does, where the family is declared.
 

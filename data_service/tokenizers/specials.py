@@ -40,7 +40,7 @@ class SpecialNames:
     unk: str
 
     def by_role(self) -> dict[str, str]:
-        """{"cls": "[CLS]", ...} in the order of the fields."""
+        """Return {"cls": "[CLS]", ...} in the order of the fields."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -98,7 +98,8 @@ def resolve_names(
 
 
 def token_name(configured: object) -> str | None:
-    """The piece that a configuration names, as text or as an object with its `content`; None if it names none."""
+    """Return the piece that a configuration names, as text or as an object with its `content`; None if it names
+    none."""
     name = configured.get("content") if isinstance(configured, Mapping) else configured
     return name if isinstance(name, str) else None
 
@@ -124,7 +125,7 @@ def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where
 
 
 def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
-    """The template of a family whose special pieces have the ids of `style`."""
+    """Return the template of a family whose special pieces have the ids of `style`."""
     cls, sep = style.names.cls, style.names.sep
     return row_template(style.layout, (cls, style.pieces.index(cls)), (sep, style.pieces.index(sep)))
 
@@ -132,7 +133,7 @@ def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
 def row_template(
     layout: TemplateLayout, cls_token: tuple[str, int], sep_token: tuple[str, int]
 ) -> processors.TemplateProcessing:
-    """The template of a layout, with the family's token types after the colons; tokens are (piece, id)."""
+    """Return the template of a layout, with the family's token types after the colons; tokens are (piece, id)."""
     cls, sep = cls_token[0], sep_token[0]
     match layout:
         case "bert":
@@ -147,7 +148,7 @@ def row_template(
 
 
 def added_tokens(style: SpecialStyle) -> list[AddedToken]:
-    """The special tokens in id order. The mask takes the space before it: "a <mask>" is like "a word"."""
+    """Return the special tokens in id order. The mask takes the space before it: "a <mask>" is like "a word"."""
     return [
         AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask)
         for piece in style.pieces
@@ -155,5 +156,5 @@ def added_tokens(style: SpecialStyle) -> list[AddedToken]:
 
 
 def role_config(style: SpecialStyle) -> dict[str, object]:
-    """The roles as `tokenizer_config.json` names them: {"cls_token": "[CLS]", ...}."""
+    """Return the roles as `tokenizer_config.json` names them: {"cls_token": "[CLS]", ...}."""
     return {f"{role}_token": name for role, name in style.names.by_role().items()}

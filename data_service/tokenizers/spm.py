@@ -37,7 +37,7 @@ def parse_model(model: bytes, where: str) -> ModelProto:
 
 
 def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> bytes:
-    """The model file of `proto` with further ordinary pieces and their scores."""
+    """Return the model file of `proto` with further ordinary pieces and their scores."""
     extended = ModelProto()
     extended.CopyFrom(proto)
     for piece, score in scored:
@@ -48,7 +48,7 @@ def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> byt
 
 
 def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
-    """The definition of a parsed model. `mask` names the control piece that takes the space before it."""
+    """Return the definition of a parsed model. `mask` names the control piece that takes the space before it."""
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
@@ -73,7 +73,8 @@ def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
 
 
 def marked_pieces(proto: ModelProto) -> list[AddedToken]:
-    """Pieces that are taken out of text before any other: control pieces, which are special, and user's symbols."""
+    """Return pieces that are taken out of text before any other: control pieces, which are special, and user's
+    symbols."""
     return [
         _added(piece.piece, special=piece.type == _CONTROL)
         for piece in proto.pieces
@@ -82,7 +83,7 @@ def marked_pieces(proto: ModelProto) -> list[AddedToken]:
 
 
 def piece_model(proto: ModelProto, *, byte_fallback: bool) -> models.Unigram | models.BPE:
-    """The pieces and their scores. `byte_fallback`: spell what no piece covers in the model's byte pieces."""
+    """Return the pieces and their scores. `byte_fallback`: spell what no piece covers in the model's byte pieces."""
     if proto.trainer_spec.model_type == _UNIGRAM:
         scored = [(piece.piece, piece.score) for piece in proto.pieces]
         return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
@@ -96,7 +97,7 @@ def piece_model(proto: ModelProto, *, byte_fallback: bool) -> models.Unigram | m
 
 
 def _merges(proto: ModelProto) -> list[tuple[str, str]]:
-    """Every pair that joins into a piece, best piece first: a merge ranks by the score of its result."""
+    """Return every pair that joins into a piece, best piece first: a merge ranks by the score of its result."""
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL}
     ranked = sorted(ids, key=lambda piece: (-proto.pieces[ids[piece]].score, ids[piece]))
     return [

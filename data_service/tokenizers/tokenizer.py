@@ -102,11 +102,11 @@ class Tokenizer:
         return self.word_starts_by(RULES)
 
     def word_starts_by(self, rules: int) -> NDArray[np.bool_]:
-        """The same by the rules of an earlier version, which corpora of that time keep."""
+        """Return the same by the rules of an earlier version, which corpora of that time keep."""
         return word_starts(self.kind, self.pieces, self.special_mask, rules)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """The ids of each text, without special tokens: [n] uint16 arrays, uint32 above 65,536 ids.
+        """Return the ids of each text, without special tokens: [n] uint16 arrays, uint32 above 65,536 ids.
 
         A special token's name inside a text ("<mask>" in a page about language models) is text like any
         other, so `cls`, `sep`, `pad` and `mask` never come out. Runs on all cores unless the environment's
@@ -158,19 +158,19 @@ class Tokenizer:
         return bool(by_rule and text_only and rule.get("add_prefix_space") is False)
 
     def encode(self, text: str) -> Tokens:
-        """The ids of one text."""
+        """Return the ids of one text."""
         return self.encode_batch([text])[0]
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """The text of `ids`; special tokens appear by name."""
+        """Return the text of `ids`; special tokens appear by name."""
         return str(self._codec.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def piece(self, token_id: int) -> str:
-        """The vocabulary's entry for one id, such as "Ġthe" or "##ing"."""
+        """Return the vocabulary's entry for one id, such as "Ġthe" or "##ing"."""
         return self.pieces[token_id]
 
     def piece_id(self, piece: str) -> int:
-        """The id of one vocabulary entry, such as XLNet's "<eod>". Raises TokenizerError if there is none."""
+        """Return the id of one vocabulary entry, such as XLNet's "<eod>". Raises TokenizerError if there is none."""
         found = self._codec.token_to_id(piece)
         if found is None:
             raise TokenizerError(
@@ -210,7 +210,8 @@ class Tokenizer:
 
 
 def _tokens_before(encoding: tokenizers.Encoding, edge: int) -> int:
-    """How many tokens begin before character `edge`. A list of all offsets would take a tenth of the encoding."""
+    """Return how many tokens begin before character `edge`. A list of all offsets would take a tenth of the
+    encoding."""
 
     def begin(token: int) -> int:
         first, _ = encoding.token_to_chars(token) or (0, 0)
@@ -228,7 +229,7 @@ def _rebuild(definition: str, configured: dict[str, object], model_files: dict[s
 
 
 def _without_truncation(definition: Definition) -> Definition:
-    """A file saved with truncation or padding switched on would silently cut documents."""
+    """Return a file saved with truncation or padding switched on would silently cut documents."""
     return definition | {"truncation": None, "padding": None}
 
 

@@ -63,7 +63,7 @@ class TokenizerOptions(BaseModel):
     byte_fallback: bool = True
 
     def style(self, kind: Kind) -> SpecialStyle:
-        """The special tokens to use for `kind`."""
+        """Return the special tokens to use for `kind`."""
         return STYLES[self.specials or _DEFAULT_STYLE[kind]]
 
 
@@ -113,7 +113,7 @@ def _train(
 
 
 def _with_text(texts: Iterable[str]) -> Iterator[str]:
-    """The texts that are not blank. Raises TokenizerError at once if there is none."""
+    """Yield the texts that are not blank. Raises TokenizerError at once if there is none."""
     kept = (text for text in texts if text and not text.isspace())
     first = next(kept, None)
     if first is None:
@@ -125,7 +125,7 @@ def _with_text(texts: Iterable[str]) -> Iterator[str]:
 
 
 def train_byte_bpe(texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
-    """Byte-level BPE, as GPT-2 and RoBERTa have it: no unknown text, a leading space kept inside the piece.
+    """Return Byte-level BPE, as GPT-2 and RoBERTa have it: no unknown text, a leading space kept inside the piece.
 
     Ties between pairs go by id and ids start in byte order: nothing depends on hashing.
 
@@ -207,7 +207,7 @@ def _spool(texts: Iterator[str], normalizer: normalizers.Normalizer, spool: IO[s
 
 
 def _alphabet(counts: Counter[str], limit: int, normalizer: normalizers.Normalizer) -> list[str]:
-    """The kept characters, and "##" before those that can stand inside a word, in code point order."""
+    """Return the kept characters, and "##" before those that can stand inside a word, in code point order."""
     by_frequency = sorted(
         (character for character in counts if not character.isspace()), key=lambda c: (-counts[c], c)
     )
@@ -223,7 +223,7 @@ def _joins(character: str, normalizer: normalizers.Normalizer) -> bool:
 def _learn(
     spool: IO[str], alphabet: list[str], style: SpecialStyle, vocab_size: int, min_frequency: int
 ) -> dict[str, int]:
-    """Piece to id: special tokens, the alphabet, then pieces in the order learnt."""
+    """Return piece to id: special tokens, the alphabet, then pieces in the order learnt."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=style.names.unk))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
@@ -317,7 +317,7 @@ def _learn_model(
 
 
 def _meta_pieces(style: SpecialStyle) -> dict[str, Any]:
-    """Settings that give each special piece its place in `style.pieces` as its id, from 0."""
+    """Return settings that give each special piece its place in `style.pieces` as its id, from 0."""
     return {
         "unk_id": style.pieces.index(style.names.unk),
         "unk_piece": style.names.unk,

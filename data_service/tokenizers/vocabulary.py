@@ -50,7 +50,7 @@ class Extension:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
-    """`tokenizer` with the pieces that make each term, a single word, one token. Terms may repeat or be blank.
+    """Return `tokenizer` with the pieces that make each term, a single word, one token. Terms may repeat or be blank.
 
     Raises TokenizerError: no terms, or one that the tokenizer splits before it looks for pieces, such as two words.
     """
@@ -70,7 +70,7 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
 
 
 def _words(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict[str, str]:
-    """Piece to the text that it stands for, in each form in which the term comes before the model."""
+    """Return piece to the text that it stands for, in each form in which the term comes before the model."""
     forms = (term, f" {term}") if tokenizer.kind == "byte_bpe" else (term,)
     found: dict[str, str] = {}
     for form in forms:
@@ -112,7 +112,7 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
 
 
 def _scored(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> list[list[Any]]:
-    """New pieces, shortest first, each just above what the pieces before it make of its word."""
+    """Return new pieces, shortest first, each just above what the pieces before it make of its word."""
     lowest = min(score for _, score in vocab)
     scores = {piece: score for i, (piece, score) in enumerate(vocab) if not old.special_mask[i]}
     for piece in added:
@@ -121,7 +121,7 @@ def _scored(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> lis
 
 
 def _best_split(word: str, scores: dict[str, float], unknown: float) -> float:
-    """The score of the best path through `word` (Kudo 2018, section 3.1), by Viterbi."""
+    """Return the score of the best path through `word` (Kudo 2018, section 3.1), by Viterbi."""
     best = [0.0] + [-math.inf] * len(word)
     for stop in range(1, len(word) + 1):
         for start in range(stop):
@@ -131,7 +131,7 @@ def _best_split(word: str, scores: dict[str, float], unknown: float) -> float:
 
 
 def _model_files(old: Tokenizer, vocab: list[list[Any]]) -> dict[str, bytes]:
-    """The SentencePiece model that travels along, extended where its pieces have the same ids; else left out."""
+    """Return the SentencePiece model that travels along, extended where its pieces have the same ids; else left out."""
     files = old.save_files()
     extended: dict[str, bytes] = {}
     for name in MODEL_FILES & files.keys():
@@ -173,7 +173,7 @@ class Origins:
 
 
 def origins(old: Tokenizer, new: Tokenizer) -> Origins:
-    """Where each piece of `new` comes from in `old`.
+    """Return where each piece of `new` comes from in `old`.
 
     Raises TokenizerError: the two write words in different ways, or share no piece.
     """
@@ -206,7 +206,7 @@ def _unrelated(problem: str) -> TokenizerError:
 
 
 def _same(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
-    """New id to old id, by special role first, then by piece."""
+    """Return new id to old id, by special role first, then by piece."""
     known = {piece: i for i, piece in enumerate(old.pieces) if piece}
     same = {i: known[piece] for i, piece in enumerate(new.pieces) if piece in known}
     return same | {getattr(new.special, role): getattr(old.special, role) for role in new.names.by_role()}
@@ -248,7 +248,8 @@ class _Splitter:
         return [token.id for token in self._model.tokenize(piece)]
 
     def _continued(self, piece: str) -> list[int]:
-        """The rest of a word, the longest known piece each time, as WordPiece does; nothing if one is lacking."""
+        """Return the rest of a word, the longest known piece each time, as WordPiece does; nothing if one is
+        lacking."""
         rest, found = piece.removeprefix(_CONTINUES), list[int]()
         while rest:
             known = (n for n in range(len(rest), 0, -1) if _CONTINUES + rest[:n] in self._ids)

@@ -60,7 +60,7 @@ def word_starts(
     special: NDArray[np.bool_],
     rules: int = RULES,
 ) -> NDArray[np.bool_]:
-    """[vocab] bool, read-only. Special tokens are words of their own.
+    """Return [vocab] bool, read-only. Special tokens are words of their own.
 
     byte_bpe: a piece that begins with whitespace (fairseq's rule for GPT-2's BPE); punctuation joins the word
     before it.
@@ -101,7 +101,7 @@ def _sentencepiece(piece: str, unspaced: bool) -> bool:
 
 
 def _begins_unspaced(content: bytes) -> bool:
-    """Whether UTF-8 that begins with these bytes must begin with a letter of a script without spaces."""
+    """Return whether UTF-8 that begins with these bytes must begin with a letter of a script without spaces."""
     if not content or content[0] < 0xE0:  # all those scripts have three or four bytes a character
         return False
     length = 3 if content[0] < 0xF0 else 4
@@ -112,7 +112,7 @@ def _begins_unspaced(content: bytes) -> bool:
 
 
 def _code(character: bytes) -> int:
-    """The code point of the bytes of a character, three or four."""
+    """Return the code point of the bytes of a character, three or four."""
     code = character[0] & (0x0F if len(character) == 3 else 0x07)
     for byte in character[1:]:
         code = code << 6 | (byte & 0x3F)

@@ -27,9 +27,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.draws import draw_key, uniforms
 from encoder_core.layers.gpu_attention import triton_is_there
 from encoder_core.layers.kernel_choice import pick
+from encoder_core.random_draws import draw_key, uniforms
 
 CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32
 MULTIPLES = {"cuda": 64, "cpu": 1}  # of the vocabulary, by kind of device
@@ -61,7 +61,7 @@ def linear_cross_entropy(
     is one.
 
     With a temperature an id is drawn for each target from softmax(logits / temperature), by inversion of uniform
-    numbers that belong to the target's key (`encoder_core/draws.py`). M may be 0.
+    numbers that belong to the target's key (`encoder_core/random_draws.py`). M may be 0.
     """
     draws = features.new_zeros(0) if keys is None else uniforms(keys, draw_key(), 2)
     loss_sum, correct, sampled = _apply(

@@ -35,7 +35,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import (
@@ -49,6 +48,7 @@ from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
 from encoder_core.layers.rows import Rotation, Rows, for_each_query, rotate
 from encoder_core.layers.torch_internals import flash_attention
+from encoder_core.random_draws import draw_key, head_keys
 
 Heads = Float[Tensor, "tokens heads width"]
 SharedHeads = Float[Tensor, "tokens shared width"]  # of keys and values

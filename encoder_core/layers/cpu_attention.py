@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.draws import draw_key, head_keys
 from encoder_core.layers.dropout import inverse_rate, kept, threshold_of
+from encoder_core.random_draws import draw_key, head_keys
 
 PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
 BLOCK = 64  # least queries whose products with the keys of a window are made together

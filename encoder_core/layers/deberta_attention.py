@@ -19,7 +19,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import sent
-from encoder_core.draws import draw_key, head_keys, table_keys
 from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.cpu_relative import RelativeRow, blocked_relative
 from encoder_core.layers.dropout import Dropout
@@ -28,6 +27,7 @@ from encoder_core.layers.gpu_attention import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import Bias, JoinedLinear, project
 from encoder_core.layers.rows import Rows
+from encoder_core.random_draws import draw_key, head_keys, table_keys
 
 
 @dataclass(frozen=True)

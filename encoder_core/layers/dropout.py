@@ -1,4 +1,4 @@
-"""Dropout whose draws belong to places (`encoder_core/draws.py`), and are cheap.
+"""Dropout whose draws belong to places (`encoder_core/random_draws.py`), and are cheap.
 
 torch draws one Bernoulli number for each element, on a CPU. That costs more than everything else that is done to hidden
 states: 6.3 ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate here is a
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from encoder_core.draws import NUMBERS, draw_key, numbers16
+from encoder_core.random_draws import NUMBERS, draw_key, numbers16
 
 
 class Dropout(nn.Module):

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from encoder_core.draws import draw_key
 from encoder_core.layers.dropout import inverse_rate, threshold_of
 from encoder_core.layers.rows import Rows
+from encoder_core.random_draws import draw_key
 
 _WIDEST = 128
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.draws import token_keys
+from encoder_core.random_draws import token_keys
 
 
 class Rotation(NamedTuple):

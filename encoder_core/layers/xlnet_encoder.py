@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
-from encoder_core.draws import table_keys
 from encoder_core.errors import ModelError
 from encoder_core.layers.deberta_encoder import rows_of
 from encoder_core.layers.dropout import Dropout
@@ -24,6 +23,7 @@ from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
 from encoder_core.layers.xlnet_scope import AttentionScope, reach
+from encoder_core.random_draws import table_keys
 
 Memory = tuple[Tensor, ...]
 """For each layer, [R, C, H]: what it was last given for the tokens before these rows, without gradient."""

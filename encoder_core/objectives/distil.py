@@ -29,7 +29,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.distillation import Scores, cosine_distances, linear_distillation
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.objectives.mlm import MaskedTokens
-from encoder_core.objectives.teacher import FrozenNetworks, Said, Teacher
+from encoder_core.objectives.teacher import FrozenNetworks, Teacher, TeacherOutputs
 from encoder_core.objectives.term import (
     HeadConfig,
     HeadTerm,
@@ -200,7 +200,7 @@ class Distillation(HeadTerm):
         super().__init__(config, {"teachers": self._teachers})
         self._config = config
         self._head: MaskedLanguageModelHead | None = None
-        self._taught: WeakKeyDictionary[States, list[Said]] = WeakKeyDictionary()
+        self._taught: WeakKeyDictionary[States, list[TeacherOutputs]] = WeakKeyDictionary()
         self._layers: tuple[int, ...] = ()
 
     @property
@@ -228,7 +228,7 @@ class Distillation(HeadTerm):
         found = linear_distillation(own, scores, self._config.temperature)
         return TermSums(found.loss_sum, asked.target_ids.numel(), {"correct": found.agreeing})
 
-    def taught(self, states: States, batch: Batch) -> list[Said]:
+    def taught(self, states: States, batch: Batch) -> list[TeacherOutputs]:
         """What each teacher says, computed once for all terms of a batch."""
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"

@@ -59,7 +59,7 @@ def frozen_weights(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [named for networks in held for named in networks.weights()]
 
 
-class Said(NamedTuple):
+class TeacherOutputs(NamedTuple):
     """What a teacher says of a batch: the last layer's states of all tokens, the scores of all ids at the batch's
     targets, and the states that were asked for."""
 
@@ -83,7 +83,7 @@ class Teacher(nn.Module):
         return said.last, said.scores
 
     @torch.no_grad()
-    def say(self, batch: Batch, layers: Sequence[int]) -> Said:
+    def say(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
         """The same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
         assert not isinstance(self.encoder, TwoStreamEncoder)  # which predicts no masked tokens
         kept: dict[int, Tensor] = {}
@@ -98,7 +98,7 @@ class Teacher(nn.Module):
             assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
             predicting_MH = self.decoder.decode(self.encoder, before_TH, batch)
         scores = Scores(self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias)
-        return Said(states_TH, scores, tuple(kept[number] for number in layers))
+        return TeacherOutputs(states_TH, scores, tuple(kept[number] for number in layers))
 
 
 def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:

@@ -39,7 +39,7 @@ from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.overlap import OneOrder, OverlappedSums
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
-from encoder_core.train.zero_state import KINDS, Fragment, Named
+from encoder_core.train.zero_state import KINDS, Fragment, NamedParameter
 
 if sys.modules["mlflow"] is None:
     del sys.modules["mlflow"]  # type: ignore[unreachable]
@@ -248,18 +248,18 @@ class Engine:
             frozen_range.restore(kinds, read)
         deepspeed_internals.publish(self._engine.optimizer, self.layout)
 
-    def _trained(self) -> tuple[Any, Layout, list[Named]]:
+    def _trained(self) -> tuple[Any, Layout, list[NamedParameter]]:
         """The arguments of `owned_ranges`, but for the ranks."""
         named = [named for named in self._named() if id(named.weight) not in self._frozen]
         return self._engine.optimizer, self.layout, named
 
-    def _untrained(self) -> tuple[int, list[Named]]:
+    def _untrained(self) -> tuple[int, list[NamedParameter]]:
         """The arguments of `frozen_ranges`, but for the ranks."""
         return self.config.stage, [named for named in self._named() if id(named.weight) in self._frozen]
 
-    def _named(self) -> list[Named]:
+    def _named(self) -> list[NamedParameter]:
         names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
-        return [Named(name, p, self.own_kinds.get(name, KINDS)) for name, p in names]
+        return [NamedParameter(name, p, self.own_kinds.get(name, KINDS)) for name, p in names]
 
 
 def _gather_whole_layers(model: nn.Module) -> None:

@@ -31,8 +31,9 @@ def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = WHO
 def seed_draws(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> None:
     """Seed the default generators for one logical microbatch in one update group.
 
-    The CPU's is the same before each microbatch of a step, since draws belong to rows (`encoder_core/draws.py`). Those
-    of GPUs are not: the dropout inside flash attention belongs to the batch that it is given.
+    The CPU's is the same before each microbatch of a step, since draws belong to rows
+    (`encoder_core/random_draws.py`). Those of GPUs are not: the dropout inside flash attention belongs to the batch
+    that it is given.
     """
     torch.manual_seed(draw_seed(seed, step, 0, update_group))
     if torch.cuda.is_available():

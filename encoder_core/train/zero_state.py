@@ -59,7 +59,7 @@ Read = Callable[[str, str, int, int], Tensor]
 """(parameter name, kind, start, stop) -> 1-D fp32 tensor of those flat elements."""
 
 
-class Named(NamedTuple):
+class NamedParameter(NamedTuple):
     """A parameter, its name, and the kinds of its state."""
 
     name: str
@@ -124,7 +124,9 @@ class FrozenRange:
         return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def frozen_ranges(stage: int, named: Sequence[Named], rank: int, world: int) -> Iterator[FrozenRange]:
+def frozen_ranges(
+    stage: int, named: Sequence[NamedParameter], rank: int, world: int
+) -> Iterator[FrozenRange]:
     """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
     for name, p, kinds in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded
@@ -139,7 +141,7 @@ def frozen_ranges(stage: int, named: Sequence[Named], rank: int, world: int) -> 
 
 
 def owned_ranges(
-    optimizer: Any, layout: Layout, named: Sequence[Named], rank: int, world: int
+    optimizer: Any, layout: Layout, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
     once."""
@@ -175,7 +177,7 @@ def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
 
 
 def _unsharded(
-    optimizer: torch.optim.Optimizer, named: Sequence[Named], rank: int, world: int
+    optimizer: torch.optim.Optimizer, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[OwnedRange]:
     """Stage 0: every rank holds everything; each answers for an equal share of every parameter."""
     for name, p, kinds in named:

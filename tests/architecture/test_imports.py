@@ -82,7 +82,7 @@ def test_encoder_core_loads_none_of_the_others() -> None:
 GROUND = (
     "data_service.store",
     "data_service.errors",
-    "data_service.visible",
+    "data_service.printable",
     "data_service.formats",
     "data_service.processes",
 )
@@ -150,7 +150,7 @@ def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
         "launcher.runtime",
         "launcher.runtime.cluster",
         "launcher.runtime.cluster.rank_process",
-        "launcher.runtime.cluster.seat",
+        "launcher.runtime.cluster.rank_placement",
         "launcher.errors",
     }
 
@@ -158,7 +158,7 @@ def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
 def test_what_comes_with_the_coordinators_handle_reaches_no_torch() -> None:
     """A rank's process gets the handle together with its seat: what the methods' defaults and marks are made of."""
     names = (
-        "cluster.standing",
+        "cluster.orders",
         "cluster.nodes",
         "policies.watchdog",
         "policies.elastic",
@@ -182,7 +182,7 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
     named = {
         word for word in result.stdout.split() if word.split(".")[0] in (*PACKAGES, "torch", "deepspeed")
     }
-    assert named <= {"launcher.runtime.cluster.rank_process", "launcher.runtime.cluster.seat"}
+    assert named <= {"launcher.runtime.cluster.rank_process", "launcher.runtime.cluster.rank_placement"}
     assert "launcher.runtime.cluster.rank_process" in named
 
 

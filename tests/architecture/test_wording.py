@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST = 90
+MOST = 80
 UNITS = re.compile(
     r"(line|row|step|rank|phase|block|byte|source|attempt|epoch|field|column|node|lane|token|batch|time|text|target|record"
     r"|layer|document|negative|example)s?"

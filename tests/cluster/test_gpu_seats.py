@@ -86,7 +86,7 @@ import ray
 from data_service.store.open import open_store
 from launcher.after.evaluate import measures
 from launcher.after.evaluate.cell import CellFigures
-from launcher.after.evaluate.computing import CellResources
+from launcher.after.evaluate.compute_cell import CellResources
 from launcher.after.evaluate.evaluation import GridEvaluation, plan
 from launcher.after.evaluate.cell import Results
 from tests.support.clusters import fake_gpus

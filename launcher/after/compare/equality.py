@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.after.compare.found import Found
+from launcher.after.compare.found import ComparisonState
 from launcher.after.compare.plan import Arm
 from launcher.format import human_count
 from launcher.runtime.recipe import identity
@@ -35,7 +35,7 @@ class Held:
     how: str
 
 
-def held(found: Found) -> list[Held]:
+def held(found: ComparisonState) -> list[Held]:
     """What decides whether a difference is the objective's, or whatever is compared."""
     arms = found.comparison.arms
     lines = [
@@ -68,7 +68,7 @@ def _sections(arms: Sequence[Arm]) -> Iterator[Held]:
         yield Held(what, equal, f"{section}" if equal else ", ".join(sorted(keys)))
 
 
-def _rows(found: Found) -> Held | None:
+def _rows(found: ComparisonState) -> Held | None:
     """Return whether all runs of the first seed read the same rows in the same order, whatever is masked in them."""
     runs = [found.comparison.run(arm.label, found.comparison.seeds[0]) for arm in found.comparison.arms]
     there = [run for run in runs if run is not None]

@@ -83,7 +83,7 @@ class FoundRun:
 
 
 @dataclass(frozen=True)
-class Found:
+class ComparisonState:
     """Everything of a comparison. `runs`: by label, then by seed."""
 
     comparison: Comparison
@@ -141,10 +141,10 @@ class CurveOverSeeds:
     high: Floats
 
 
-def read_found(comparison: Comparison) -> Found:
+def read_found(comparison: Comparison) -> ComparisonState:
     """Raises StoreError, RunError."""
     runs = {arm.label: dict(_runs(comparison, arm.label)) for arm in comparison.arms}
-    return Found(comparison, runs)
+    return ComparisonState(comparison, runs)
 
 
 def _runs(comparison: Comparison, label: str) -> Iterator[tuple[int, FoundRun]]:

@@ -8,7 +8,7 @@ from functools import partial
 
 from launcher.after.compare.arguments import Unit
 from launcher.after.compare.equality import differences, held
-from launcher.after.compare.found import Found, FoundRun, Spread
+from launcher.after.compare.found import ComparisonState, FoundRun, Spread
 from launcher.after.compare.plan import Arm
 from launcher.format import human_count
 from launcher.observe.inspect.report.chart import TONES, Chart, Series, draw
@@ -19,7 +19,7 @@ UNITS: tuple[Unit, ...] = ("tokens", "flops")
 _NAMES = {"tokens": "tokens", "flops": "FLOPs"}
 
 
-def render(found: Found, failures: Mapping[str, str], now: datetime) -> str:
+def render(found: ComparisonState, failures: Mapping[str, str], now: datetime) -> str:
     """Return the page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
     first = found.comparison.arms[0].label
     body = [
@@ -49,7 +49,7 @@ def _note(first: str) -> str:
     )
 
 
-def figures_table(found: Found) -> tuple[list[str], list[list[str]]]:
+def figures_table(found: ComparisonState) -> tuple[list[str], list[list[str]]]:
     """Heads, and a row for each arm: runs that are complete, then every figure."""
     names = found.figures
     rows = [
@@ -69,7 +69,7 @@ def spelt(spread: Spread | None) -> str:
     return f"{spread.mean:.4g} ({spread.low:.4g} to {spread.high:.4g})"
 
 
-def charts(found: Found) -> Iterator[Chart]:
+def charts(found: ComparisonState) -> Iterator[Chart]:
     """Each loss, held out and in training, over tokens and over FLOPs."""
     for name in found.losses:
         for kind in ("held out", "training"):
@@ -77,7 +77,7 @@ def charts(found: Found) -> Iterator[Chart]:
                 yield _chart(found, name, kind, unit)
 
 
-def record(found: Found, failures: Mapping[str, str]) -> dict[str, object]:
+def record(found: ComparisonState, failures: Mapping[str, str]) -> dict[str, object]:
     """Everything on the page for programs; infra/docs/records.md says what the keys are."""
     first = found.comparison.arms[0]
     return {
@@ -90,12 +90,12 @@ def record(found: Found, failures: Mapping[str, str]) -> dict[str, object]:
     }
 
 
-def dumped(found: Found, failures: Mapping[str, str]) -> str:
+def dumped(found: ComparisonState, failures: Mapping[str, str]) -> str:
     """Return the record as strict JSON."""
     return json.dumps(json.loads(encode(record(found, failures))), indent=1) + "\n"
 
 
-def _arm_record(found: Found, label: str) -> dict[str, object]:
+def _arm_record(found: ComparisonState, label: str) -> dict[str, object]:
     first, arm = found.comparison.arms[0].label, _arm(found, label)
     total, cost = arm.recipe.total_steps, arm.cost
     return {
@@ -117,7 +117,7 @@ def _arm_record(found: Found, label: str) -> dict[str, object]:
     }
 
 
-def _curve_record(found: Found, label: str, name: str) -> dict[str, object]:
+def _curve_record(found: ComparisonState, label: str, name: str) -> dict[str, object]:
     arm = _arm(found, label)
     along = {unit: found.curve(arm, lambda one: one.held_out(name), unit) for unit in UNITS}
     curve = along["tokens"]
@@ -135,7 +135,7 @@ def _spread_record(spread: Spread | None) -> dict[str, object] | None:
     return {"n": len(spread.values), "mean": spread.mean, "low": spread.low, "high": spread.high}
 
 
-def _chart(found: Found, name: str, kind: str, unit: Unit) -> Chart:
+def _chart(found: ComparisonState, name: str, kind: str, unit: Unit) -> Chart:
     def points(one: FoundRun) -> dict[int, float]:
         return one.held_out(name) if kind == "held out" else one.trained(name)
 
@@ -163,19 +163,19 @@ def _scaled(unit: Unit, value: float) -> str:
     return human_count(value) if unit == "tokens" else f"{value:.2g}"
 
 
-def _against(found: Found) -> tuple[list[str], list[list[str]]]:
+def _against(found: ComparisonState) -> tuple[list[str], list[list[str]]]:
     first, *others = _labels(found)
     names = found.figures
     rows = [[label, *(spelt(_less(found, label, first, name)) for name in names)] for label in others]
     return ["recipe", *names], rows
 
 
-def _less(found: Found, label: str, first: str, name: str) -> Spread | None:
+def _less(found: ComparisonState, label: str, first: str, name: str) -> Spread | None:
     own, its = found.spread(label, name), found.spread(first, name)
     return None if own is None or its is None or label == first else own.less(its)
 
 
-def _header(found: Found, now: datetime) -> str:
+def _header(found: ComparisonState, now: datetime) -> str:
     comparison = found.comparison
     budget = "the recipes' own" if comparison.budget is None else comparison.budget
     when = now.astimezone(UTC).isoformat(timespec="seconds")
@@ -184,7 +184,7 @@ def _header(found: Found, now: datetime) -> str:
     return header(" / ".join(_labels(found)), "", f"<code>{text(comparison.store.uri)}</code>", what)
 
 
-def _missing(found: Found, failures: Mapping[str, str]) -> str:
+def _missing(found: ComparisonState, failures: Mapping[str, str]) -> str:
     """Runs that are not complete, and what went wrong."""
     open_runs = [
         f"{label}-{seed}"
@@ -197,12 +197,12 @@ def _missing(found: Found, failures: Mapping[str, str]) -> str:
     return "".join(f"<p>{text(line)}</p>" for line in lines)
 
 
-def _held(found: Found) -> str:
+def _held(found: ComparisonState) -> str:
     rows = [(line.what, "yes" if line.equal else "no", line.how) for line in held(found)]
     return table(("what", "equal", "how"), rows, 3)
 
 
-def _differences(found: Found) -> Iterator[str]:
+def _differences(found: ComparisonState) -> Iterator[str]:
     first, *others = found.comparison.arms
     for arm in others:
         lines = "\n".join(differences(first, arm)) or "nothing that decides a result"
@@ -210,9 +210,9 @@ def _differences(found: Found) -> Iterator[str]:
         yield f"<details>{summary}<pre>{text(lines)}</pre></details>"
 
 
-def _arm(found: Found, label: str) -> Arm:
+def _arm(found: ComparisonState, label: str) -> Arm:
     return next(arm for arm in found.comparison.arms if arm.label == label)
 
 
-def _labels(found: Found) -> Sequence[str]:
+def _labels(found: ComparisonState) -> Sequence[str]:
     return [arm.label for arm in found.comparison.arms]

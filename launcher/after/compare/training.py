@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from threading import Event
 
 from checkpoints.listing import committed
-from data_service.visible import shell_word
+from data_service.printable import shell_word
 from launcher.after.compare.measure import common_rows, ensure_measured
 from launcher.after.compare.place import Comparison
 from launcher.after.tasks.measurable import check_tasks
@@ -21,7 +21,7 @@ _TRIES, _PAUSE_S = 5, 20.0  # starts in a row that bring no new checkpoint; betw
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ArmRun:
     """A run of the comparison: its arm's label and its seed."""
 
     label: str
@@ -31,9 +31,9 @@ class Wanted:
         return f"{self.label}-{self.seed}"
 
 
-def wanted(comparison: Comparison) -> Iterator[Wanted]:
+def wanted(comparison: Comparison) -> Iterator[ArmRun]:
     """Return all arms with the first seed, then with the next, so that there is something to compare early."""
-    return (Wanted(arm.label, seed) for seed in comparison.seeds for arm in comparison.arms)
+    return (ArmRun(arm.label, seed) for seed in comparison.seeds for arm in comparison.arms)
 
 
 def is_complete(run: Run) -> bool:
@@ -42,7 +42,7 @@ def is_complete(run: Run) -> bool:
     return bool(marks) and marks[0].step >= run.recipe.total_steps
 
 
-def created(comparison: Comparison, which: Wanted) -> Run:
+def created(comparison: Comparison, which: ArmRun) -> Run:
     """Return the run, made if it is not there yet.
 
     Raises CompareError: it is there with another recipe; RunError, StoreError and as `init`.
@@ -124,7 +124,7 @@ class Work:
                 if trouble:
                     self.failures[str(which)] = "; ".join(trouble)
 
-    def _trained(self, which: Wanted, run: Run) -> bool:
+    def _trained(self, which: ArmRun, run: Run) -> bool:
         try:
             ensure_trained(run, self._interrupted)
         except CompareError as error:

@@ -35,7 +35,7 @@ _RECORD_S = 5.0  # for events to be written at the end
 Note = Callable[[str], None]
 
 
-class Beside:
+class CommitEvaluation:
     """Evaluates a run's commits from a thread, until `close`. If several commits wait, the newest is next.
 
     Args:
@@ -207,7 +207,7 @@ def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float =
     if not run.recipe.evaluation.tasks:
         yield
         return
-    beside = Beside(run, note)
+    beside = CommitEvaluation(run, note)
     try:
         yield
         if _complete(run) and not asked.is_set():

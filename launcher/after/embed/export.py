@@ -9,8 +9,8 @@ import yaml
 
 from checkpoints.hf.export import CARD, published
 from checkpoints.hf.folder import removable
+from data_service.printable import one_line
 from data_service.store.open import open_store
-from data_service.visible import one_line
 from encoder_core.errors import ModelError
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import EmbedTraining, Encoding

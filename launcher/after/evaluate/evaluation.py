@@ -13,7 +13,7 @@ from typing import Protocol
 
 from data_service.store.errors import StoreError
 from launcher.after.evaluate.cell import Cell, CellWork, GridRecord, Measure, Result, Results
-from launcher.after.evaluate.computing import CellFailure, CellResources, Ended, Waiting
+from launcher.after.evaluate.compute_cell import CellFailure, CellResources, Ended, Waiting
 from launcher.after.evaluate.grid import GridRunner, cluster
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.observe.inspect.report.task_table import TableRow
@@ -114,7 +114,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Named(Protocol):
+class KnownModel(Protocol):
     """A model by its digest, with where it was found; see `LocalModel`."""
 
     @property
@@ -189,7 +189,7 @@ class GridEvaluation:
         return rows(self._cells, self._results.find_all(cell.key for cell in self._cells))
 
 
-def plan(models: Sequence[Named], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
+def plan(models: Sequence[KnownModel], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
     """Return every checkpoint with every measure and, where they decide anything, every seed; in the order of a
     table."""
     return [
@@ -200,7 +200,7 @@ def plan(models: Sequence[Named], measures: Sequence[Measure], seeds: Sequence[i
     ]
 
 
-def _cell(model: Named, measure: Measure, seed: int) -> Cell:
+def _cell(model: KnownModel, measure: Measure, seed: int) -> Cell:
     return Cell(
         source=model.source,
         step=model.step,

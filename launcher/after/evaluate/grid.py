@@ -20,7 +20,7 @@ from data_service.service.tasks import died, reason_of
 from data_service.service.tasks import lost as gone
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.after.evaluate.cell import CellWork, Results
-from launcher.after.evaluate.computing import (
+from launcher.after.evaluate.compute_cell import (
     BREAKS,
     DEATHS,
     CellFailure,
@@ -36,8 +36,8 @@ from launcher.after.evaluate.model import pack, unpack
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import OptionError, TryAgain
 from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
+from launcher.runtime.cluster.rank_placement import seeing
 from launcher.runtime.cluster.rank_process import given_gpus
-from launcher.runtime.cluster.seat import seeing
 from launcher.runtime.preflight.network import refusal
 
 _POLL_S = 2.0  # between two looks at what the cluster has

@@ -10,9 +10,9 @@ from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, on, read_manifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
+from data_service.printable import one_line
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
-from data_service.visible import one_line
 from launcher.format import human_count
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import kind

@@ -20,8 +20,8 @@ from torch import nn
 from checkpoints.errors import ExportError
 from checkpoints.hf.folder import WEIGHTS
 from data_service.formats import REMEDY, is_newer, newer
+from data_service.printable import one_line
 from data_service.tokenizers.files import TOKENIZER_FILES
-from data_service.visible import one_line
 from launcher.after.finetune.heads import HeadConfig, MixedHead
 from launcher.after.finetune.network import TaskNetwork, quiet
 from launcher.after.finetune.pretrained import LocalModel

@@ -48,14 +48,14 @@ def burnin(
     if recipe is not None:
         require_recipe(recipe)
     from launcher.plan.burnin.checks import DEFAULT_RECIPES, checks_for
-    from launcher.plan.burnin.session import Wanted, burn_in
+    from launcher.plan.burnin.session import BurninRequest, burn_in
 
     checks = _chosen(checks_for(recipe), only)
     if listed:
         _print_list(checks, as_json)
         return
     recipes = DEFAULT_RECIPES if recipe is None else (recipe,)
-    wanted = Wanted(checks, recipes, out, minutes, "cpu" if tiny else None, named=only is not None)
+    wanted = BurninRequest(checks, recipes, out, minutes, "cpu" if tiny else None, named=only is not None)
     found = burn_in(wanted, lambda line: typer.echo(line, err=True))
     if as_json:
         print_json({"check": name, **one.model_dump(mode="json")} for name, one in found.outcomes.items())

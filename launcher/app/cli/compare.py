@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.after.compare.arguments import Budget, parse_labelled, settings_of
-from launcher.app.cli.alone import passing, say
+from launcher.app.cli.one_process import passing, say
 from launcher.app.cli.options import (
     JsonOption,
     print_json,

@@ -175,7 +175,7 @@ def _words(
 def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
     from data_service.corpus.corpus import verify_corpus
-    from data_service.visible import one_line
+    from data_service.printable import one_line
     from launcher.format import human_bytes
     from launcher.progress import BYTES, work
 
@@ -238,7 +238,7 @@ def show(
     from itertools import repeat
 
     from data_service.corpus.corpus import show_documents
-    from data_service.visible import visible
+    from data_service.printable import visible
 
     for document in show_documents(corpus, split.value, index, count):
         place = f"{document.shard}, block {document.block}, document {document.document}"

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.pool import Progress as BuildProgress
+from data_service.printable import one_line
 from data_service.stream.statistics import CorpusStats, Radius
-from data_service.visible import one_line
 from launcher.format import human_bytes
 from launcher.progress import BYTES, Work, work
 

@@ -31,11 +31,11 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.encodings import UTF_8
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
+from data_service.printable import shell_word
 from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
-from data_service.visible import shell_word
 from encoder_core.batch import Batch
 from encoder_core.objectives.mlm import masked_language_model
 from launcher.after.export.export import export_run

@@ -129,7 +129,7 @@ def preflight(
     what = subject(target) if target is not None else None
     findings = examine(what)
     if what is not None and has_automatic(what.recipe):
-        from launcher.runtime.rank.microbatch import microbatch_finding
+        from launcher.runtime.rank.microbatch_size import microbatch_finding
 
         findings.append(microbatch_finding(what.recipe))
     if as_json:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.app.cli.alone import repeatable, told
+from launcher.app.cli.one_process import repeatable, told
 from launcher.app.cli.options import (
     DataOption,
     JsonOption,

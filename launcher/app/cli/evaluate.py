@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.alone import passing
-from launcher.app.cli.alone import say as _say
+from launcher.app.cli.one_process import passing
+from launcher.app.cli.one_process import say as _say
 from launcher.app.cli.options import (
     CHECKPOINT_HELP,
     DataOption,
@@ -20,7 +20,7 @@ from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.after.evaluate.cell import Measure, Results
-    from launcher.after.evaluate.computing import CellResources
+    from launcher.after.evaluate.compute_cell import CellResources
     from launcher.after.evaluate.evaluation import GridEvaluation
     from launcher.observe.inspect.report.task_table import TableRow
 
@@ -103,7 +103,7 @@ def evaluate(
         require_model(checkpoint)
     with work("loading libraries"):
         from launcher.after.evaluate.cell import Results
-        from launcher.after.evaluate.computing import CellResources
+        from launcher.after.evaluate.compute_cell import CellResources
         from launcher.after.evaluate.evaluation import recorded
     store = Results(open_store(results))
     with passing():
@@ -174,7 +174,7 @@ def _evaluated(
     seeds: Sequence[int],
     share: "CellResources",
 ) -> "tuple[GridEvaluation, list[TableRow]]":
-    from launcher.after.evaluate.computing import Ended
+    from launcher.after.evaluate.compute_cell import Ended
     from launcher.after.evaluate.evaluation import GridEvaluation, plan
     from launcher.after.evaluate.model import opened
 

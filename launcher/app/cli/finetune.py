@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.alone import repeatable, told
+from launcher.app.cli.one_process import repeatable, told
 from launcher.app.cli.options import (
     CheckpointArgument,
     DataOption,

@@ -16,7 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible, without_secrets
+from data_service.printable import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli import (
     burnin,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.visible import visible
+from data_service.printable import visible
 from launcher.app.cli.options import (
     JsonOption,
     print_json,

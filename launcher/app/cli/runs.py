@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data_service.visible import shell_word
+from data_service.printable import shell_word
 from launcher.app.cli.options import RunArgument, require_assignments, require_free, require_run
 from launcher.app.cli.recipe import SetOption
 
@@ -36,7 +36,7 @@ def status(
     import json
     from dataclasses import asdict
 
-    from data_service.visible import visible
+    from data_service.printable import visible
     from launcher.observe.inspect.status import RunStatus, Unreadable, describe, statuses, table
     from launcher.output import print_table
     from launcher.runtime.run.log import encode

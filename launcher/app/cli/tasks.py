@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.visible import visible
+from data_service.printable import visible
 from launcher.app.cli.options import DataOption, JsonOption, print_json
 
 if TYPE_CHECKING:

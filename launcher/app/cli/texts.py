@@ -13,7 +13,7 @@ from data_service.ingest.inputs import InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_lines
 from data_service.ingest.tasks import Split, plan_splits
-from data_service.visible import one_line
+from data_service.printable import one_line
 from launcher.progress import BYTES, work
 
 _SMALL = 64 << 20  # bytes

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.visible import shell_word, without_secrets
+from data_service.printable import shell_word, without_secrets
 from launcher.app.cli.options import (
     RunArgument,
     require_assignments,
@@ -64,7 +64,7 @@ def init(
     from datetime import UTC, datetime
 
     from launcher.after.tasks.measurable import check_tasks
-    from launcher.runtime.rank.hub import keep_start
+    from launcher.runtime.rank.hub_models import keep_start
     from launcher.runtime.rank.initial_weights import check_start
     from launcher.runtime.run.create import create_run
     from launcher.runtime.run.inputs import refuse_placeholders, sections_for

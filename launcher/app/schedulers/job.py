@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic.types import ByteSize, NonNegativeInt
 
-from data_service.visible import control_characters
+from data_service.printable import control_characters
 from launcher.errors import LaunchError
 
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from data_service.corpus.manifest import PairTexts
+from data_service.printable import visible
 from data_service.samples.pairs import OrderedPairs, Translations
 from data_service.samples.samples import Samples
 from data_service.samples.spec import Input
@@ -19,7 +20,6 @@ from data_service.samples.texts import TextPairs
 from data_service.stream.positions import Range
 from data_service.stream.stream import SampleText, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.visible import visible
 from launcher.errors import RunError
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import left_out, sample_positions, stream_spec

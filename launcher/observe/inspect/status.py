@@ -15,8 +15,8 @@ from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.ownership import Presence, presence
 from data_service.errors import UserError
+from data_service.printable import one_line
 from data_service.store.base import Store
-from data_service.visible import one_line
 from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report.figures import Interruption, interruptions, measure, medians
 from launcher.runtime.run.history import History, StepHistory, read_history
@@ -49,7 +49,7 @@ class OpenedRun(Protocol):
 
 
 @dataclass(frozen=True)
-class Standing:
+class NewestCheckpoint:
     """Where the newest good-looking checkpoint stands. Times in seconds since 1970."""
 
     step: int
@@ -107,7 +107,7 @@ class RunStatus:
     tokens_per_second: float | None
     figures: dict[str, float]
     eta_seconds: float | None
-    checkpoint: Standing | None
+    checkpoint: NewestCheckpoint | None
     checkpoint_problem: str | None
     microbatch: tuple[int, ...] | None
     microbatch_why: str | None
@@ -172,7 +172,7 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
         tokens_per_second=recent.get("tokens_per_second"),
         figures=recent,
         eta_seconds=step_seconds * (run.total_steps - step) if step_seconds and state == "running" else None,
-        checkpoint=Standing(manifest.step, manifest.created) if manifest else None,
+        checkpoint=NewestCheckpoint(manifest.step, manifest.created) if manifest else None,
         checkpoint_problem=problem,
         microbatch=None if rows is None else tuple(rows["rows"]),
         microbatch_why=None if rows is None else rows["why"],

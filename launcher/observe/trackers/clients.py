@@ -59,7 +59,7 @@ class StepFigures:
 
 
 @dataclass(frozen=True)
-class Story:
+class EventSummary:
     """A run's events, for people. `counts` by kind. `end`: "finished", "failed", or None while it may go on."""
 
     counts: Mapping[str, int]
@@ -77,8 +77,8 @@ class Tracker(Protocol):
     sure: bool
 
     def log(self, rows: Sequence[StepFigures]) -> None: ...
-    def tell(self, story: Story) -> None: ...
-    def finish(self, story: Story) -> None:
+    def tell(self, story: EventSummary) -> None: ...
+    def finish(self, story: EventSummary) -> None:
         """Keep everything that was logged."""
         ...
 
@@ -120,11 +120,11 @@ class WandbRun:
         for row in rows:
             self._run.log({"step": row.step, **row.figures})
 
-    def tell(self, story: Story) -> None:
+    def tell(self, story: EventSummary) -> None:
         self._run.tags = sorted(story.counts)[:_TAGS]
         self._run.notes = story.text
 
-    def finish(self, story: Story) -> None:
+    def finish(self, story: EventSummary) -> None:
         self._run.finish(exit_code=int(story.end == "failed"))
         self._teardown()  # its own process ends
 
@@ -155,13 +155,13 @@ class MlflowRun:
         for start in range(0, len(metrics), _METRICS):
             self._client.log_batch(self._run, metrics[start : start + _METRICS], tags=[logged])
 
-    def tell(self, story: Story) -> None:
+    def tell(self, story: EventSummary) -> None:
         from mlflow.entities import RunTag
 
         tags = [RunTag(f"events.{kind}", str(count)) for kind, count in story.counts.items()]
         self._client.log_batch(self._run, tags=[*tags, RunTag("mlflow.note.content", story.text)])
 
-    def finish(self, story: Story) -> None:
+    def finish(self, story: EventSummary) -> None:
         """A run that was interrupted is still running: it will go on."""
         if story.end is not None:
             self._client.set_terminated(self._run, _STATES[story.end])

@@ -24,11 +24,11 @@ from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RunError
 from launcher.observe.trackers.clients import (
+    EventSummary,
     Hopeless,
     MlflowRun,
     PublishRequest,
     StepFigures,
-    Story,
     Tracker,
     WandbRun,
 )
@@ -114,12 +114,12 @@ def row_of(record: Mapping[str, Any], went_back: int) -> StepFigures:
     return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
 
 
-def story(events: Sequence[Mapping[str, Any]]) -> Story:
+def story(events: Sequence[Mapping[str, Any]]) -> EventSummary:
     counts: dict[str, int] = {}
     for event in events:
         counts[event["kind"]] = counts.get(event["kind"], 0) + 1
     last = events[-1]["kind"] if events else None
-    return Story(counts, "\n".join(map(_line, events[-_TOLD:])), _ENDS.get(str(last)))
+    return EventSummary(counts, "\n".join(map(_line, events[-_TOLD:])), _ENDS.get(str(last)))
 
 
 def _line(event: Mapping[str, Any]) -> str:

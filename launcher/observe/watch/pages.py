@@ -12,9 +12,9 @@ from launcher.observe.inspect.report.style import header, text, tiles
 from launcher.observe.inspect.report.summary import Axis
 from launcher.observe.inspect.report.tables import moment
 from launcher.observe.inspect.status import RunStatus, Unreadable
+from launcher.observe.watch.event_words import is_trouble, spell_event
 from launcher.observe.watch.html import Sections, ago, axes, facts, guarded, progress, state_badge
 from launcher.observe.watch.reader import SeenFolder, SeenRun, View
-from launcher.observe.watch.words import is_trouble, spell_event
 from launcher.runtime.run.metrics import STEP, spell
 from launcher.runtime.run.step_table import Record
 

@@ -61,7 +61,7 @@ class _Sketch:
 
 
 @dataclass(frozen=True)
-class _Beside:
+class _Results:
     """What was measured of a run beside its training."""
 
     baselines: dict[str, float]
@@ -76,7 +76,7 @@ class RunReader:
         self._store, self._clock = store, clock
         self._sketch, self._records = _Sketch(uri, store), LiveRecords(store)
         self._evaluations, self._rows = EvaluationReader(store), RowReader(store)
-        self._beside: tuple[float, _Beside] | None = None
+        self._beside: tuple[float, _Results] | None = None
 
     def read(self) -> SeenRun:
         """Raises RunError: there is no run, or its files are damaged. StoreError: the store cannot be read."""
@@ -107,13 +107,13 @@ class RunReader:
             evaluated=beside.rows,
         )
 
-    def _read_beside(self, run: Outline) -> _Beside:
+    def _read_beside(self, run: Outline) -> _Results:
         try:
             baselines = kept_baselines(run.store, run.record.fingerprint)
         except ValidationError:  # computed anew by the next report
             baselines = None
         named = baselines.named() if baselines else {}
-        return _Beside(named, tuple(self._evaluations.read()), self._rows.read())
+        return _Results(named, tuple(self._evaluations.read()), self._rows.read())
 
 
 class FolderReader:

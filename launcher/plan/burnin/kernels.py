@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoder_core.draws import head_keys, numbers16, uniforms
 from encoder_core.kernels.fused_attention import Layout
 from encoder_core.layers.dropout import dropout, inverse_rate, threshold_of
+from encoder_core.random_draws import head_keys, numbers16, uniforms
 from launcher.plan.burnin import tokenwise
 from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of, seconds_of

@@ -14,7 +14,7 @@ from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, losses, recipe_of
 from launcher.runtime.capacity.devices import usable
-from launcher.runtime.capacity.microbatch import Bill, rows_that_fit
+from launcher.runtime.capacity.memory_fit import Bill, rows_that_fit
 from launcher.runtime.recipe.schema import Recipe
 
 _ABOVE, _BELOW = 1.15, 0.5  # of the estimate may the peak be

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoder_core.draws import head_keys, numbers16
 from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
 from encoder_core.layers.dropout import inverse_rate, threshold_of
+from encoder_core.random_draws import head_keys, numbers16
 
 _FEW = 0.2  # of the tokens that are queries, where not all are
 

@@ -32,7 +32,7 @@ _LEFT_S = 5.0  # a check is not begun with less time
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BurninRequest:
     """What a burn-in is asked for.
 
     Attributes:
@@ -62,7 +62,7 @@ class Burnin:
         return [name for name, one in self.outcomes.items() if one.status not in ("passed", "skipped")]
 
 
-def burn_in(wanted: Wanted, tell: Callable[[str], None]) -> Burnin:
+def burn_in(wanted: BurninRequest, tell: Callable[[str], None]) -> Burnin:
     """Do what is wanted; record and page lie in its folder after each check. `tell` gets lines for a person.
 
     Raises BurninError: this machine cannot even be asked what it is. OutputError: the folder cannot be written.
@@ -96,7 +96,7 @@ def _jobs(machine: Machine) -> int:
 class _Work:
     """Checks being done, several at a time."""
 
-    wanted: Wanted
+    wanted: BurninRequest
     file: RecordFile
     machine: Machine
     deadline: float
@@ -124,7 +124,7 @@ class _Work:
             self.tell(f"{outcome.status:8} {check.name} ({outcome.seconds:.0f} s) {why}".rstrip())
 
 
-def _to_do(wanted: Wanted, file: RecordFile, machine: Machine) -> list[Check]:
+def _to_do(wanted: BurninRequest, file: RecordFile, machine: Machine) -> list[Check]:
     """What has never come to its end first, then what failed; what is asked for by name in any case."""
     found = file.record.of(machine.identity)
     if wanted.named:
@@ -159,7 +159,7 @@ def _heard(
         yield from reports
 
 
-def _probe(wanted: Wanted) -> Machine:
+def _probe(wanted: BurninRequest) -> Machine:
     """Asked in a process of its own, so that this one never meets the driver."""
     request = {"form": wanted.form, "recipes": list(wanted.recipes)}
     try:
@@ -180,7 +180,7 @@ def _hidden(form: Form | None) -> dict[str, str]:
 
 
 def _carry_out(
-    check: Check, wanted: Wanted, machine: Machine, remaining: float, stopped: threading.Event
+    check: Check, wanted: BurninRequest, machine: Machine, remaining: float, stopped: threading.Event
 ) -> Outcome | None:
     """None: the burn-in was stopped, or its time was over first."""
     folder = Path(tempfile.mkdtemp(prefix=f"{check.name}-", dir=_folder(wanted.folder / "work")))
@@ -234,7 +234,7 @@ def _judged(right: Sequence[bool | None], marks: Sequence[Mark]) -> tuple[Status
     return ("failed", f"{wrong} of {len(right)} findings are wrong") if wrong else ("passed", "")
 
 
-def _environment(wanted: Wanted, form: Form) -> dict[str, str]:
+def _environment(wanted: BurninRequest, form: Form) -> dict[str, str]:
     """Compiled kernels lie in the burn-in's folder, so that a second start has them and nothing else is touched."""
     caches = _folder(wanted.folder / "compiled")
     found = {"TRITON_CACHE_DIR": str(caches / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
@@ -249,5 +249,5 @@ def _folder(path: Path) -> Path:
     return path.resolve()
 
 
-def _write_page(file: RecordFile, wanted: Wanted) -> None:
+def _write_page(file: RecordFile, wanted: BurninRequest) -> None:
     write_file(wanted.folder / PAGE, render(file.record, wanted.checks))

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.draws import numbers16
 from encoder_core.kernels.residual_norm import Norm, residual_norm
 from encoder_core.kernels.softmax_loss import softmax_sums, to_gradient
 from encoder_core.layers.dropout import inverse_rate, threshold_of
+from encoder_core.random_draws import numbers16
 from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of, seconds_of
 from launcher.plan.burnin.problems import error, mend_interpreter

@@ -27,7 +27,7 @@ from launcher.runtime.capacity.devices import (
     check_share,
     usable,
 )
-from launcher.runtime.capacity.microbatch import Bill, bill, rows_that_fit
+from launcher.runtime.capacity.memory_fit import Bill, bill, rows_that_fit
 from launcher.runtime.capacity.workload import microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import has_automatic, known, parameters, settled, state_bytes

@@ -20,8 +20,8 @@ from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.measure.processes import RankCommand, run_ranks
+from launcher.plan.measure.requests import Measured, MeasureRequest, Step, read_taken
 from launcher.plan.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
-from launcher.plan.measure.taken import MeasureRequest, Step, Taken, read_taken
 from launcher.plan.measure.trial import Machine, Trial, choose, expected_seconds, settled_here, this_machine
 from launcher.runtime.capacity.devices import AssumedUtilisation, Cluster, Gpu
 from launcher.runtime.capacity.workload import executed, microbatch_shape, phase_targets
@@ -177,7 +177,7 @@ def announcement(phase: RecipePhase, trial: Trial, machine: Machine) -> str:
 
 
 def _measured(
-    recipe: Recipe, phase: RecipePhase, machine: Machine, trial: Trial, ranks: Sequence[Taken]
+    recipe: Recipe, phase: RecipePhase, machine: Machine, trial: Trial, ranks: Sequence[Measured]
 ) -> MeasuredPhase:
     first = ranks[0]
     seconds = [step.seconds for step in first.steps]
@@ -233,7 +233,7 @@ def _median(steps: Sequence[Step]) -> Step:
     return Step(**middle | {"tokens": round(middle["tokens"])})
 
 
-def _run(trial: Trial, machine: Machine) -> list[Taken]:
+def _run(trial: Trial, machine: Machine) -> list[Measured]:
     """The trial on all ranks, in a folder that is gone afterwards."""
     with temporary_folder("measure") as folder:
         run = prepare(trial, str(folder))

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from encoder_core.train.exchange import Control
+from launcher.plan.measure.requests import MeasureRequest
 from launcher.plan.measure.steps import take_steps
-from launcher.plan.measure.taken import MeasureRequest
 from launcher.runtime.run.log import encode
 from launcher.runtime.run.record import open_run
 

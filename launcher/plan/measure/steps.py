@@ -25,8 +25,8 @@ from encoder_core.train.memory import Carried
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from encoder_core.train.timing import Stopwatch
+from launcher.plan.measure.requests import Measured, Step
 from launcher.plan.measure.rows import InProcess
-from launcher.plan.measure.taken import Step, Taken
 from launcher.runtime.rank.build import (
     build_model,
     build_optimizer,
@@ -48,7 +48,7 @@ _COLLECTIVES, _KERNELS = "gloo:", ("ncclDev", "ncclKernel")  # how they are call
 _STATUS, _HIGH_WATER = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
+def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Measured:
     """Train `run` for about so many seconds, from fresh weights. Collective; torch's group is there, and its device
     chosen."""
     tokenizer, recipe = run.tokenizer(), run.recipe
@@ -77,7 +77,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Taken:
     meter = utilisation(recipe, tokenizer.vocab_size, engine.device, control.world)
     mfu = () if meter is None else tuple(meter.of(0, step.tokens, step.seconds) for step in watch.steps)
     found = _Profiled.of(watch.profiler, watch.profiled_seconds)
-    return Taken(tuple(watch.steps), watch.peak_bytes, speed, mfu, found.exchange, found.operators)
+    return Measured(tuple(watch.steps), watch.peak_bytes, speed, mfu, found.exchange, found.operators)
 
 
 class TimedEngine(Engine):

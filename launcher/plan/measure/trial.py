@@ -25,7 +25,7 @@ from launcher.format import human_bytes
 from launcher.plan.estimate.roofline import assumed
 from launcher.plan.measure.rows import HELDOUT
 from launcher.runtime.capacity.devices import Gpu, gpu_of_device, usable
-from launcher.runtime.capacity.microbatch import Bill, Device, bill, rows_that_fit
+from launcher.runtime.capacity.memory_fit import Bill, Device, bill, rows_that_fit
 from launcher.runtime.capacity.workload import executed, microbatch_shape
 from launcher.runtime.preflight.measure import available_memory
 from launcher.runtime.rank.journal import peak

@@ -24,8 +24,8 @@ from launcher.runtime.cluster.gauges import Gauges
 from launcher.runtime.cluster.group_record import Group, Raised
 from launcher.runtime.cluster.nodes import draining, on_thread, staying
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.cluster.standing import Fatal, Orders, Status
-from launcher.runtime.cluster.tenure import Tenure
+from launcher.runtime.cluster.orders import Fatal, Orders, Status
+from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.failures import Failure, Kind, Restart, Stop
@@ -62,7 +62,7 @@ class Coordinator:
         self._lock = threading.RLock()
         self._notes: deque[str] = deque()
         self._log = OperatorLog(attempt.store, self.note)
-        self._tenure = Tenure(attempt, owner)
+        self._tenure = RunClaim(attempt, owner)
         self._deaths = Deaths(failures)
         self._status, self._group = Status(), Group()
         self._stop = False

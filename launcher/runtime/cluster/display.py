@@ -13,7 +13,7 @@ from launcher.progress import shown_elsewhere, work
 from launcher.runtime.run.metrics import running_mean, shown_on, spell, term_losses
 
 if TYPE_CHECKING:
-    from launcher.runtime.cluster.standing import Status
+    from launcher.runtime.cluster.orders import Status
 
 _PLAIN_SECONDS = 10.0
 _FIELDS = {"seconds", *(name for metric in shown_on("progress") for name in metric.fields)}

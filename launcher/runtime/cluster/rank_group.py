@@ -19,8 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.rank_placement import ordered, seats
 from launcher.runtime.cluster.rank_process import RankProcess
-from launcher.runtime.cluster.seat import ordered, seats
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.rank.journal import Startup
 

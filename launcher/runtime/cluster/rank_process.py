@@ -1,5 +1,6 @@
 """The actor in which a rank runs. It gets its seat first, and imports torch afterwards
-(`launcher.runtime.cluster.seat`), so neither this module nor a module that it imports may import torch or DeepSpeed."""
+(`launcher.runtime.cluster.rank_placement`), so neither this module nor a module that it imports may import torch or
+DeepSpeed."""
 
 import os
 import socket
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from launcher.runtime.cluster.seat import Placement, Seat, SeatError
+from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.assignment import Assignment

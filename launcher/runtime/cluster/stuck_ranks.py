@@ -11,7 +11,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from launcher.runtime.cluster.standing import Status
+from launcher.runtime.cluster.orders import Status
 from launcher.runtime.policies.watchdog import Observer, RankLocation, Stuck, culprits
 from launcher.runtime.run.record import Run
 

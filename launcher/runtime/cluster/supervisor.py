@@ -31,8 +31,9 @@ from launcher.errors import RunError, TryAgain
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
-from launcher.runtime.cluster.fit_loop import NOT_SAVED, Display, FitLoop
+from launcher.runtime.cluster.group_loop import NOT_SAVED, Display, GroupLoop
 from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
+from launcher.runtime.cluster.orders import CoordinatorLost, Status
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,
@@ -41,7 +42,6 @@ from launcher.runtime.cluster.resources import (
     plan_resources,
     sizing,
 )
-from launcher.runtime.cluster.standing import CoordinatorLost, Status
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.preflight.network import refusal
@@ -185,7 +185,7 @@ class _Start:
             assignment = Assignment(
                 self.run.store.uri, coordinator, feed, self.run.recipe, save_multiple, before
             )
-            loop = FitLoop(self.run, coordinator, self.display)
+            loop = GroupLoop(self.run, coordinator, self.display)
             with saving(), self.stopping.telling(coordinator.stop.remote):
                 loop.ranks(assignment, size)
             return loop.status

@@ -27,8 +27,8 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
-from launcher.runtime.cluster.seat import Seat, SeatError
-from launcher.runtime.cluster.standing import CoordinatorLost, Orders
+from launcher.runtime.cluster.orders import CoordinatorLost, Orders
+from launcher.runtime.cluster.rank_placement import Seat, SeatError
 from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (
@@ -45,7 +45,7 @@ from launcher.runtime.preflight.measure import PreflightSubject
 from launcher.runtime.preflight.network import variables as network_variables
 from launcher.runtime.rank.journal import Startup
 from launcher.runtime.rank.main import run_rank
-from launcher.runtime.rank.microbatch import SmallerMicrobatch
+from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
 from launcher.runtime.run.record import open_run
 

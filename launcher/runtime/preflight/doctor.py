@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from data_service.printable import without_secrets
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
-from data_service.visible import without_secrets
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, Verdict
 from launcher.runtime.preflight.measure import (

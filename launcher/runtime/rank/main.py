@@ -49,7 +49,7 @@ from launcher.runtime.rank.data import RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
 from launcher.runtime.rank.journal import Link, RankJournal, Startup, Utilisation, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
-from launcher.runtime.rank.microbatch import (
+from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
     found_by,
     rank_microbatches,

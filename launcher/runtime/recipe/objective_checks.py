@@ -1,5 +1,5 @@
-"""Inputs, objectives and models that do not go together; what rows of several texts and batches of one source do not go
-with.
+"""Inputs, objectives and models that do not go together, and batches that rows of several texts or of one source
+refuse.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
     rows = row_facts(recipe.input, recipe.objective.masking)
     phases = tuple(PhaseFacts(phase.length, phase.batch.sequences) for phase in recipe.phases)
     for found in refusals(Setting(recipe.model, recipe.objective.terms, rows, phases)):
-        kind = found.path[0] in ("objective", "input")
-        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}" if kind else found.remedy)
+        combines = found.path[0] in ("objective", "input")
+        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}" if combines else found.remedy)
     yield from _token_types(recipe)
     if isinstance(recipe.input, Lanes):
         yield from _lanes(recipe, recipe.input)

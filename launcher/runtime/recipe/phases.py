@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from data_service.printable import visible
 from data_service.samples.lanes import Lanes
-from data_service.visible import visible
 from encoder_core.families.catalogue import FAMILIES
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.runtime.recipe.schema import PhaseMlm, Recipe, RecipePhase

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import yaml
 
+from data_service.printable import without_secrets
 from data_service.store import errors as store_errors
-from data_service.visible import without_secrets
 
 KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
 _DEEPEST = 40  # levels; a recipe has 6

@@ -6,9 +6,9 @@ from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
+from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.tokenizers.load import load_tokenizer
-from data_service.visible import shell_word
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.evaluation import EvaluationTask

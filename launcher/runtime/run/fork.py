@@ -17,8 +17,8 @@ from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import SKIPS, committed, rewinds, skips
 from checkpoints.load import ensure_kinds
 from checkpoints.verify import BEFORE, copy_checkpoint
+from data_service.printable import shell_word
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.visible import shell_word
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.load import reload

@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.formats import REMEDY, is_newer, newer
+from data_service.printable import control_characters, shell_word, visible
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
-from data_service.visible import control_characters, shell_word, visible
 from launcher.errors import RunError
 from launcher.runtime.recipe.document import parse
 

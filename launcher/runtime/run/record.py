@@ -6,7 +6,7 @@ run.json        what the run is: identity fields, fingerprints of corpora and to
 attempts/       one object per start (checkpoints.attempt)
 checkpoints/    commits and their data (checkpoints.layout)
 kernels/        what was found of each kind of GPU (launcher.runtime.rank.kernels)
-microbatch/     rows for which memory did not do (launcher.runtime.rank.microbatch)
+microbatch/     rows for which memory did not do (launcher.runtime.rank.microbatch_size)
 metrics/ events/    segments per attempt (launcher.runtime.run.log)
 """
 
@@ -20,12 +20,12 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
 from checkpoints.load import newest_good
+from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.visible import shell_word
 from launcher.errors import RunError
 from launcher.runtime.recipe.load import loads
 from launcher.runtime.recipe.schema import Recipe

@@ -16,7 +16,7 @@ from encoder_core.families.catalogue import DetectorConfig
 from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_checkpoint, evaluate_commit
 from launcher.after.diagnose.states import untrained
 from launcher.after.evaluate.cell import GridRecord, Measure, Results
-from launcher.after.evaluate.computing import compute
+from launcher.after.evaluate.compute_cell import compute
 from launcher.after.evaluate.evaluation import plan
 from launcher.after.evaluate.measures import measures
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained

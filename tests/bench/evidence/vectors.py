@@ -11,7 +11,7 @@ from typing import Literal
 from data_service.store.open import open_store
 from launcher.after.embed.evaluate import CellSettings
 from launcher.after.evaluate.cell import GridRecord, Measure, Results
-from launcher.after.evaluate.computing import compute
+from launcher.after.evaluate.compute_cell import compute
 from launcher.after.evaluate.evaluation import plan
 from launcher.after.evaluate.measures import Vectors
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained

@@ -14,7 +14,7 @@ from data_service.corpus.corpus import open_corpus, show_documents, verify_corpu
 from data_service.corpus.manifest import BlockTable
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
-from data_service.ingest import kept as compare
+from data_service.ingest import deduplicate
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
@@ -309,7 +309,7 @@ def test_the_end_of_a_build_takes_few_requests_and_is_reported(
 def test_any_way_of_cutting_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents_a_partition: int
 ) -> None:
-    monkeypatch.setattr(compare, "PARTITION_DOCUMENTS", documents_a_partition)
+    monkeypatch.setattr(deduplicate, "PARTITION_DOCUMENTS", documents_a_partition)
     texts = [f"Document {i} {hashlib.sha256(str(i % 90).encode()).hexdigest()}." for i in range(300)]
     copies = [text.replace(f"Document {i} ", "") for i, text in enumerate(texts)]
     write_jsonl(tmp_path / "inputs/a.jsonl", copies)

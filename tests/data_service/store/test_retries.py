@@ -1,7 +1,7 @@
 """Requests that had to be made again are counted, for whoever watches the store."""
 
 from data_service.store.open import open_store
-from data_service.store.patience import total_retries
+from data_service.store.retries import total_retries
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.samples.samples import join_rows, slice_rows
-from data_service.service.announced import AnnouncedWindows
+from data_service.service.prefetch import AnnouncedWindows
 from data_service.stream.plan import EpochLayout
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import SlabLayout, StepLayout, Stream, build_window

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from encoder_core.draws import draw_key
 from encoder_core.kernels.residual_norm import Norm, residual_norm
 from encoder_core.layers.dropout import dropout, threshold_of
+from encoder_core.random_draws import draw_key
 
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import masked_language_model
@@ -23,6 +22,7 @@ from encoder_core.objectives.replaced import (
     replaced_token_detection,
     stored_name,
 )
+from encoder_core.random_draws import draw_key, uniforms
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = ElectraConfig(

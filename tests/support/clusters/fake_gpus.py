@@ -235,7 +235,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from data_service.service.ray_internals import installed_only
     from launcher.runtime.cluster.assignment import Assignment
     from launcher.runtime.cluster.rank_group import RankGroup
-    from launcher.runtime.cluster.seat import SeatError
+    from launcher.runtime.cluster.rank_placement import SeatError
     from launcher.runtime.policies.elastic import GroupStart, Sizing
     from tests.support.clusters.fake_gpus import Ledger
 

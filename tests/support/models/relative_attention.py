@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encoder_core.draws import head_keys, numbers16
 from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
 from encoder_core.kernels.tiling import Cuts
+from encoder_core.random_draws import head_keys, numbers16
 
 RATE_DROPPED = 20_000  # of 65,536
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET", "1") == "1" else "cuda")

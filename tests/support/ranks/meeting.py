@@ -19,7 +19,7 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
 
     from checkpoints.gather import GlooPeers
     from launcher.runtime.cluster import worker
-    from launcher.runtime.cluster.seat import Seat
+    from launcher.runtime.cluster.rank_placement import Seat
     from launcher.runtime.preflight.collective import first_sums
     from launcher.runtime.preflight.findings import sums
 

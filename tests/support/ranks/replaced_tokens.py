@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from encoder_core.batch import Batch
-from encoder_core.draws import draw_key, uniforms
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
@@ -30,6 +29,7 @@ from encoder_core.objectives.replaced import (
 )
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.random_draws import draw_key, uniforms
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control

@@ -90,14 +90,14 @@ def small_memory(memory: Memory | None, rank: int) -> Iterator[None]:
     with ExitStack() as stack:
         if memory is not None:
             from launcher.runtime.rank import build as building
-            from launcher.runtime.rank import main, microbatch
+            from launcher.runtime.rank import main, microbatch_size
 
             room, build, device = (
-                microbatch.Room(memory.said, "cuda", DEVICE),
+                microbatch_size.Room(memory.said, "cuda", DEVICE),
                 building.build_model,
                 Device(memory, rank),
             )
-            stack.enter_context(patch.object(microbatch, "room_here", lambda ranks: room))
+            stack.enter_context(patch.object(microbatch_size, "room_here", lambda ranks: room))
             stack.enter_context(
                 patch.object(main, "build_model", lambda *given: device.limited(build(*given)))
             )

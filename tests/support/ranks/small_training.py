@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.draws import NUMBERS
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import dropout
 from encoder_core.layers.initialise import initialise
@@ -18,6 +17,7 @@ from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.optim.adamw import AdamW, AdamWConfig
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.random_draws import NUMBERS
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control

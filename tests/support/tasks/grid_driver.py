@@ -12,7 +12,7 @@ from typing import Any
 
 from data_service.store.open import open_store
 from launcher.after.evaluate.cell import CellWork, Results
-from launcher.after.evaluate.computing import CellResources, Ended
+from launcher.after.evaluate.compute_cell import CellResources, Ended
 from launcher.after.evaluate.evaluation import GridEvaluation, plan
 from launcher.after.finetune.pretrained import LocalModel
 from tests.support.tasks.small_cells import Fitting, checkpoints

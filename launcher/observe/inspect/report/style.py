@@ -4,7 +4,7 @@ from a store goes through `text`."""
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from data_service.visible import visible
+from data_service.printable import visible
 
 
 def text(value: object) -> str:

@@ -11,8 +11,8 @@ from statistics import mean
 from rich.table import Table
 from rich.text import Text
 
+from data_service.printable import one_line
 from data_service.store.base import Store
-from data_service.visible import one_line
 from launcher.runtime.run.sealed import Sealed, SealedReader, name_of, read, seal
 
 ROWS = "tables/"

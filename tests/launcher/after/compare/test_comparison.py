@@ -13,7 +13,7 @@ import pytest
 from checkpoints.listing import committed
 from launcher.after.compare import training
 from launcher.after.compare.equality import differences, held
-from launcher.after.compare.found import Found, read_found
+from launcher.after.compare.found import ComparisonState, read_found
 from launcher.after.compare.page import dumped, render
 from launcher.after.compare.place import Comparison, comparison_at, open_comparison
 from launcher.after.compare.plan import arms_of
@@ -85,7 +85,7 @@ def done(inputs: Path, tmp_path_factory: pytest.TempPathFactory, trainer: Traine
 
 
 @pytest.fixture(scope="module")
-def found(done: Comparison) -> Found:
+def found(done: Comparison) -> ComparisonState:
     return read_found(done)
 
 
@@ -109,7 +109,7 @@ def test_started_again_it_trains_nothing_twice(done: Comparison, trainer: Traine
     assert before == after
 
 
-def test_figures_are_those_of_the_runs(done: Comparison, found: Found) -> None:
+def test_figures_are_those_of_the_runs(done: Comparison, found: ComparisonState) -> None:
     spread = found.spread("often", "mlm_loss")
     assert spread is not None
     assert spread.values == {
@@ -118,7 +118,7 @@ def test_figures_are_those_of_the_runs(done: Comparison, found: Found) -> None:
     assert (spread.low, spread.high) == (min(spread.values.values()), max(spread.values.values()))
 
 
-def test_the_common_figures_are_the_first_recipes_own(found: Found) -> None:
+def test_the_common_figures_are_the_first_recipes_own(found: ComparisonState) -> None:
     """Under its own masks, on more rows than a run measures; where the rows are all there are, to rounding."""
     common, own = found.spread("base", "common mlm_loss"), found.spread("base", "mlm_loss")
     assert common is not None
@@ -127,7 +127,7 @@ def test_the_common_figures_are_the_first_recipes_own(found: Found) -> None:
     assert found.spread("wide", "common mlm_accuracy") is not None
 
 
-def test_curves_run_over_tokens_and_flops(found: Found) -> None:
+def test_curves_run_over_tokens_and_flops(found: ComparisonState) -> None:
     for arm in found.comparison.arms:
         for unit in ("tokens", "flops"):
             curve = found.curve(arm, lambda one: one.held_out("mlm_loss"), unit)
@@ -153,7 +153,7 @@ class Page(HTMLParser):
         self.text += data + "\n"
 
 
-def test_the_page_and_its_json_say_the_same(found: Found) -> None:
+def test_the_page_and_its_json_say_the_same(found: ComparisonState) -> None:
     page = Page()
     page.feed(render(found, {"wide-2": "it failed"}, NOW))
     assert page.charts == 4

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from data_service.service.ray_internals import start_ray
-from launcher.after.diagnose.evaluators import Beside, evaluating, pending
+from launcher.after.diagnose.evaluators import CommitEvaluation, evaluating, pending
 from launcher.observe.inspect.status import describe, status
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.history import read_history
@@ -72,7 +72,7 @@ def test_the_newest_comes_next_and_what_fails_is_told_once(
     (tmp_path / "train.tsv").unlink()
     committing, notes = Committing(uri), list[str]()
     committing.commit(3)
-    beside = Beside(open_run(uri), notes.append, poll_s=0.1, idle=False)
+    beside = CommitEvaluation(open_run(uri), notes.append, poll_s=0.1, idle=False)
     try:
         wait_for(evaluators)
         committing.commit(6)
@@ -95,7 +95,7 @@ def test_a_killed_evaluator_is_replaced(cluster: None, inputs: Path, tmp_path: P
     uri = new_run(inputs, str(tmp_path / "run"), SETTINGS)
     committing, notes = Committing(uri), list[str]()
     committing.commit(3)
-    beside = Beside(open_run(uri), notes.append, poll_s=0.1, idle=False)
+    beside = CommitEvaluation(open_run(uri), notes.append, poll_s=0.1, idle=False)
     try:
         wait_for(lambda: 3 in steps(uri))
         os.kill(evaluators()[0].pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multipl
 from checkpoints.attempt import Attempt, Owner
 from data_service.store.base import Entry
 from data_service.store.errors import KeyMissing, StoreUnavailable
-from launcher.after.evaluate.computing import LEASE_S, holder, take
+from launcher.after.evaluate.compute_cell import LEASE_S, holder, take
 
 Turn = Literal["carried out", "lost", "answer lost", "dies before", "dies after"]
 

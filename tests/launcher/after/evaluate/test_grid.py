@@ -18,7 +18,7 @@ from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
 from launcher.after.evaluate.cell import CellFigures, CellWork, Results
-from launcher.after.evaluate.computing import CellResources, Ended, Waiting, claimed
+from launcher.after.evaluate.compute_cell import CellResources, Ended, Waiting, claimed
 from launcher.after.evaluate.evaluation import GridEvaluation, plan, recorded
 from launcher.after.finetune.pretrained import LocalModel
 from tests.support.tasks import small_cells

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from launcher.plan.burnin import session
 from launcher.plan.burnin.check import Check, named
 from launcher.plan.burnin.record import PAGE, RECORD, BurninRecord, Machine
-from launcher.plan.burnin.session import Burnin, Wanted, burn_in
+from launcher.plan.burnin.session import Burnin, BurninRequest, burn_in
 
 CHECKS = "tests.launcher.plan.burnin.bad_checks"
 
@@ -69,7 +69,7 @@ def know(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checks: list[Check]) -
 
 def burnt(tmp_path: Path, checks: list[Check], **settings: Any) -> Burnin:
     return burn_in(
-        Wanted(checks, ("roberta-base",), tmp_path / "out", form="cpu", **settings), lambda line: None
+        BurninRequest(checks, ("roberta-base",), tmp_path / "out", form="cpu", **settings), lambda line: None
     )
 
 

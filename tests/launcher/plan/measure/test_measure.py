@@ -11,7 +11,7 @@ from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import render as render_estimate
 from launcher.plan.measure.measure import MeasuredPhase, MeasuredRecipe, correction, utilisations, whole_step
 from launcher.plan.measure.render import figures, render
-from launcher.plan.measure.taken import Step
+from launcher.plan.measure.requests import Step
 from launcher.plan.measure.trial import Machine, Trial, choose
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.recipe.load import load

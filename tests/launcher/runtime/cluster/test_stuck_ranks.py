@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from launcher.runtime.cluster import stuck_ranks as guard
-from launcher.runtime.cluster.standing import Status
+from launcher.runtime.cluster.orders import Status
 from launcher.runtime.cluster.stuck_ranks import StuckRankKiller
 from launcher.runtime.policies.watchdog import Beat, RankLocation, Watchdog
 

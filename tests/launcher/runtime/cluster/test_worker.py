@@ -19,13 +19,13 @@ from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
 from launcher.runtime.cluster import worker
-from launcher.runtime.cluster.seat import Placement, Seat, SeatError, seats
-from launcher.runtime.cluster.standing import CoordinatorLost, Orders
+from launcher.runtime.cluster.orders import CoordinatorLost, Orders
+from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, seats
 from launcher.runtime.cluster.worker import NCCL_FOR_MIG, DeviceMissing, RayLink, take_device
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.preflight.collective import NodeReport, Unfit
 from launcher.runtime.preflight.findings import Finding, RankSums, Wrong
-from launcher.runtime.rank.microbatch import SmallerMicrobatch
+from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
 
 AWAY = StoreUnavailable.at("s3://bucket/run", "no answer")

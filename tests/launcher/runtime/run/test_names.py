@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_service.printable import shell_word
 from data_service.service.gauges import gauge
 from data_service.store.errors import BadUri
 from data_service.store.open import open_store
-from data_service.visible import shell_word
 from launcher.errors import RunError
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run

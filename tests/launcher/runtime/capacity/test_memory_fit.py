@@ -10,7 +10,7 @@ from encoder_core.objectives.compose import chunk_of_logits
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import figures, render
 from launcher.runtime.capacity.devices import Cluster, find_gpu, usable
-from launcher.runtime.capacity.microbatch import CPU_TOKENS, Bill, Device, rows_that_fit
+from launcher.runtime.capacity.memory_fit import CPU_TOKENS, Bill, Device, rows_that_fit
 from launcher.runtime.capacity.workload import microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import known

@@ -1,4 +1,4 @@
-"""The windows that a reader has announced it will read, taken up one after another as far as memory allows."""
+"""The windows that a reader has announced it will read. They are requested one after another as memory allows."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,15 +8,15 @@ EpochWindow = tuple[int, int]
 """(epoch, window)."""
 
 Span = tuple[EpochWindow, int, int]
-"""Samples `first` to `last` of a window, counted within it."""
+"""(window, first, last): samples `first` to `last` of a window, counted from its first sample."""
 
 
 class AnnouncedWindow:
     """The samples of one window that will be read, and the slabs in which they lie.
 
     Attributes:
-        layout: the window's.
-        slabs: in the order in which they are needed.
+        layout: layout of the window.
+        slabs: numbers of the slabs, in the order in which they are needed.
     """
 
     def __init__(self, layout: SlabLayout) -> None:
@@ -29,7 +29,7 @@ class AnnouncedWindow:
         self.slabs.update(dict.fromkeys(self.layout.slabs_of(first, last)))
 
     def lay(self, layout: SlabLayout) -> None:
-        """Use the layout with which the window has been built, if it is not the expected one."""
+        """Replace the expected layout by `layout`, with which the window has been built."""
         if layout != self.layout:
             self.layout, self.slabs = layout, {}
             for first, last in self._ranges:
@@ -37,15 +37,15 @@ class AnnouncedWindow:
 
 
 class AnnouncedWindows:
-    """Windows that will be read, in order, `most` of them at a time.
+    """The windows that will be read, in order, of which at most `most` are current.
 
     Args:
-        spans: what will be read, in order; may go on to the end of a run.
-        most: windows to be taken up at a time.
-        layout: of a window.
+        spans: samples that will be read, in order. They may reach to the end of a run.
+        most: largest number of current windows.
+        layout: function that returns the layout of a window.
 
     Attributes:
-        windows: those taken up.
+        windows: current windows: those to fetch now or to hold.
     """
 
     def __init__(self, spans: Iterable[Span], most: int, layout: Callable[[EpochWindow], SlabLayout]) -> None:
@@ -55,7 +55,7 @@ class AnnouncedWindows:
         self._most, self._layout = most, layout
 
     def move_on(self, reading: set[EpochWindow]) -> None:
-        """Drop the windows before those that are read now, and take up more in their place."""
+        """Drop the windows before `reading`, the windows that are read now, and make further ones current."""
         if reading & self.windows.keys():
             while (first := next(iter(self.windows))) not in reading:
                 del self.windows[first]

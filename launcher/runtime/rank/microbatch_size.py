@@ -29,7 +29,7 @@ from encoder_core.train.rehearsal import Rehearsal
 from encoder_core.train.step import Memories, RankBatch
 from launcher.format import human_bytes
 from launcher.runtime.capacity.devices import usable
-from launcher.runtime.capacity.microbatch import Bill, Device, rows_that_fit
+from launcher.runtime.capacity.memory_fit import Bill, Device, rows_that_fit
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.preflight.findings import Finding
 from launcher.runtime.preflight.measure import available_memory

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.recent import RecentResults
+from data_service.result_cache import RecentResults
 from tests.support.faults.process import switching_often
 
 

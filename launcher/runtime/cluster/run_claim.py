@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 LOOK_S = 10.0  # between two looks for a successor
 
 
-class Tenure:
+class RunClaim:
     """The attempts of one command, one after another, all claimed in the driver's name.
 
     Args:

@@ -1,11 +1,11 @@
-"""How long a failing store is tried again, what is said meanwhile, and how many requests were repeated.
+"""Retries of a failing store: how long an operation is retried, what is logged meanwhile, and a count of the retries.
 
-An operation is tried again until it has made no progress for the store's patience. Progress renews patience, so a long
-upload is not given up because it is long. Repeating the same work is no progress: an operation that never gets beyond
-the same point ends.
+An operation is retried until it has made no progress for the store's patience (in seconds). Progress renews the
+patience, so an upload is not given up because it is long. Repeated work is not progress: an operation that never gets
+beyond the same point ends.
 
-An outage that lasts is announced by one log record of level WARNING, and its end by another. The command line prints
-them as they are.
+One log record of level WARNING announces an outage that lasts, and another one its end. The command line prints them
+unchanged.
 """
 
 import logging
@@ -16,26 +16,26 @@ import time
 from functools import cache
 from random import SystemRandom
 
+from data_service.printable import one_line, without_secrets
 from data_service.store.errors import CredentialsMissing, StoreError
-from data_service.visible import one_line, without_secrets
 
 VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_S = 120.0
-_FEWEST_ATTEMPTS = 3  # however long one took: a process may have been stopped meanwhile
-_FIRST_CREDENTIALS_S = 20.0  # for a process that never had any: most likely there are none
+_FEWEST_ATTEMPTS = 3  # even if one took long, because the process may have been suspended meanwhile
+_FIRST_CREDENTIALS_S = 20.0  # patience if the process never had credentials: most likely there are none
 _LONGEST_PAUSE_S = 15.0
-_JITTER = SystemRandom()  # its draws differ between processes that were forked, and disturb no seeded ones
+_JITTER = SystemRandom()  # its draws differ between forked processes and do not disturb seeded generators
 _log = logging.getLogger(__name__)
-QUIET_S = 5.0  # what passes sooner needs no words
+QUIET_S = 5.0  # shorter outages are not announced
 _lock = threading.Lock()
 _total = 0
 
 
 def default_patience_s() -> float:
-    """Seconds: what the environment variable MASKFLEET_STORE_PATIENCE_S says, else 120.
+    """Return the patience in seconds from the environment variable MASKFLEET_STORE_PATIENCE_S, else 120.
 
     Raises:
-        StoreError: the variable holds no positive number.
+        StoreError: the variable does not hold a positive number.
     """
     text = os.environ.get(VARIABLE)
     try:
@@ -52,7 +52,7 @@ def default_patience_s() -> float:
 class Patience:
     """The patience with one operation: `seconds` without progress, and at least 3 attempts.
 
-    `since`: when it last made progress, or began, by `time.monotonic`.
+    `since`: time of its last progress, or of its beginning, by `time.monotonic`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -62,20 +62,20 @@ class Patience:
         self._most = 0
 
     def reached(self, amount: int) -> None:
-        """The operation got as far as `amount`, in any unit. Only more than ever before is progress."""
+        """Note that the operation has reached `amount`, in any unit. Only a new maximum counts as progress."""
         if amount > self._most:
             self._most, self.since, self._failures = amount, time.monotonic(), 0
 
     def limit(self, error: StoreError) -> float:
-        """Seconds without progress after which this failure is the last."""
+        """Return the seconds without progress after which a failure of this kind is final."""
         return (
             min(self.seconds, _FIRST_CREDENTIALS_S) if isinstance(error, CredentialsMissing) else self.seconds
         )
 
     def pause(self, error: StoreError) -> float | None:
-        """Seconds to wait after this failure, drawn at random so that many do not come back together.
+        """Return the seconds to wait after this failure; None if the patience is used up.
 
-        None if patience is used up.
+        They are drawn at random, so that many clients do not retry at the same moment.
         """
         self._failures += 1
         limit = self.limit(error)
@@ -89,7 +89,7 @@ _log.addHandler(logging.NullHandler())  # without a listener nothing is printed
 
 
 class Outage:
-    """The present outage of one store, if any, as all threads of this process see it."""
+    """The current outage of one store, if any, shared by all threads of this process."""
 
     def __init__(self, uri: str) -> None:
         self._uri = without_secrets(uri)
@@ -98,8 +98,13 @@ class Outage:
         self._said = False
 
     def failed(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
-        """An attempt failed, after nothing was heard since `began` (of `time.monotonic`). The next comes in
-        `pause` s.
+        """Note that an attempt failed; announce the outage once, if it lasts.
+
+        Args:
+            error: failure of the attempt.
+            began: time since when there was no answer or progress, by `time.monotonic`.
+            pause: seconds until the next attempt.
+            patience_s: seconds without progress after which the operation is given up.
         """
         with self._lock:
             self._began = began if self._began is None else self._began
@@ -110,7 +115,7 @@ class Outage:
         _log.warning("%s; trying again, for at most %.0f s without progress", reason, patience_s)
 
     def answered(self) -> None:
-        """The store answered, even if it refused."""
+        """Note that the store answered, even if it refused. Announce the end of an announced outage."""
         with self._lock:
             began, said = self._began, self._said
             self._began, self._said = None, False
@@ -120,17 +125,17 @@ class Outage:
 
 @cache
 def outage_of(uri: str) -> Outage:
-    """This process's outage of the store at `uri`."""
+    """Return the `Outage` of the store at `uri`, one object in this process."""
     return Outage(uri)
 
 
 def count_retry() -> None:
-    """Count a request that failed in a way that may pass, and is made again."""
+    """Count a request that failed with a transient error and is made again."""
     global _total
     with _lock:
         _total += 1
 
 
 def total_retries() -> int:
-    """Requests that were made again since the process began."""
+    """Return the number of requests that were made again since the process began."""
     return _total

@@ -1,4 +1,4 @@
-"""Rooms (a package's folders) and the arrows between them, by the imports: `python tests/support/rooms.py`."""
+"""Rooms (a package's folders) and the arrows between them, by the imports: `python tests/support/layers.py`."""
 
 import ast
 from collections.abc import Iterator, Mapping

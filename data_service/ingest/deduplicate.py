@@ -99,7 +99,7 @@ class CompareReceipt(TaskReceipt):
 def plan_partitions(
     layout: BuildLayout, scanned: list[ScanReceipt], heldout_fraction: float
 ) -> list[CompareTask]:
-    """Cuts the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
+    """Cut the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
     count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
     edges = [BUCKETS * i // count for i in range(count + 1)]
@@ -163,7 +163,7 @@ def _read(store: Store, part: Slice | None) -> bytes:
 
 
 def count_documents(compared: list[CompareReceipt]) -> Documents:
-    """What all partitions found."""
+    """Return what all partitions found."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
     return Documents(
         count=sum(part.documents for part in compared),
@@ -175,14 +175,14 @@ def count_documents(compared: list[CompareReceipt]) -> Documents:
 
 
 def _smallest(kept: NDArray[np.void]) -> list[tuple[int, int]]:
-    """(low word, bytes) of the documents that would be held out first."""
+    """Return (low word, bytes) of the documents that would be held out first."""
     low = kept["low"].astype(np.uint64)
     first = np.lexsort((kept["size"], low))[:CANDIDATES]
     return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
 
 def drop_slices(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[Slice, ...]:
-    """Where the ordinals of the documents to drop from a split are written."""
+    """Return where the ordinals of the documents to drop from a split are written."""
     return tuple(
         Slice(layout.drops(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
         for partition, (begin, end) in enumerate(
@@ -211,7 +211,7 @@ class KeptDocuments:
 
 
 def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, bytes]]:
-    """(document, hash) of each document of the task's split that is kept.
+    """Yield (document, hash) of each document of the task's split that is kept.
 
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
@@ -236,7 +236,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
 
 
 def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
-    """Numbers of the documents that are left out as copies."""
+    """Return numbers of the documents that are left out as copies."""
     ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}
 

@@ -13,7 +13,7 @@ from checkpoints.attempt import Attempt, Owner
 from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
-from launcher.after.evaluate.computing import LEASE_S, claimed, holder, take
+from launcher.after.evaluate.compute_cell import LEASE_S, claimed, holder, take
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.faulty import silent_for
 from tests.support.stores.s3 import S3Server
@@ -64,7 +64,7 @@ def test_of_many_that_ask_at_once_one_gets_it(any_store: Store) -> None:
 STAYING = """
 import signal, sys
 from data_service.store.open import open_store
-from launcher.after.evaluate.computing import claimed
+from launcher.after.evaluate.compute_cell import claimed
 with claimed(open_store(sys.argv[1]), sys.argv[2]) as other:
     print(other, flush=True)
     signal.pause()

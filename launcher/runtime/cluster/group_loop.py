@@ -11,8 +11,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from launcher.errors import TryAgain
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.orders import CoordinatorLost, Status
 from launcher.runtime.cluster.rank_group import RankGroup
-from launcher.runtime.cluster.standing import CoordinatorLost, Status
 from launcher.runtime.cluster.stuck_ranks import StuckRankKiller
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.run.record import Run
@@ -33,7 +33,7 @@ class Display(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class FitLoop:
+class GroupLoop:
     """A loop that starts group after group of ranks, as long as one coordinator lives.
 
     Attributes:

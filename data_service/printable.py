@@ -1,11 +1,11 @@
-"""Text from data, stores and files as a terminal may show it: control characters are made visible, not obeyed; keys
-that somebody has put into a URI are not shown at all."""
+"""Makes text from data, stores and files safe to show: control characters become visible, secret keys in URIs
+hidden."""
 
 import re
 import shlex
 import unicodedata
 
-_KEPT = "\n\t"
+_KEPT = "\n\t"  # control characters that `visible` leaves as they are
 _CONTROLS = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of lines and paragraphs
 _DIRECTIONS = frozenset(
     "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -23,31 +23,32 @@ _HIDDEN = "***"
 
 
 def without_secrets(text: str) -> str:
-    """`text` with `***` in place of names, passwords and signatures in URIs."""
+    """Return `text` with user names, passwords and signatures in URIs replaced by `***`."""
     if "://" not in text:
         return text
     return _SIGNED.sub(rf"\1{_HIDDEN}", _LOGIN.sub(f"{_HIDDEN}@", text))
 
 
 def visible(text: str) -> str:
-    r"""`text` with every control character as its escape (`\x1b`, `\u202e`); line ends and tabs stay."""
+    r"""Return `text` with control characters replaced by their escapes (`\x1b`, `\u202e`), except line ends and
+    tabs."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape(c) if _is_control(c) else c for c in text)
 
 
 def one_line(text: str) -> str:
-    """`text` on one line, its white space single spaces, its control characters visible."""
+    """Return `text` on one line: white space becomes single spaces, control characters become visible."""
     return visible(" ".join(text.split()))
 
 
 def shell_word(path: str) -> str:
-    """`path` or a URI as one word of a shell command that somebody may copy; never taken for an option."""
+    """Return `path` (or a URI) quoted as one word of a shell command, so that it cannot be mistaken for an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def control_characters(text: str) -> list[str]:
-    """The escapes of those characters of `text` that end a line, move a cursor or are no text; empty if none do."""
+    """Return the escapes of the characters in `text` that end a line, move the cursor or are not text."""
     return sorted({_escape(c) for c in text if unicodedata.category(c) in _CONTROLS})
 
 

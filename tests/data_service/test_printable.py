@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_service.visible import one_line, visible
+from data_service.printable import one_line, visible
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ odd are shown as they are."""
 
 from collections.abc import Callable, Mapping
 
-from data_service.visible import one_line
+from data_service.printable import one_line
 from launcher.runtime.run.step_table import Record
 
 _LONGEST = 300  # characters

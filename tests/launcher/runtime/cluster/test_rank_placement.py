@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.after.diagnose.evaluator_process import EvaluatorProcess
-from launcher.runtime.cluster.seat import Placement, Seat, SeatError, ordered, seats
+from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, ordered, seats
 from tests.support.clusters.fake_gpus import shown
 
 ROOT = Path(__file__).parents[4]

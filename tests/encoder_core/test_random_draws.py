@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from encoder_core.draws import draw_key, head_keys, numbers16, table_keys, token_keys, uniforms
+from encoder_core.random_draws import draw_key, head_keys, numbers16, table_keys, token_keys, uniforms
 
 
 def keys_of(rows: int, length: int, first: int = 0) -> torch.Tensor:

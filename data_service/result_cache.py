@@ -1,4 +1,4 @@
-"""The last few results of a function, for any number of threads."""
+"""A cache of the last few results of a function, for any number of threads."""
 
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
@@ -8,10 +8,10 @@ V = TypeVar("V")
 
 
 class RecentResults(Generic[K, V]):
-    """Remembers the `most` results that were made last.
+    """A cache that keeps the `most` newest results.
 
-    Threads share it without a lock: what is remembered is never changed, only replaced by another mapping. Two threads
-    that miss at once both compute, and one result may be forgotten early. It can be pickled, unlike functools' cache.
+    Threads share it without a lock: its mapping is never changed, only replaced. If two threads miss at the same time,
+    both compute, and one result may be dropped early. Unlike functools' cache it can be pickled.
     """
 
     def __init__(self, most: int) -> None:
@@ -19,7 +19,7 @@ class RecentResults(Generic[K, V]):
         self._kept: Mapping[K, V] = {}
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The result for `key`, made if it is not remembered."""
+        """Return the cached result for `key`; if there is none, call `make` and keep its result."""
         kept = self._kept
         if key in kept:
             return kept[key]

@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Measured:
     """What one rank found.
 
     Attributes:
@@ -60,9 +60,9 @@ class Taken:
     operators: tuple[tuple[str, float], ...]
 
 
-def read_taken(file: Path) -> Taken:
+def read_taken(file: Path) -> Measured:
     """What a rank has left in its file."""
     found = json.loads(file.read_text("utf-8"))
     steps = tuple(Step(**step) for step in found["steps"])
     operators = tuple((name, share) for name, share in found["operators"])
-    return Taken(**found | {"steps": steps, "operators": operators, "mfu": tuple(found["mfu"])})
+    return Measured(**found | {"steps": steps, "operators": operators, "mfu": tuple(found["mfu"])})

@@ -8,7 +8,7 @@ import pytest
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import RunIsActive
 from data_service.store.errors import StoreUnavailable
-from launcher.runtime.cluster.tenure import Tenure
+from launcher.runtime.cluster.run_claim import RunClaim
 from tests.support.stores.faulty import FaultyStore, set_fault
 
 OTHER = Owner(host="elsewhere", processes="another machine", pid=1, started=0.0, claimed=0.0)
@@ -28,7 +28,7 @@ def within(seconds: float, holds: object) -> bool:
 
 def test_attempts_of_its_own_follow_each_other(tmp_path: Path) -> None:
     store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
-    tenure = Tenure(claim(store, owner=owner), owner, look_s=0.01)
+    tenure = RunClaim(claim(store, owner=owner), owner, look_s=0.01)
     assert [tenure.next().number for _ in range(3)] == [1, 2, 3]
     assert within(10, lambda: store.size("attempts/000003.heartbeat.json") is not None)
     assert not tenure.taken
@@ -38,7 +38,7 @@ def test_attempts_of_its_own_follow_each_other(tmp_path: Path) -> None:
 def test_a_successor_is_noticed_even_after_an_outage(tmp_path: Path) -> None:
     """A15: not only at the next commit."""
     store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
-    tenure = Tenure(claim(store, owner=owner), owner, look_s=0.01)
+    tenure = RunClaim(claim(store, owner=owner), owner, look_s=0.01)
     tenure.next()
     seize(store, 2)
     set_fault(store, "down")
@@ -53,7 +53,7 @@ def test_a_successor_is_noticed_even_after_an_outage(tmp_path: Path) -> None:
 
 def test_a_claim_in_an_outage_can_be_asked_again(tmp_path: Path) -> None:
     store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
-    tenure = Tenure(claim(store, owner=owner), owner)
+    tenure = RunClaim(claim(store, owner=owner), owner)
     assert tenure.next().number == 1, "the driver has claimed it: no store is needed"
     set_fault(store, "down")
     for _ in range(3):
@@ -68,7 +68,7 @@ def test_a_store_that_hangs_holds_up_no_end(tmp_path: Path) -> None:
     store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
     attempt = claim(store, owner=owner)
     set_fault(store, "hangs")
-    tenure = Tenure(attempt, owner)
+    tenure = RunClaim(attempt, owner)
     began = time.monotonic()
     tenure.close(0.1)
     assert time.monotonic() - began < 5

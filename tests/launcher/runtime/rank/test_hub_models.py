@@ -22,7 +22,7 @@ from encoder_core.errors import ModelError
 from launcher.app.cli.main import app
 from launcher.errors import MissingPackage, RecipeError, RunError
 from launcher.runtime.rank.build import build_model
-from launcher.runtime.rank.hub import keep_start
+from launcher.runtime.rank.hub_models import keep_start
 from launcher.runtime.rank.initial_weights import initial_weights
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe

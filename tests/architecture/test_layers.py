@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.rooms import PACKAGES, arrows, circle, file_arrows
+from tests.support.layers import PACKAGES, arrows, circle, file_arrows
 
 DRAWN = {
     "launcher": """

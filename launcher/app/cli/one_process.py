@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from data_service.errors import UserError as DataError
-from data_service.visible import visible, without_secrets
+from data_service.printable import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 
 
