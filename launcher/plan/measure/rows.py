@@ -40,7 +40,7 @@ class InProcess(Stream):
 
 @dataclass(frozen=True)
 class RandomText:
-    """What the blocks of a synthetic corpus hold.
+    """The contents of the blocks in a synthetic corpus.
 
     Attributes:
         ids: ids of ordinary tokens, drawn uniformly.
