@@ -48,7 +48,7 @@ def parse_labelled(text: str) -> tuple[str, str]:
 
 
 def settings_of(label: str, assignments: Iterable[str], labels: Iterable[str]) -> list[str]:
-    """The `[LABEL:]KEY=VALUE` that are for everybody or for `label`, in their order and without the label.
+    """Return the `[LABEL:]KEY=VALUE` that are for everybody or for `label`, in their order and without the label.
 
     Raises OptionError: one is for a label that there is not.
     """

@@ -43,7 +43,7 @@ class Cost:
         return self.tokens(step) if unit == "tokens" else self.flops(step)
 
     def last_step(self, unit: Unit) -> float:
-        """What the run's last step takes."""
+        """Return what the run's last step takes."""
         total = self._recipe.total_steps
         return self.of(unit, total) - self.of(unit, total - 1)
 

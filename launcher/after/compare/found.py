@@ -42,7 +42,7 @@ class Spread:
         return max(self.values.values())
 
     def less(self, other: "Spread") -> "Spread | None":
-        """The differences of the seeds that both have; None if there are none."""
+        """Return the differences of the seeds that both have; None if there are none."""
         both = self.values.keys() & other.values.keys()
         return (
             Spread({seed: self.values[seed] - other.values[seed] for seed in sorted(both)}) if both else None
@@ -66,7 +66,7 @@ class FoundRun:
     figures: Mapping[str, float]
 
     def held_out(self, name: str) -> dict[int, float]:
-        """A figure of the held-out text by step."""
+        """Return a figure of the held-out text by step."""
         return {
             int(record["step"]): float(record[name])
             for record in self.history.evaluations
@@ -74,7 +74,7 @@ class FoundRun:
         }
 
     def trained(self, name: str) -> dict[int, float]:
-        """A loss of the training steps by steps done."""
+        """Return a loss of the training steps by steps done."""
         steps = self.history.steps
         if name not in steps.fields:
             return {}
@@ -95,7 +95,7 @@ class ComparisonState:
         return [one for runs in self.runs.values() for one in runs.values() if one.complete]
 
     def spread(self, label: str, figure: str) -> Spread | None:
-        """A figure of the complete runs of an arm; None if none has it."""
+        """Return a figure of the complete runs of an arm; None if none has it."""
         values = {
             seed: one.figures[figure] for seed, one in self.runs[label].items() if figure in one.figures
         }
@@ -114,7 +114,7 @@ class ComparisonState:
         return list(dict.fromkeys(names))
 
     def curve(self, arm: Arm, points: "Points", unit: Unit) -> "CurveOverSeeds":
-        """The mean over seeds along tokens or FLOPs. `points`: what of a run is drawn, by step."""
+        """Return the mean over seeds along tokens or FLOPs. `points`: what of a run is drawn, by step."""
         of_runs = [found for one in self.runs[arm.label].values() if (found := points(one))]
         steps = sorted({step for found in of_runs for step in found})
         values = [

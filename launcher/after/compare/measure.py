@@ -48,7 +48,7 @@ class Common(Sealed):
 
 
 def common_rows(run: Run) -> StreamSpec | None:
-    """The held-out rows and masks of `run`; None if it is not trained to fill masks."""
+    """Return the held-out rows and masks of `run`; None if it is not trained to fill masks."""
     return None if run.recipe.objective.mlm is None else heldout_spec(run, run.tokenizer())
 
 
@@ -69,7 +69,7 @@ def ensure_measured(
 
 
 def known(run: Run, rows: StreamSpec, store: Store) -> Mapping[str, float] | None:
-    """What was measured on these rows of its last checkpoint; None if nothing was. Raises StoreError."""
+    """Return what was measured on these rows of its last checkpoint; None if nothing was. Raises StoreError."""
     commit = read_commit(run.store, _last(run))
     found = None if commit is None else read(store, _path(commit.weights, rows.fingerprint), Common)
     return None if found is None else found.figures

@@ -20,7 +20,7 @@ _NAMES = {"tokens": "tokens", "flops": "FLOPs"}
 
 
 def render(found: ComparisonState, failures: Mapping[str, str], now: datetime) -> str:
-    """The page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
+    """Return the page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
     first = found.comparison.arms[0].label
     body = [
         _header(found, now),
@@ -91,7 +91,7 @@ def record(found: ComparisonState, failures: Mapping[str, str]) -> dict[str, obj
 
 
 def dumped(found: ComparisonState, failures: Mapping[str, str]) -> str:
-    """The record as strict JSON."""
+    """Return the record as strict JSON."""
     return json.dumps(json.loads(encode(record(found, failures))), indent=1) + "\n"
 
 

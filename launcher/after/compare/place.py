@@ -54,7 +54,7 @@ class Comparison:
     budget: str | None
 
     def uri(self, label: str, seed: int) -> str:
-        """Where a run lies."""
+        """Return where a run lies."""
         return f"{self.store.uri.rstrip('/')}/runs/{label}-{seed}"
 
     def run(self, label: str, seed: int) -> Run | None:
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def _problem(data: bytes) -> ValidationError | None:
-    """What is wrong with the bytes of comparison.json."""
+    """Return what is wrong with the bytes of comparison.json."""
     try:
         _Asked.model_validate_json(data)
     except ValidationError as error:
@@ -88,7 +88,7 @@ def comparison_at(uri: str, arms: Sequence[Arm], seeds: Sequence[int], budget: s
 
 
 def open_comparison(uri: str) -> Comparison:
-    """What was asked for last at `uri`. Raises CompareError: there is no comparison; StoreError; as `init`."""
+    """Return what was asked for last at `uri`. Raises CompareError: there is no comparison; StoreError; as `init`."""
     store = open_store(uri)
     data = b""
     try:

@@ -38,14 +38,14 @@ class Arm:
         return Cost(self.recipe, self.vocabulary)
 
     def seeded(self, seed: int) -> Recipe:
-        """The recipe of one of its runs."""
+        """Return the recipe of one of its runs."""
         return self.recipe.model_copy(update={"seed": seed, "name": f"{self.label}-{seed}"})
 
 
 def arms_of(
     recipes: Mapping[str, Recipe], budget: Budget | None, points: int, allowed: Sequence[str]
 ) -> list[Arm]:
-    """The recipes at the budget, each measured `points` times on held-out text, evenly spaced.
+    """Return the recipes at the budget, each measured `points` times on held-out text, evenly spaced.
 
     Args:
         budget: None: the recipes' own, which must be equal.
@@ -90,7 +90,7 @@ def arm_of(label: str, recipe: Recipe, tokenizer: Tokenizer | None = None) -> Ar
 
 
 def _unequal(arms: Sequence[Arm], budget: Budget | None) -> dict[Unequal, str]:
-    """What differs that figures depend on, each with the values."""
+    """Return what differs that figures depend on, each with the values."""
     found: dict[Unequal, str] = {}
     if _differ(arm.inputs.tokenizer for arm in arms):
         listed = _listed(arms, [arm.inputs.tokenizer[:12] for arm in arms])

@@ -32,18 +32,18 @@ class ArmRun:
 
 
 def wanted(comparison: Comparison) -> Iterator[ArmRun]:
-    """All arms with the first seed, then with the next, so that there is something to compare early."""
+    """Return all arms with the first seed, then with the next, so that there is something to compare early."""
     return (ArmRun(arm.label, seed) for seed in comparison.seeds for arm in comparison.arms)
 
 
 def is_complete(run: Run) -> bool:
-    """Whether its last step is committed. Raises StoreError."""
+    """Return whether its last step is committed. Raises StoreError."""
     marks = committed(run.store)
     return bool(marks) and marks[0].step >= run.recipe.total_steps
 
 
 def created(comparison: Comparison, which: ArmRun) -> Run:
-    """The run, made if it is not there yet.
+    """Return the run, made if it is not there yet.
 
     Raises CompareError: it is there with another recipe; RunError, StoreError and as `init`.
     """

@@ -56,7 +56,7 @@ def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTa
 
 
 def evaluate_checkpoint(checkpoint: Checkpoint, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
-    """The same for weights in memory, which need not be those of a commit. Raises StoreError."""
+    """Return the same for weights in memory, which need not be those of a commit. Raises StoreError."""
     outcome = CommitOutcome()
     for task in tasks:
         outcome = _evaluate(checkpoint, task, outcome)
@@ -64,7 +64,7 @@ def evaluate_checkpoint(checkpoint: Checkpoint, tasks: Sequence[EvaluationTask])
 
 
 def measure(checkpoint: Checkpoint, task: EvaluationTask) -> list[Figure]:
-    """The figures of one task. Raises as the measures do."""
+    """Return the figures of one task. Raises as the measures do."""
     return _Measure(checkpoint, task).figures()
 
 

@@ -177,7 +177,7 @@ class CommitEvaluation:
 
 
 def _start(*, idle: bool) -> Any:
-    """An evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
+    """Return an evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
     has_place = any(node["Alive"] and node["Resources"].get(RESOURCE) for node in ray.nodes())
     resources = {RESOURCE: 0.01} if has_place else {}
     options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": 1}
@@ -191,7 +191,7 @@ def _line(error: BaseException) -> str:
 
 
 def pending(run: Run) -> bool:
-    """Whether the run's newest commit is still to be evaluated. Raises StoreError."""
+    """Return whether the run's newest commit is still to be evaluated. Raises StoreError."""
     tasks = run.recipe.evaluation.tasks
     marks = committed(run.store) if tasks else []
     return bool(marks) and unevaluated(run.store, marks[0], tasks)

@@ -29,7 +29,7 @@ _NULL = 1e-9  # of the largest variance: a direction with less has none
 
 
 def mean_cosine(points: NDArray[np.floating]) -> float:
-    """The mean cosine of all pairs of different vectors: what a random pair has on average, in [-1, 1].
+    """Return the mean cosine of all pairs of different vectors: what a random pair has on average, in [-1, 1].
 
     By the length of their sum, so without drawing pairs. A vector of length 0 has cosine 0 with every other. NaN for
     fewer than two vectors.
@@ -136,7 +136,7 @@ def anisotropy(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling])
 
 
 def heldout_sentences(run: Run, frozen: Frozen, count: int) -> list[Row]:
-    """Up to `count` sentences of the run's held-out text, as rows, from all over it; the same ones every time.
+    """Return up to `count` sentences of the run's held-out text, as rows, from all over it; the same ones every time.
 
     Raises CorpusError, StoreError: it cannot be read.
     """

@@ -203,7 +203,8 @@ _MOST_ROWS = 64  # at a time
 
 
 def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
-    """Each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and source.
+    """Return each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and
+    source.
 
     `rows`: of the run's own length at most; of shorter ones as many as hold as many tokens, but where the loss couples
     the rows of a batch: there a batch of another size would be another task.

@@ -77,8 +77,8 @@ _APART = 10  # one in so many examples of train, to choose the penalty by where 
 
 
 def probe_splits(settings: ProbeSettings) -> Splits:
-    """The splits of a classification task. Without a labelled test split the probe is measured on dev, and its penalty
-    is chosen on a tenth of train.
+    """Return the splits of a classification task. Without a labelled test split the probe is measured on dev, and its
+    penalty is chosen on a tenth of train.
 
     Raises:
         RunError: not a task of classification. TaskError: no such task, or its files are not what it says.
@@ -93,7 +93,7 @@ def probe_splits(settings: ProbeSettings) -> Splits:
 
 
 def similarity_pairs(settings: SimilaritySettings) -> Sentences:
-    """The test split if it is labelled, else dev: nothing is chosen by it. Raises as `probe_splits`."""
+    """Return the test split if it is labelled, else dev: nothing is chosen by it. Raises as `probe_splits`."""
     task = compared(settings)
     pairs = task.read(measured_split(task))
     if not isinstance(pairs, Sentences) or pairs.second is None:
@@ -104,7 +104,7 @@ def similarity_pairs(settings: SimilaritySettings) -> Sentences:
 
 
 def texts_of(settings: AnisotropySettings) -> tuple[str, ...]:
-    """The first texts of a task's dev split, or of test where there is no dev. Raises as `probe_splits`."""
+    """Return the first texts of a task's dev split, or of test where there is no dev. Raises as `probe_splits`."""
     task = with_texts(settings)
     examples = task.read("dev" if "dev" in task.splits else measured_split(task))
     assert isinstance(examples, Sentences)  # of those kinds
@@ -125,7 +125,7 @@ def at_most(examples: Sentences, count: int) -> Sentences:
 
 
 def select(examples: Sentences, chosen: Sequence[SupportsIndex] | np.ndarray) -> Sentences:
-    """The examples at these indices, in that order."""
+    """Return the examples at these indices, in that order."""
     places = [int(index) for index in chosen]
     first = tuple(examples.first[place] for place in places)
     second = None if examples.second is None else tuple(examples.second[place] for place in places)

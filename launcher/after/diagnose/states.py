@@ -75,7 +75,8 @@ class Checkpoint:
 
 
 def open_frozen(source: str, step: int | None = None) -> Frozen:
-    """The encoder of a run's checkpoint (`step`; None: the newest good one), or of a folder in the transformers format.
+    """Return the encoder of a run's checkpoint (`step`; None: the newest good one), or of a folder in the
+    transformers format.
 
     Raises:
         RunError: neither is there, or no such checkpoint. TokenizerError: a folder without a tokenizer.
@@ -88,7 +89,7 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
 
 
 def frozen_folder(pretrained: LocalModel) -> Frozen:
-    """The encoder in a transformers folder; heads there are passed over. Raises as `open_frozen`."""
+    """Return the encoder in a transformers folder; heads there are passed over. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
     tensors = weights_for(config, pretrained.folder, "plm" if isinstance(config, XlnetConfig) else "mlm")
     encoder = build_encoder(config)
@@ -101,12 +102,12 @@ def frozen_folder(pretrained: LocalModel) -> Frozen:
 
 
 def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
-    """A run's checkpoint, copied into memory. Raises as `launcher.runtime.run.record.select_checkpoint`."""
+    """Return a run's checkpoint, copied into memory. Raises as `launcher.runtime.run.record.select_checkpoint`."""
     return read_checkpoint(run, select_checkpoint(run, step))
 
 
 def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
-    """The checkpoint of a manifest, each byte of it verified. Raises DamagedCheckpoint, StoreError."""
+    """Return the checkpoint of a manifest, each byte of it verified. Raises DamagedCheckpoint, StoreError."""
     tokenizer = run.tokenizer()
     module = build_model(recipe_after(run.recipe, manifest.step), tokenizer)
     digest = hashlib.sha256(_identity(run, manifest.step, tokenizer))
@@ -120,7 +121,7 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
 
 
 def untrained(run: Run) -> Checkpoint:
-    """The run's network with its initial weights: the baseline for every measure."""
+    """Return the run's network with its initial weights: the baseline for every measure."""
     tokenizer = run.tokenizer()
     module = build_model(recipe_after(run.recipe, 0), tokenizer)
     digest = hashlib.sha256(_identity(run, 0, tokenizer) + f"untrained {run.recipe.seed}".encode())
@@ -138,7 +139,7 @@ def _checkpoint(
 
 
 def _identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:
-    """What decides a hidden state beside weights."""
+    """Return what decides a hidden state beside weights."""
     model = recipe_after(run.recipe, step).model
     config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective, length = run.recipe.objective.model_dump(mode="json"), _length(run)
@@ -160,12 +161,12 @@ _CLASS_SEGMENT = 2  # XLNet's, of the class token alone
 
 
 def rows_of_texts(frozen: Frozen, texts: Sequence[str]) -> list[Row]:
-    """Each text as a row with its special tokens; what is longer than the model takes is cut."""
+    """Return each text as a row with its special tokens; what is longer than the model takes is cut."""
     return rows_of_tokens(frozen, frozen.tokenizer.encode_batch(texts))
 
 
 def rows_of_tokens(frozen: Frozen, texts: Sequence[NDArray[np.generic]]) -> list[Row]:
-    """The same for texts that are token ids already."""
+    """Return the same for texts that are token ids already."""
     cls, sep = frozen.tokenizer.special.cls, frozen.tokenizer.special.sep
     cut = [text[: frozen.length - 2].astype(np.int64) for text in texts]
     return [np.r_[text, sep, cls] if frozen.class_token_last else np.r_[cls, text, sep] for text in cut]
@@ -173,7 +174,8 @@ def rows_of_tokens(frozen: Frozen, texts: Sequence[NDArray[np.generic]]) -> list
 
 @torch.no_grad()
 def pooled_states(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling]) -> Pooled:
-    """The states of every layer, pooled, in the order of `rows`; which rows share a pass depends on `rows` alone."""
+    """Return the states of every layer, pooled, in the order of `rows`; which rows share a pass depends on `rows`
+    alone."""
     found = {pooling: list[Tensor]() for pooling in poolings}
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     for group in _groups([rows[index] for index in order]):

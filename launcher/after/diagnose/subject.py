@@ -108,7 +108,7 @@ def _poolings(names: Sequence[str]) -> list[Pooling]:
 
 
 def _lines(path: Path, most: int) -> list[str]:
-    """The first texts of a file that are not empty. Raises OptionError: it cannot be read."""
+    """Return the first texts of a file that are not empty. Raises OptionError: it cannot be read."""
     try:
         with path.open(encoding="utf-8") as lines:
             texts = (line.strip() for line in lines)

@@ -50,7 +50,7 @@ class CellSettings(Encoding):
 
 
 def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings, seed: int) -> dict[str, float]:
-    """The task's metrics of a checkpoint's vectors: a function of its arguments and nothing else.
+    """Return the task's metrics of a checkpoint's vectors: a function of its arguments and nothing else.
 
     `seed` decides only where something is trained. Raises as `measure`, `load_model` and `train_on_rows`.
     """
@@ -70,7 +70,7 @@ def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings, seed:
 def measure(
     model: "SentenceTransformer", task: Task, examples: Examples, batch: int = 32
 ) -> dict[str, float]:
-    """The task's metrics, its main one first, from 0 to 1 (correlations from -1).
+    """Return the task's metrics, its main one first, from 0 to 1 (correlations from -1).
 
     Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: all documents ranked by the
     cosine; a judgement of 1 or more counts as relevant, and no grade weighs more. A prompt `query` or `document` of the

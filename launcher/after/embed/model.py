@@ -179,7 +179,7 @@ def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: in
 
 
 def say_what_is_cut(model: "SentenceTransformer", texts: Iterable[str], what: str) -> int:
-    """How many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
+    """Return how many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
     length, looked_at = model.max_seq_length, list(islice(texts, _LOOKED_AT))
     if length is None or not looked_at:
         return 0

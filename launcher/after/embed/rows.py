@@ -48,7 +48,7 @@ class TextColumns:
 
 
 def read_source(source: RowSource, root: str | None) -> TextColumns:
-    """All rows that count. `root` is the folder or s3:// URI of the files; None: the present folder.
+    """Return all rows that count. `root` is the folder or s3:// URI of the files; None: the present folder.
 
     Raises:
         TaskError: a file that is not there or cannot be read, a column that is missing, a text that is empty, a label
@@ -64,7 +64,7 @@ def _of_tasks(source: RowSource, root: str | None) -> TextColumns:
 
 
 def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
-    """The pairs of one or several tasks. Raises TaskError: one has no pairs, or other labels than the first."""
+    """Return the pairs of one or several tasks. Raises TaskError: one has no pairs, or other labels than the first."""
     first: list[str] = []
     second: list[str] = []
     labels: list[Any] = []

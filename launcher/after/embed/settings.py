@@ -210,14 +210,14 @@ def bundled() -> list[str]:
 
 
 def bundled_text(name: str) -> str:
-    """The YAML of bundled settings. Raises RecipeError: there are none of that name."""
+    """Return the YAML of bundled settings. Raises RecipeError: there are none of that name."""
     if name not in bundled():
         raise RecipeError(f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled())}")
     return (resources.files(_NAME) / "library" / f"{name}{_SUFFIX}").read_text("utf-8")
 
 
 def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTraining:
-    """The settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
+    """Return the settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
 
     `data` is the folder or s3:// URI that holds the data. Without it paths in a file are relative to that file.
     Raises RecipeError: no such file, or a mistake in it.

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 def make_loss(model: "SentenceTransformer", training: EmbedTraining, train: TextColumns) -> "nn.Module":
-    """The module that the trainer calls with a batch's columns and labels. What it draws, it draws from torch's seed.
+    """Return the module that the trainer calls with a batch's columns and labels. What it draws, it draws from
+    torch's seed.
 
     Raises ModelError: a Matryoshka length is longer than the model's vectors.
     """
@@ -173,7 +174,7 @@ def train_on_rows(
 def identity(
     pretrained: LocalModel, training: EmbedTraining, train: TextColumns, dev: TextColumns | None
 ) -> dict[str, object]:
-    """All that decides the trained weights."""
+    """Return all that decides the trained weights."""
     return {
         "weights": pretrained.digest,
         "settings": training.model_dump(mode="json"),
@@ -326,7 +327,7 @@ def _progress(now: Work) -> Any:
 
 
 def _records(place: Scratch, loss: "nn.Module") -> Any:
-    """What is told while it trains, and what completes a checkpoint."""
+    """Return what is told while it trains, and what completes a checkpoint."""
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
 
     class Records(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
@@ -361,7 +362,7 @@ def _restore_loss(checkpoint: Path, loss: "nn.Module") -> None:
 
 
 def _own_weights(loss: "nn.Module") -> "dict[str, nn.Parameter]":
-    """Those that are not the model's, which every loss holds as `model`."""
+    """Return those that are not the model's, which every loss holds as `model`."""
     return {name: weight for name, weight in loss.named_parameters() if "model" not in name.split(".")[:-1]}
 
 

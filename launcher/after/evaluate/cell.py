@@ -195,7 +195,7 @@ class Results:
         return read(self.store, self._path(key), Result)
 
     def find_all(self, keys: Iterable[str]) -> dict[str, Result]:
-        """Those that there are, by key. One listing, and a request for each that there is."""
+        """Return those that there are, by key. One listing, and a request for each that there is."""
         there = {entry.key.partition("/")[2].removesuffix(".json") for entry in self._listed()}
         wanted = [self._path(key) for key in dict.fromkeys(keys) if key in there]
         return {result.cell.key: result for result in read_all(self.store, wanted, Result)}
@@ -205,7 +205,7 @@ class Results:
         return keep(self.store, result)
 
     def under_other_rules(self, keys: Iterable[str]) -> dict[int, int]:
-        """How many of these cells have results of other versions of the rules, by version."""
+        """Return how many of these cells have results of other versions of the rules, by version."""
         wanted, counts = set(keys), dict[int, int]()
         for folder in self.store.folders():
             version = folder.removeprefix(_RULES)
@@ -230,7 +230,7 @@ class Results:
                 yield grid
 
     def known_model(self, name: str) -> KnownModel | None:
-        """What was kept under that name."""
+        """Return what was kept under that name."""
         return read(self.store, f"{_MODELS}{name}.json", KnownModel)
 
     def keep_model(self, model: KnownModel) -> None:

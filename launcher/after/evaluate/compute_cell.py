@@ -78,7 +78,7 @@ class Waiting:
 
 
 def failure_of(work: CellWork, error: BaseException) -> CellFailure:
-    """The failure for what a cell's computation raised, with the cell's name."""
+    """Return the failure for what a cell's computation raised, with the cell's name."""
     name = work.cell.name
     if isinstance(error, DataError | ModelError):
         return CellFailure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
@@ -89,7 +89,7 @@ def failure_of(work: CellWork, error: BaseException) -> CellFailure:
 
 
 def killed(work: CellWork, reason: str) -> CellFailure:
-    """The failure of a cell whose processes have died again and again. `reason`: of the last death."""
+    """Return the failure of a cell whose processes have died again and again. `reason`: of the last death."""
     return CellFailure(
         f"{work.cell.name}: {DEATHS} processes in a row died while they computed it; the last: {reason}",
         "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
@@ -131,12 +131,13 @@ def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Atte
 
 
 def holder(store: Store, key: str, lease_s: float = LEASE_S) -> Owner | None:
-    """The living process that computes the cell, as far as can be told; None if there is none. Raises StoreError."""
+    """Return the living process that computes the cell, as far as can be told; None if there is none. Raises
+    StoreError."""
     return _newest(store, key, lease_s)[1]
 
 
 def _newest(store: Store, key: str, lease_s: float) -> tuple[Attempt, Owner | None]:
-    """The newest claim, 0 for none, and whose it is if it holds."""
+    """Return the newest claim, 0 for none, and whose it is if it holds."""
     place = store.at(f"claims/{key}")
     for _ in range(_LOOKS):
         newest = Attempt(place, newest_attempt(place))

@@ -37,7 +37,7 @@ class _Choice:
 
 
 def rows(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[TableRow]:
-    """A row for each checkpoint and task of the grid, in the order of `cells`; results by key."""
+    """Return a row for each checkpoint and task of the grid, in the order of `cells`; results by key."""
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.checkpoint, cell.weights, cell.measure, cell.task, cell.data), []).append(
@@ -102,7 +102,7 @@ def _medians(choice: _Choice) -> dict[str, float | None]:
 def _differing(
     chosen: Mapping[str, object], all_settings: Sequence[Mapping[str, object]]
 ) -> dict[str, object]:
-    """The chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
+    """Return the chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
     return {
         name: value
         for name, value in chosen.items()
@@ -158,7 +158,7 @@ class GridEvaluation:
         return {work.cell.weights for work in self.missing}
 
     def under_other_rules(self) -> Mapping[int, int]:
-        """How many of the missing cells have results of other versions of the rules, which are not used."""
+        """Return how many of the missing cells have results of other versions of the rules, which are not used."""
         return self._results.under_other_rules(work.cell.key for work in self.missing)
 
     def compute(self, models: Sequence[LocalModel], share: CellResources) -> Iterator[Ended | Waiting]:
@@ -190,7 +190,8 @@ class GridEvaluation:
 
 
 def plan(models: Sequence[KnownModel], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
-    """Every checkpoint with every measure and, where they decide anything, every seed; in the order of a table."""
+    """Return every checkpoint with every measure and, where they decide anything, every seed; in the order of a
+    table."""
     return [
         CellWork(_cell(model, measure, seed), measure)
         for model in models
@@ -215,7 +216,7 @@ def _cell(model: KnownModel, measure: Measure, seed: int) -> Cell:
 def recorded(
     results: Results, sources: Sequence[str], steps: Sequence[int] | None, suite: str | None
 ) -> list[TableRow]:
-    """The table of the grids on record, made of results alone: checkpoints and data may be gone.
+    """Return the table of the grids on record, made of results alone: checkpoints and data may be gone.
 
     `sources` and `steps` restrict it to these checkpoints, `suite` to the grids of one.
     """

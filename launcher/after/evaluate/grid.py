@@ -208,7 +208,7 @@ def _compute(
 
 
 def _room(share: CellResources) -> int:
-    """How many cells the cluster's machines hold at once."""
+    """Return how many cells the cluster's machines hold at once."""
     return sum(_fits(node["Resources"], share) for node in ray.nodes() if node["Alive"])
 
 

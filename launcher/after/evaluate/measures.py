@@ -102,7 +102,7 @@ class Vectors:
         return self.chosen.model_dump(mode="json")
 
     def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """The task's metrics. Raises as `embed_cell`; TaskError as `Finetuning.measure`."""
+        """Return the task's metrics. Raises as `embed_cell`; TaskError as `Finetuning.measure`."""
         check_data(self.wanted, self.data)
         return CellFigures(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
 
@@ -132,7 +132,7 @@ class FrozenMeasure:
         return {**kept, "version": VERSION}
 
     def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """What the last layer comes to, or all of them together; every figure is in the details.
+        """Return what the last layer comes to, or all of them together; every figure is in the details.
 
         Raises: as the measures do; TaskError as `Finetuning.measure`.
         """
@@ -144,8 +144,8 @@ class FrozenMeasure:
 
 
 def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
-    """The main figures: of each measure the figure of all layers together, else of the last layer. If there are several
-    poolings or forms, the first one gets the measure's plain name."""
+    """Return the main figures: of each measure the figure of all layers together, else of the last layer. If there
+    are several poolings or forms, the first one gets the measure's plain name."""
     whole = {figure.measure for figure in figures if figure.layer is None}
     last = max((figure.layer for figure in figures if figure.layer is not None), default=None)
     found: dict[str, float | None] = {}
@@ -222,7 +222,7 @@ def _known(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str
 
 
 def _before(task: Task) -> dict[str, object]:
-    """What decides the model that `task` starts after another."""
+    """Return what decides the model that `task` starts after another."""
     if task.after is None:
         return {}
     first = load_task(task.after, task.root)
@@ -232,8 +232,8 @@ def _before(task: Task) -> dict[str, object]:
 def shared_first(
     pretrained: LocalModel, task: Task, chosen: FinetuneSettings, before: Mapping[str, object], place: Path
 ) -> LocalModel:
-    """The model that `task` starts after, in a folder below `place`. The first process that needs it trains it. Others
-    wait until it is done, and train it themselves if that process has died.
+    """Return the model that `task` starts after, in a folder below `place`. The first process that needs it trains
+    it. Others wait until it is done, and train it themselves if that process has died.
 
     Args:
         before: the digest of the task that is learnt first, and its settings.

@@ -59,7 +59,7 @@ class Model:
             results.keep_model(known)
 
     def files(self) -> LocalModel:
-        """The files on this machine's disk, as long as `opened` lasts.
+        """Return the files on this machine's disk, as long as `opened` lasts.
 
         Raises:
             as `open_pretrained`; TryAgain: the checkpoint is not the one that was evaluated before. What was known of
@@ -99,7 +99,7 @@ def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
 
 
 def _commit(source: str, step: int | None) -> tuple[Run, CheckpointName] | None:
-    """The run's commit that is meant, be it good or damaged; None if there is none."""
+    """Return the run's commit that is meant, be it good or damaged; None if there is none."""
     if open_store(source).size(RECORD) is None:
         return None
     run = open_run(source)

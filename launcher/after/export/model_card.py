@@ -71,7 +71,7 @@ def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
 
 
 def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
-    """The card as Markdown. `licence` as the user states it, None if nothing is stated."""
+    """Return the card as Markdown. `licence` as the user states it, None if nothing is stated."""
     recipe = facts.run.recipe
     parts = (
         _front_matter(recipe, network, licence),
@@ -88,7 +88,7 @@ def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
 
 
 def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
-    """Whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
+    """Return whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
     newest = committed(run.store)[0]
     return on(read_manifest(run.store, newest).lineage, manifest.mark)
 
@@ -117,7 +117,7 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
 
 
 def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
-    """The pipeline of transformers that uses the head, or of sentence-transformers."""
+    """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
     if _of_vectors(recipe):
         return "sentence-similarity"
     if "XLNet" in network.architecture:
@@ -126,7 +126,7 @@ def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
 
 
 def _of_vectors(recipe: Recipe) -> bool:
-    """Whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
+    """Return whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
     return recipe.objective.contrastive is not None and recipe.objective.rtd is None
 
 

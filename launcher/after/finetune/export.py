@@ -82,8 +82,8 @@ def _save(module: nn.Module, path: Path) -> None:
 
 
 def open_finetuned(folder: Path) -> TaskNetwork:
-    """The model in a folder that `maskfleet finetune` wrote, on the CPU. Raises ExportError: it is no such folder, or a
-    newer version wrote it."""
+    """Return the model in a folder that `maskfleet finetune` wrote, on the CPU. Raises ExportError: it is no such
+    folder, or a newer version wrote it."""
     transformers = optional("transformers", _USE, EVALUATE)
     try:
         name = json.loads((folder / "config.json").read_bytes())["architectures"][0]

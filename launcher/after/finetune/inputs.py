@@ -88,11 +88,11 @@ class Pieces:
         return InputRow(np.asarray(ids, np.int64), kept, target)
 
     def shift(self, row: InputRow, width: int) -> int:
-        """Where the row's first piece is once it is padded to `width`."""
+        """Return where the row's first piece is once it is padded to `width`."""
         return width - len(row) if self.left else 0
 
     def batch(self, rows: Sequence[InputRow], device: torch.device) -> dict[str, Tensor]:
-        """What a model of transformers takes: [rows, longest] int64 each."""
+        """Return what a model of transformers takes: [rows, longest] int64 each."""
         width = max(len(row) for row in rows)
         padded = {name: np.zeros((len(rows), width), np.int64) for name in ("input_ids", "attention_mask")}
         padded["input_ids"][:] = self.tokenizer.pad_token_id
@@ -110,7 +110,7 @@ class Pieces:
 
 
 def open_pieces(folder: Path, config: Any, max_length: int | None) -> Pieces:
-    """The tokenizer in `folder`, for the model of `config` there (a configuration of transformers).
+    """Return the tokenizer in `folder`, for the model of `config` there (a configuration of transformers).
 
     Raises:
         TaskMismatch: there is none, it does not fit the model, or `max_length` is more than the model takes.
@@ -177,7 +177,7 @@ def _check_fit(tokenizer: Any, config: Any, folder: Path) -> None:
 
 
 def most_tokens(tokenizer: Any, config: Any) -> int | None:
-    """The longest row that a model has positions for and its tokenizer allows; None where neither says.
+    """Return the longest row that a model has positions for and its tokenizer allows; None where neither says.
 
     Raises TaskMismatch: the tokenizer's length is no number above 0.
     """
@@ -252,7 +252,7 @@ class TaskKind(Protocol):
         """Of rows padded to `width`: [rows], [rows, width] or [rows, 2]."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss summed over targets, from [rows, outputs] or [rows, width, outputs]."""
+        """Return the loss summed over targets, from [rows, outputs] or [rows, width, outputs]."""
 
     def count(self, rows: Sequence[InputRow]) -> int:
         """Targets of the rows, over which the loss is a mean."""

@@ -65,7 +65,8 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
 
 
 def rate_share(step: int, steps: int, warmup: float) -> float:
-    """The share of the peak rate at `step` of `steps`, both from 0; as transformers' linear schedule with warmup."""
+    """Return the share of the peak rate at `step` of `steps`, both from 0; as transformers' linear schedule with
+    warmup."""
     rising = math.ceil(steps * warmup)
     if step < rising:
         return step / max(1, rising)

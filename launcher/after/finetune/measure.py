@@ -102,7 +102,7 @@ def measure(
 
 
 def _one_by_one(task: Task, examples: Questions, answers: Sequence[str]) -> list[float]:
-    """The main metric of each question by itself: that of all is their mean."""
+    """Return the main metric of each question by itself: that of all is their mean."""
     main = task.model_copy(update={"metrics": task.metrics[:1]})
     found: list[float] = []
     for index, answer in enumerate(answers):

@@ -164,7 +164,7 @@ class HeadSpec:
 
 
 def open_config(folder: Path) -> Any:
-    """The configuration in `folder`. Raises TaskMismatch: there is none that transformers knows."""
+    """Return the configuration in `folder`. Raises TaskMismatch: there is none that transformers knows."""
     transformers = optional("transformers", _USE, EVALUATE)
     try:
         return transformers.AutoConfig.from_pretrained(
@@ -180,7 +180,7 @@ def open_config(folder: Path) -> Any:
 def open_network(
     folder: Path, config: Any, wanted: HeadSpec, settings: FinetuneSettings, seed: int
 ) -> TaskNetwork:
-    """The encoder in `folder` under a new head, fp32, on the CPU.
+    """Return the encoder in `folder` under a new head, fp32, on the CPU.
 
     What is new is drawn from (seed, name of the parameter): the head, a pooler that the checkpoint lacks, and
     `settings.reinit_layers`. A head in the folder is left alone, whatever task it was for.
@@ -247,7 +247,7 @@ def _own_head(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> Mixe
 
 
 def _load(folder: Path, config: Any, head: str) -> tuple[Any, list[str]]:
-    """The model, and the names of its encoder's parameters that the folder lacks or has in another shape."""
+    """Return the model, and the names of its encoder's parameters that the folder lacks or has in another shape."""
     transformers = optional("transformers", _USE, EVALUATE)
     loader = getattr(transformers, f"AutoModel{head}")
     with quiet(transformers):
@@ -331,7 +331,7 @@ _SIGNED = 2**63
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed for torch's generators, from what it is for."""
+    """Return a seed for torch's generators, from what it is for."""
     return int(draws64(stream_key("fine-tuning", *parts), 0, 1)[0]) % _SIGNED
 
 

@@ -93,8 +93,8 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
 
 
 def module_folders(folder: Path) -> list[str]:
-    """The folders that hold modules of a SentenceTransformer beside the model (such as `1_Pooling`), as modules.json
-    lists them.
+    """Return the folders that hold modules of a SentenceTransformer beside the model (such as `1_Pooling`), as
+    modules.json lists them.
 
     Raises ModelError: modules.json does not list modules, or names folders elsewhere.
     """

@@ -53,7 +53,7 @@ class Scratch:
     kept: bool
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole and as it was written; None if there is none."""
+        """Return the newest checkpoint that is whole and as it was written; None if there is none."""
         for path in sorted(self.folder.glob(f"{_PREFIX}*"), key=_step, reverse=True):
             if _is_as_written(path):
                 return path
@@ -61,7 +61,7 @@ class Scratch:
         return None
 
     def place(self, step: int) -> Path:
-        """An empty folder for the checkpoint of that step."""
+        """Return an empty folder for the checkpoint of that step."""
         path = self.folder / f"{_PREFIX}{step}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()

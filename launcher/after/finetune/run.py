@@ -208,7 +208,7 @@ class _Saving:
 
 
 def _is_over(state: TrainingState, each: int, settings: FinetuneSettings) -> bool:
-    """Whether no update follows: all are made, or `patience` is at its end."""
+    """Return whether no update follows: all are made, or `patience` is at its end."""
     if len(state.losses) % each:
         return False
     tired = settings.patience is not None and len(state.curves) - _best(state.curves) >= settings.patience
@@ -240,7 +240,7 @@ def _tell(task: Task, settings: FinetuneSettings, epoch: Epoch) -> None:
 
 
 def _best(curves: list[Epoch]) -> int:
-    """The first epoch with the best main metric; 0 before any."""
+    """Return the first epoch with the best main metric; 0 before any."""
     return (
         0 if not curves else max(curves, key=lambda one: (next(iter(one.metrics.values())), -one.epoch)).epoch
     )

@@ -36,7 +36,8 @@ class SentenceKind:
         return len(self.labels) or 1
 
     def prepare(self, examples: Sentences) -> Prepared:
-        """A row of each. Raises TaskMismatch: a label that is none of the task's, or a text that cannot be cut."""
+        """Return a row of each. Raises TaskMismatch: a label that is none of the task's, or a text that cannot be
+        cut."""
         _check_labels(examples.labels, self.labels)
         rows: list[InputRow] = []
         for start in range(0, len(examples), _AT_ONCE):

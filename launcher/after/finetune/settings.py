@@ -89,7 +89,8 @@ class FinetuneSettings(BaseModel):
 
 
 def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
-    """Every combination of the values in a task's `defaults`, each a value or a list of them; `chosen` ones go first.
+    """Return every combination of the values in a task's `defaults`, each a value or a list of them; `chosen` ones go
+    first.
 
     In the order of the lists, the last key fastest: the first is what one fine-tuning uses.
 
@@ -187,7 +188,7 @@ class FinetuneOutcome:
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
-        """What a result's file says of it: all but predictions and single losses."""
+        """Return what a result's file says of it: all but predictions and single losses."""
         return {
             "metrics": dict(self.metrics),
             "others": {split: dict(metrics) for split, metrics in self.others.items()},

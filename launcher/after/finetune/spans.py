@@ -74,7 +74,7 @@ class Answered:
 def find_answers(
     questions: int, windows: Sequence[ContextWindow], logits: Sequence[Logits], max_answer: int
 ) -> list[Answered]:
-    """The candidates of each question, from [pieces, 2] scores of each window. Answers have at most `max_answer`
+    """Return the candidates of each question, from [pieces, 2] scores of each window. Answers have at most `max_answer`
     pieces."""
     candidates: list[list[Candidate]] = [[] for _ in range(questions)]
     null = np.full(questions, np.inf)
@@ -87,7 +87,7 @@ def find_answers(
 
 
 def _in_window(window: ContextWindow, scores: Logits, max_answer: int) -> list[Candidate]:
-    """The best stretches of all that begin in their best window; the first of equal ones."""
+    """Return the best stretches of all that begin in their best window; the first of equal ones."""
     inside = scores[window.first : window.first + len(window.characters)].astype(np.float64)
     begin, end = window.characters.T
     first, last = np.indices((len(inside), len(inside)), sparse=True)
@@ -100,7 +100,7 @@ def _in_window(window: ContextWindow, scores: Logits, max_answer: int) -> list[C
 
 
 def texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: float) -> list[str]:
-    """The best candidate of each question; "" if no answer scores more than `threshold` above it."""
+    """Return the best candidate of each question; "" if no answer scores more than `threshold` above it."""
     return [
         ""
         if one.margin > threshold or not one.candidates
@@ -110,7 +110,7 @@ def texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: floa
 
 
 def best_threshold(margins: Sequence[float], with_answer: Sequence[float], without: Sequence[float]) -> float:
-    """The threshold under which the sum of the examples' scores is largest; of equal ones the least.
+    """Return the threshold under which the sum of the examples' scores is largest; of equal ones the least.
 
     Args:
         margins: of each question, by how much no answer is above its best candidate.
@@ -232,7 +232,7 @@ class SpanKind:
         return _Pair(ids, types, inside, _without_spaces(offsets, context), null)
 
     def _short(self, question: str) -> str:
-        """The question's first pieces, as text."""
+        """Return the question's first pieces, as text."""
         encoded: Any = self.pieces.tokenizer(
             question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )

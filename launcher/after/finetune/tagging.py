@@ -132,7 +132,7 @@ class TaggingKind:
         return sum(int((row.target != IGNORED).sum()) for row in rows)
 
     def predictions(self, prepared: PreparedWords, logits: Sequence[Logits]) -> Tags:
-        """The most likely tag of each word. `logits`: of each row [pieces, labels]."""
+        """Return the most likely tag of each word. `logits`: of each row [pieces, labels]."""
         return tuple(
             tuple(int(logits[row][position].argmax()) for row, position in place) for place in prepared.places
         )

@@ -1,4 +1,4 @@
-"""`maskfleet demo`: everything once, on this machine."""
+"""`maskfleet demo`: every step of the path once, on this machine."""
 
 from pathlib import Path
 from typing import Annotated
