@@ -28,7 +28,8 @@ _SECTIONS = {
 
 @dataclass(frozen=True)
 class Held:
-    """Something that was held equal or was not. `how`: the common value, or each recipe's."""
+    """A condition of a comparison, and whether it is equal for all recipes. `how`: the common value, or each
+    recipe's."""
 
     what: str
     equal: bool
@@ -36,7 +37,7 @@ class Held:
 
 
 def held(found: ComparisonState) -> list[Held]:
-    """What decides whether a difference is the objective's, or whatever is compared."""
+    """Return the conditions that must be equal for differences to come from the compared settings."""
     arms = found.comparison.arms
     lines = [
         _same("tokenizer", arms, [arm.inputs.tokenizer[:12] for arm in arms]),

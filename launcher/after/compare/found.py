@@ -25,7 +25,7 @@ _COMMON = "common "
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure of one or several seeds, by seed."""
+    """The values of a figure, by seed."""
 
     values: Mapping[int, float]
 
@@ -51,12 +51,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """What there is of a run.
+    """The present state of a run.
 
     Attributes:
-        step: of its newest checkpoint.
-        complete: whether that is its last.
-        figures: of the last checkpoint of a complete run, by name.
+        step: step of its newest checkpoint.
+        complete: whether this is its last step.
+        figures: figures of the last checkpoint of a complete run, by name.
     """
 
     run: Run
@@ -133,7 +133,7 @@ Points = Callable[[FoundRun], dict[int, float]]
 
 @dataclass(frozen=True)
 class CurveOverSeeds:
-    """[n] float64 each: where, the mean over the seeds that are there, and the extremes."""
+    """A curve over seeds, [n] float64 each: positions, the mean over the present seeds, and the extremes."""
 
     x: Floats
     mean: Floats
@@ -142,7 +142,7 @@ class CurveOverSeeds:
 
 
 def read_found(comparison: Comparison) -> ComparisonState:
-    """Raises StoreError, RunError."""
+    """Read the present state of a comparison. Raises StoreError, RunError."""
     runs = {arm.label: dict(_runs(comparison, arm.label)) for arm in comparison.arms}
     return ComparisonState(comparison, runs)
 
@@ -171,7 +171,7 @@ def _figures(comparison: Comparison, run: Run, history: History) -> Iterator[tup
 
 
 def _measured(run: Run) -> Iterator[tuple[str, float]]:
-    """What the recipe's tasks say of the last checkpoint: the figures that stand for all layers, or for the last."""
+    """Yield the figures of the last checkpoint on the recipe's tasks: those of all layers together, or of the last."""
     step, tasks = committed(run.store)[0].step, run.recipe.evaluation.tasks
     for item in evaluated(run.store):
         for result in item.results if item.commit.step == step else ():

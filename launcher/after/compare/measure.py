@@ -36,7 +36,7 @@ ROWS = 1024
 
 
 class Common(Sealed):
-    """Figures of some weights on given rows. `rows_of`: the spec of the rows, by its fingerprint."""
+    """The figures of a checkpoint on given rows. `rows_of`: fingerprint of the spec of the rows."""
 
     weights: str
     rows_of: str
@@ -55,7 +55,7 @@ def common_rows(run: Run) -> StreamSpec | None:
 def ensure_measured(
     run: Run, rows: StreamSpec | None, tasks: Sequence[EvaluationTask], store: Store
 ) -> list[str]:
-    """Measure what is not known yet of the run's last checkpoint. Returns what could not be measured, for people.
+    """Make the missing measurements of the run's last checkpoint. Return, as lines for the user, those that failed.
 
     Raises CheckpointError, StoreError.
     """
@@ -84,7 +84,8 @@ def _path(weights: str, rows_of: str) -> str:
 
 
 def _filled(checkpoint: Checkpoint, spec: StreamSpec) -> Mapping[str, float]:
-    """`mlm_loss` in nats a hidden token, and `mlm_accuracy`; nothing of a network that cannot fill masks."""
+    """Return `mlm_loss` in nats per masked token, and `mlm_accuracy`; empty for a network without a language-model
+    head."""
     run = checkpoint.run
     recipe = recipe_after(run.recipe, checkpoint.step)
     module = language_model(checkpoint.objective, recipe, checkpoint.frozen.tokenizer)
@@ -102,8 +103,8 @@ def _filled(checkpoint: Checkpoint, spec: StreamSpec) -> Mapping[str, float]:
 
 
 def language_model(trained: ObjectiveModule, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule | None:
-    """Encoder and language-model head of a network that was trained on more than masks, in evaluation mode. None if it
-    has no such head."""
+    """Return the encoder and the language-model head of a trained network, in evaluation mode; None if it has no such
+    head."""
     objective = recipe.objective
     if objective.mlm is None or objective.rtd is not None:
         return None

@@ -40,15 +40,15 @@ from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 
 @dataclass(frozen=True)
 class Frozen:
-    """An encoder in evaluation mode, and what its rows look like.
+    """An encoder in evaluation mode, with the form of its input rows.
 
     Attributes:
-        name: for people: `runs/base at step 1,000`.
-        encoder: of a generator and a discriminator, the discriminator's.
-        tokenizer: of its inputs.
-        length: most tokens in a row, special ones included.
+        name: name for the user: `runs/base at step 1,000`.
+        encoder: the encoder; of a pair, that of the discriminator.
+        tokenizer: tokenizer of its inputs.
+        length: largest number of tokens in a row, including special ones.
         class_token_last: whether a row ends with its class token (XLNet) instead of beginning with it.
-        digest: SHA-256 of what decides a hidden state: equal digests, equal figures.
+        digest: SHA-256 of everything that hidden states depend on. Equal digests mean equal figures.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run's checkpoint in memory, whatever becomes of its files.
+    """A run's checkpoint in memory, which does not need its files any more.
 
     Attributes:
-        objective: the module that was trained, in evaluation mode.
-        frozen: its encoder for other tasks.
+        objective: the trained module, in evaluation mode.
+        frozen: the module's encoder, for other tasks.
     """
 
     run: Run
@@ -79,8 +79,10 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
     transformers format.
 
     Raises:
-        RunError: neither is there, or no such checkpoint. TokenizerError: a folder without a tokenizer.
-        CheckpointError, ModelError: it is damaged, or no model of ours. StoreError: it cannot be read.
+        RunError: if there is neither a run nor a model, or no such checkpoint.
+        TokenizerError: if the folder has no tokenizer.
+        CheckpointError, ModelError: if the model is damaged, or of no family of ours.
+        StoreError: if it cannot be read.
     """
     if open_store(source).size(RECORD) is not None:
         return open_checkpoint(open_run(source), step).frozen
@@ -89,7 +91,7 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
 
 
 def frozen_folder(pretrained: LocalModel) -> Frozen:
-    """Return the encoder in a transformers folder; heads there are passed over. Raises as `open_frozen`."""
+    """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
     tensors = weights_for(config, pretrained.folder, "plm" if isinstance(config, XlnetConfig) else "mlm")
     encoder = build_encoder(config)
@@ -107,7 +109,7 @@ def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
 
 
 def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
-    """Return the checkpoint of a manifest, each byte of it verified. Raises DamagedCheckpoint, StoreError."""
+    """Return the checkpoint of a manifest, after verifying every byte. Raises DamagedCheckpoint, StoreError."""
     tokenizer = run.tokenizer()
     module = build_model(recipe_after(run.recipe, manifest.step), tokenizer)
     digest = hashlib.sha256(_identity(run, manifest.step, tokenizer))
@@ -174,8 +176,8 @@ def rows_of_tokens(frozen: Frozen, texts: Sequence[NDArray[np.generic]]) -> list
 
 @torch.no_grad()
 def pooled_states(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling]) -> Pooled:
-    """Return the states of every layer, pooled, in the order of `rows`; which rows share a pass depends on `rows`
-    alone."""
+    """Return the pooled states of every layer, in the order of `rows`. The rows that share a forward pass depend only
+    on `rows`."""
     found = {pooling: list[Tensor]() for pooling in poolings}
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     for group in _groups([rows[index] for index in order]):
@@ -188,14 +190,14 @@ def pooled_states(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Poolin
 
 
 def layer_states(encoder: AnyEncoder, batch: Batch) -> list[Float[Tensor, "tokens hidden"]]:
-    """From the embeddings to the last layer's output, D of them."""
+    """Return the D hidden states, from the embeddings to the last layer's output."""
     if isinstance(encoder, TwoStreamEncoder):
         return [streams.content for streams in encoder.states(batch)]
     return list(encoder.states(batch))
 
 
 def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Consecutive rows, as many together as make up a pass."""
+    """Yield groups of consecutive rows for one forward pass each."""
     first = tokens = 0
     for index, row in enumerate(rows):
         if tokens and tokens + len(row) > _TOKENS:

@@ -34,12 +34,12 @@ _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licenc
 
 @dataclass(frozen=True)
 class ExportedNetwork:
-    """What is exported into one folder.
+    """The network that is exported into one folder.
 
     Attributes:
-        architecture: the class of transformers that loads it.
-        part: "generator" or "discriminator" of a pair, None for a network alone.
-        left_out: parts of the run's model for which that class has no place.
+        architecture: class of transformers that loads it.
+        part: "generator" or "discriminator" of a pair; None for a single network.
+        left_out: parts of the run's model for which the class has no place.
     """
 
     architecture: str
@@ -49,11 +49,11 @@ class ExportedNetwork:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a checkpoint beside its weights.
+    """The facts about a checkpoint for its card.
 
     Attributes:
-        heldout: the newest evaluation up to its step; None if there is none of its history.
-        data: a row of the table of sources for each.
+        heldout: the newest held-out evaluation up to the checkpoint's step; None if its history has none.
+        data: for each source, a row of the table of sources.
     """
 
     run: Run
@@ -63,7 +63,8 @@ class Facts:
 
 
 def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
-    """Raises StoreError, CheckpointError: the run's own records cannot be read. A corpus that is gone is said to be."""
+    """Return the facts about a checkpoint. The card says so if a corpus no longer exists. Raises StoreError,
+    CheckpointError if the run's own records cannot be read."""
     records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in run.recipe.corpus.sources)
