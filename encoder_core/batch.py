@@ -1,4 +1,4 @@
-"""`Batch`: what a model sees. Flat tokens; only attention knows about rows."""
+"""`Batch`: the input of a model. Tokens are flat; only attention knows about rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -15,28 +15,29 @@ from encoder_core.random_draws import token_keys
 
 @dataclass(frozen=True)
 class Batch:
-    """R rows, T tokens, M targets.
+    """A batch of R rows with T tokens and M targets.
 
     Attributes:
         tokens: [T] int64 input ids, row after row.
         cu_seqlens: [R + 1] int32, row i is tokens[cu_seqlens[i]:cu_seqlens[i + 1]].
-        max_length: longest row, in tokens.
+        max_length: number of tokens in the longest row.
         positions: [T] int64, index of each token inside its row, from 0.
-        target_positions: [M] int64 flat indices to predict. M may be 0.
-        target_ids: [M] int64 original ids there.
-        segments: [T] int64, 0 for the first segment, 1 for the second and 2 for XLNet's classification token; None
-            where the model has no token types.
-        languages: [T] int64, the row of each token in the model's table of languages; None where rows have none.
-        restarted: [T] int64, positions for a table of absolute positions where these are not `positions`: in a row of
-            a sentence and its translation they begin again with the second. None elsewhere.
-        pair_labels: [R] int64, or None.
-        order: [T] int64, the factorisation order inside each row (permuted LM): a token's state may use tokens of
-            no higher number, its prediction only those of lower number. None otherwise.
-        reversed_rows: [R] bool, rows laid out from last token to first; None where there are none.
-        numbers: [R] int64, of each row in the whole batch of its step: its draws belong to it. None: from 0.
-        group: rows of one example, one after another (contrastive training: query, positive, negatives): example i has
-            rows i * group to (i + 1) * group - 1.
-        host: the same in the host's memory, where it was made; None where it was not moved (`to`).
+        target_positions: [M] int64, flat indices of the tokens to predict. M may be 0.
+        target_ids: [M] int64, original ids at `target_positions`.
+        segments: [T] int64, 0 for the first segment, 1 for the second and 2 for XLNet's classification token; None if
+            the model has no token types.
+        languages: [T] int64, row of each token in the model's table of languages; None if rows have none.
+        restarted: [T] int64, positions for a table of absolute positions where these differ from `positions`: in a
+            row of a sentence and its translation they restart at the second. None elsewhere.
+        pair_labels: [R] int64, class of each pair of segments; None if pairs are not classified.
+        order: [T] int64, factorisation order inside each row (permuted LM): a token's state may attend to tokens of
+            the same or a lower number, its prediction only to tokens of a lower number. None for other objectives.
+        reversed_rows: [R] bool, true for rows laid out from the last token to the first; None if there are none.
+        numbers: [R] int64, number of each row in the whole batch of its step, to which its random draws belong. None:
+            numbers from 0.
+        group: number of rows of one example (contrastive training: query, positive, negatives): example i has rows i
+            * group to (i + 1) * group - 1.
+        host: the same batch in the host's memory, where it was made; None if it was not moved (`to`).
     """
 
     tokens: Int[Tensor, " tokens"]
@@ -56,14 +57,18 @@ class Batch:
     host: "Batch | None" = None
 
     def to(self, device: torch.device) -> "Batch":
-        """On `device`, where it may arrive later than this returns; a GPU gets it out of pinned memory."""
+        """Return the batch on `device`. The copy may finish after this returns; to a GPU it goes through pinned
+        memory.
+        """
         if self.tokens.device == device:
             return self
         return replace(self, host=self, **_each(self, lambda x: sent(x, device)))
 
     @property
     def on_host(self) -> "Batch":
-        """What it was moved from. Where that is not known, and it lies on a device, this waits for the device."""
+        """The batch from which this one was moved. If that is unknown and the batch lies on a GPU, this copies it and
+        waits for the GPU.
+        """
         return self.host or self.to(torch.device("cpu"))
 
     @property
@@ -72,12 +77,14 @@ class Batch:
 
     @property
     def table_positions(self) -> Int[Tensor, " tokens"]:
-        """What a table of absolute positions is asked for; distances between tokens follow from `positions`."""
+        """Positions to look up in a table of absolute positions. Distances between tokens follow from `positions`
+        instead.
+        """
         return self.positions if self.restarted is None else self.restarted
 
     @cached_property
     def keys(self) -> Int[Tensor, " tokens"]:
-        """What each token's draws are hashed from (`draws.token_keys`)."""
+        """Keys from which each token's random draws are hashed (`random_draws.token_keys`)."""
         numbers = self.numbers
         if numbers is None:
             numbers = torch.arange(self.rows, device=self.tokens.device)
@@ -90,16 +97,19 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """`x` of the host on `device`, where it may arrive later than this returns: a GPU gets it out of pinned memory. Any
-    other copy waits until the GPU has done all that it was given before."""
+    """Copy `x` from the host to `device`. The copy may finish after this returns; to a GPU it goes through pinned
+    memory.
+
+    A copy from memory that is not pinned would wait until the GPU has finished all earlier work.
+    """
     pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
     return pinned.to(device, non_blocking=True)
 
 
 def twice(batch: Batch) -> Batch:
-    """Each row's text without masks, and once more after it as a row of its own: examples of two texts.
+    """Return examples of two texts: each row's text without masks, twice, as two rows.
 
-    The two have draws of their own: of row number n they are rows 2 n and 2 n + 1.
+    The two rows have different random draws: row number n becomes rows number 2 n and 2 n + 1.
     """
     lengths_R = batch.cu_seqlens.diff().repeat_interleave(2)
     cu_seqlens = F.pad(lengths_R.cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype)

@@ -1,13 +1,15 @@
-"""Errors a user can act on: each says what is wrong, where, and what to do."""
+"""Errors that a user can act on: each says what is wrong, where, and what to do."""
 
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
 
 class UserError(Exception):
-    """A mistake in what the user gave us. The CLI prints it without a traceback and exits non-zero.
+    """A mistake in the user's input. The CLI prints it without a traceback and exits with a code other than 0.
 
-    `problem` names the path and the value; `remedy` is the next thing to try.
+    Attributes:
+        problem: what is wrong, with the path and the value.
+        remedy: the next thing to try.
     """
 
     def __init__(self, problem: str, *, remedy: str) -> None:
@@ -27,19 +29,22 @@ def _rebuild(kind: type[UserError], problem: str, remedy: str) -> UserError:
 
 
 class ModelError(UserError):
-    """A model that cannot be built or loaded as asked."""
+    """A model cannot be built or loaded as requested."""
 
 
 class TrainingError(UserError):
-    """A training setting that cannot work, or a run that cannot go on."""
+    """A training setting cannot work, or a run cannot continue."""
 
 
 class LibraryChanged(UserError):
-    """A library whose private names are not those that we use."""
+    """A library's private names are not those that we use."""
 
 
 def library_changed(library: str, what: str) -> LibraryChanged:
-    """`what` is gone or does something else. Says which version was seen, and which were tested, by our metadata."""
+    """Return the error for a private name `what` of `library` that is missing or behaves differently.
+
+    The message has the installed version, and the tested versions by our package metadata.
+    """
     try:
         seen = version(library)
         tested = [

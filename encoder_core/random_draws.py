@@ -1,13 +1,13 @@
-"""Random numbers that belong to places: a token's, a head's or a table row's, whatever batch holds it.
+"""Random numbers that belong to places: to a token, a head or a table row, whichever batch holds it.
 
-A number is a hash of what it is for: the step (the seed of torch's default generator), which draw of the forward pass
-it is, the place, and the column. So dropout and drawn tokens of a row do not depend on the microbatch, the rank or the
-device that the row is on. The hash is that of splitmix64 (Steele, Lea and Flood, 2014, section 2.3: a counter times an
-odd constant, mixed), of 64 bits; on a CPU it costs as much as torch's own generator, 1 ns for a number of 16 bits.
+A number is a hash of the step (the seed of torch's default generator), of the draw's turn in the forward pass, of the
+place, and of the column. So dropout and drawn tokens of a row do not depend on the microbatch, the rank or the device
+that the row is on. The hash is that of splitmix64 (Steele, Lea and Flood, 2014, section 2.3: a counter times an odd
+constant, mixed), of 64 bits. On a CPU it costs as much as torch's own generator, 1 ns for a number of 16 bits.
 
-Two kinds of integers, both int64 and taken modulo 2 ** 64: a key for each place, and one for each draw. Which draw it
-is comes from the default generator of the CPU: a forward pass makes its draws in one order whatever the rows are, and
-a pass that runs again for its derivatives restores the generator, as for torch's own dropout.
+Two kinds of integers, both int64 and taken modulo 2 ** 64, enter the hash: a key for each place, and a key for each
+draw. The key of a draw comes from the CPU's default generator. A forward pass makes its draws in one order for any
+rows, and a pass that is recomputed for its gradients restores the generator, as for torch's own dropout.
 
 Shapes: T tokens, R rows, C columns.
 """
@@ -26,33 +26,37 @@ NUMBERS = 1 << 16  # as many different ones does `numbers16` give
 def token_keys(
     numbers_R: Int[Tensor, " rows"], lengths_R: Int[Tensor, " rows"], positions_T: Int[Tensor, " tokens"]
 ) -> Int[Tensor, " tokens"]:
-    """A key for each token: of its row's number in the step's whole batch, and its position in the row."""
+    """Return a key for each token, from its row's number in the step's whole batch and its position in the row."""
     row_T = numbers_R.long().repeat_interleave(lengths_R, output_size=positions_T.numel())
     return _mix((row_T << _ROW_BITS) + positions_T)
 
 
 def table_keys(first: int, last: int, device: torch.device) -> Int[Tensor, " places"]:
-    """Keys for rows `first` to `last` - 1 of a table that all tokens share: the same for every row that is trained."""
+    """Return keys for rows `first` to `last` - 1 of a table that all tokens share. They are the same whichever rows
+    are trained.
+    """
     return _mix(torch.arange(first, last, device=device) - (1 << 62))
 
 
 def head_keys(keys: Int[Tensor, "*places"], heads: range) -> Int[Tensor, "*places heads"]:
-    """Keys for what each of these heads does at each place."""
+    """Return a key for each of these heads at each place."""
     at = torch.arange(heads.start, heads.stop, device=keys.device)
     return keys[..., None] + at * _HEAD
 
 
 def draw_key() -> Int[Tensor, ""]:
-    """Of the next draw, on the CPU: taken from its default generator, whatever the rows are."""
+    """Return the key of the next draw, on the CPU. It comes from the CPU's default generator and does not depend on
+    the rows.
+    """
     return torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None)
 
 
 def numbers16(
     keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: range
 ) -> Int[Tensor, "*places columns"]:
-    """Whole numbers from -2 ** 15 to 2 ** 15 - 1, int16, all equally likely: for each place one in each column.
+    """Return uniform integers from -2 ** 15 to 2 ** 15 - 1, int16: one for each place in each column.
 
-    Four of them come out of each hash.
+    Each hash gives four of them.
     """
     first, last = columns.start // 4, -(-columns.stop // 4)
     counter = _multiples(torch.arange(first, last, device=keys.device))
@@ -68,22 +72,25 @@ def numbers16(
 def uniforms(
     keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: int
 ) -> Float[Tensor, "*places columns"]:
-    """Numbers in [0, 1), float64, multiples of 2 ** -53: for each place one in each column."""
+    """Return numbers in [0, 1), float64, multiples of 2 ** -53: one for each place in each column."""
     counter = torch.arange(columns, device=keys.device) * _GOLDEN
     hashed = _mix(keys[..., None] + (counter + draw))
     return (hashed >> 11).bitwise_and_((1 << 53) - 1).double() * 2.0**-53
 
 
 def _multiples(x: Tensor) -> Tensor:
-    """`x` times `_GOLDEN`, `x` being small. What is compiled must not overflow where the compiler can foresee it: C++
-    leaves it undefined, and gcc 12 then takes wrong numbers."""
+    """Return `x` times `_GOLDEN` for small `x`.
+
+    Compiled code must not overflow where the compiler can foresee it: C++ leaves that undefined, and gcc 12 then
+    computes wrong numbers.
+    """
     if not torch.compiler.is_compiling():
         return x * _GOLDEN
     return ((x * (_GOLDEN >> 32)) << 32) + x * (_GOLDEN & 0xFFFFFFFF)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """splitmix64's: every bit of the outcome depends on every bit of `x`, which is overwritten."""
+    """Mix as splitmix64 does: every bit of the result depends on every bit of `x`, which is overwritten."""
     shifted = None if torch.compiler.is_compiling() else torch.empty_like(x)
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         x ^= torch.bitwise_right_shift(x, shift, out=shifted).bitwise_and_((1 << (64 - shift)) - 1)

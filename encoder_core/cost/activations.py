@@ -1,9 +1,9 @@
-"""What the forward pass of a network leaves in memory for the backward pass, family by family; what its terms add, they
-say themselves (encoder_core/objectives).
+"""What the forward pass of a network saves for the backward pass, family by family; terms add theirs
+(encoder_core/objectives).
 
-Rows are taken as full. The figures are within 3 % of what torch.autograd.graph.saved_tensors_hooks sees of small
-networks (tests hold every family to it, and random shapes to 10 %). The head never holds all logits. It keeps its
-gradients instead; the largest is that of the word embeddings, in fp32 (encoder_core/heads/cross_entropy.py).
+Rows are assumed to be full. The figures are within 3 % of what torch.autograd.graph.saved_tensors_hooks sees in small
+networks (tests check every family, and random shapes to 10 %). The head never stores all logits but its gradients;
+the largest is that of the word embeddings, in fp32 (encoder_core/heads/cross_entropy.py).
 """
 
 from collections.abc import Iterator
@@ -38,8 +38,10 @@ from encoder_core.families.xlnet import XlnetConfig
 
 
 def kept_by_embeddings(model: ModelConfig, shape: Shape, kernel: Kernel = "gpu") -> Iterator[Saved]:
-    """Ids, the sum's LayerNorm, dropout, and what is projected where widths differ. Of pre-norm encoders also the
-    angles of rotary positions, which all layers share, and the last norm."""
+    """Yield ids, the inputs of LayerNorm, dropout masks, and the inputs of a projection if widths differ.
+
+    Pre-norm encoders also save the angles of rotary positions, which all layers share, and the inputs of the last norm.
+    """
     if isinstance(model, PreNormConfig):
         yield from _around_pre_norm_layers(model, shape, kernel)
         return
@@ -64,7 +66,7 @@ def _around_pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) 
 
 
 def kept_by_layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int = 0) -> Iterator[Layer]:
-    """All layers for all tokens, `but` the last so many."""
+    """Yield all layers for all tokens, without the last `but` layers."""
     count, drops = model.layers - but, drops_of(model)
     if isinstance(model, DebertaConfig | DebertaV2Config):
         size = disentangled_size(model, shape.length)
@@ -103,7 +105,7 @@ def _pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) -> Iter
 
 
 def _convolution(model: DebertaV2Config, shape: Shape) -> Layer:
-    """Is never checkpointed."""
+    """Return what the convolution saves; it is never checkpointed."""
     states = shape.tokens * model.hidden
     inputs = [Saved("convolution, in and out", states, count=2), *norm(shape.tokens, model.hidden)]
     if model.dropout:
@@ -117,18 +119,23 @@ def drops_of(model: ModelConfig) -> Drops:
 
 @dataclass(frozen=True)
 class Activations:
-    """What is kept between the forward and the backward pass of one microbatch."""
+    """The tensors that are saved between the forward and the backward pass of one microbatch.
+
+    Attributes:
+        outside: tensors outside of layers.
+        layers: tensors of the layers.
+    """
 
     outside: tuple[Saved, ...]
     layers: tuple[Layer, ...]
 
     def bytes(self, state: int) -> int:
-        """Bytes of all tensors, if a number of the working precision has `state` bytes."""
+        """Return the bytes of all tensors, if a number in the working precision has `state` bytes."""
         layers = sum(layer.count * total((*layer.inputs, *layer.inner), state) for layer in self.layers)
         return total(self.outside, state) + layers
 
     def tensors(self) -> list[Saved]:
-        """All tensors, those of one kind and size together."""
+        """Return all tensors; those of one kind and size are one entry."""
         counts: dict[Saved, int] = {}
         layers = (
             replace(tensor, count=tensor.count * layer.count)
@@ -141,13 +148,13 @@ class Activations:
         return [replace(kind, count=count) for kind, count in counts.items()]
 
     def checkpointed(self, state: int) -> int:
-        """What activation checkpointing keeps: the layers' inputs, and what is outside of layers."""
+        """Return the bytes that activation checkpointing saves: the layers' inputs, and what is outside of layers."""
         return total(self.outside, state) + sum(
             layer.count * total(layer.inputs, state) for layer in self.layers
         )
 
     def one_layer(self, state: int) -> int:
-        """The inside of the largest layer, which checkpointing computes again when it gets there."""
+        """Return the bytes of the inside of the largest layer, which checkpointing recomputes in the backward pass."""
         return max(total(layer.inner, state) for layer in self.layers)
 
     def __add__(self, other: "Activations") -> "Activations":
@@ -155,13 +162,17 @@ class Activations:
 
 
 def head_peak(state: int, logits: int) -> int:
-    """Bytes of the head's work on a chunk of `logits`: scores and log-probabilities in fp32; and in bf16 the scores
-    and their gradient in that too."""
+    """Return the bytes of the head's work on a chunk of `logits`.
+
+    These are scores and log-probabilities in fp32; in bf16 also the scores and their gradient in bf16.
+    """
     return logits * (2 * FP32 + (2 * state if state < FP32 else 0))
 
 
 def kept_by_head(model: ModelConfig, targets: int, places: str = "targets") -> Iterator[Saved]:
-    """The masked-language-model head on so many states, and where those are; `places`: what to call them."""
+    """Yield what the masked-language-model head saves for `targets` states, and their positions, which are called
+    `places`.
+    """
     width = model.embedding_width
     if not model.bare_head:
         yield from _transform(model.hidden, width, targets)
@@ -170,21 +181,24 @@ def kept_by_head(model: ModelConfig, targets: int, places: str = "targets") -> I
 
 
 def _transform(hidden: int, width: int, targets: int) -> Iterator[Saved]:
-    """The Linear, activation and LayerNorm before the decoder."""
+    """Yield what the Linear, activation and LayerNorm before the decoder save."""
     yield Saved("head: states of targets", targets * hidden)
     yield Saved("head: before the activation", targets * width)
     yield from norm(targets, width)
 
 
 def kept_by_decoder(width: int, vocabulary: int, targets: int, *, bias: bool = True) -> Iterator[Saved]:
-    """The cross-entropy keeps its gradients."""
+    """Yield what the cross-entropy saves: its gradients."""
     yield Saved("head: gradient of features", targets * width)
     yield Saved("head: gradient of the decoder", vocabulary * (width + bias), FP32)
 
 
 def kept_by_two_streams(model: XlnetConfig, shape: Shape, kernel: Kernel) -> Activations:
-    """Of the last layer's content stream too, which leads nowhere where tokens are predicted, and is freed when the
-    forward pass ends."""
+    """Return what XLNet's streams save.
+
+    It includes the last layer's content stream, which is not used for predictions and is freed when the forward pass
+    ends.
+    """
     size = two_stream_size(model, shape.length, shape.backwards)
     keys = size.carried + shape.length
     asked = shape.tokens + shape.targets

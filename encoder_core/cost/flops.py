@@ -1,10 +1,9 @@
-"""The matrix products of a network for one microbatch, family by family; what its terms add, they say themselves
-(encoder_core/objectives).
+"""The matrix products of a network for one microbatch, family by family; terms add theirs (encoder_core/objectives).
 
-Rows are taken as full. The counts equal those of torch.utils.flop_counter.FlopCounterMode, forward and backward (a test
-holds every family to it). Attention is counted by its formula, scores and weighted values. A fused kernel computes the
-same; that it recomputes scores in the backward pass is left out, as is usual for utilisation. DeBERTa and XLNet are
-counted with the padded kernels that GPUs run.
+Rows are assumed to be full. The counts equal those of torch.utils.flop_counter.FlopCounterMode, forward and backward
+(a test checks every family). Attention is counted by its formula, scores and weighted values. A fused kernel computes
+the same; its recomputation of scores in the backward pass is left out, as is usual for utilisation. DeBERTa and XLNet
+are counted with the padded kernels that GPUs run.
 """
 
 from collections.abc import Iterator
@@ -40,12 +39,12 @@ Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig
 
 
 def is_enhanced(model: ModelConfig) -> bool:
-    """Whether masked tokens are predicted by DeBERTa's mask decoder."""
+    """Return whether DeBERTa's mask decoder predicts masked tokens."""
     return isinstance(model, Deberta) and model.mask_decoder == "enhanced"
 
 
 def head(model: ModelConfig, targets: int) -> Iterator[Product]:
-    """The masked-language-model head on so many states."""
+    """Yield the products of the masked-language-model head on `targets` states."""
     width = model.embedding_width
     if not model.bare_head:
         yield Product("head: dense", targets, model.hidden, width)
@@ -57,7 +56,7 @@ def decoder(width: int, vocabulary: int, targets: int) -> Iterator[Product]:
 
 
 def encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
-    """All layers, for all tokens."""
+    """Yield the products of all layers, for all tokens."""
     match model:
         case DebertaConfig() | DebertaV2Config():
             yield from before_last(model, shape)
@@ -88,7 +87,7 @@ def _plain(model: Plain, shape: Shape) -> Iterator[Product]:
 
 
 def passes(model: Deberta) -> int:
-    """How often the last layer runs for the targets."""
+    """Return how many times the last layer runs for the targets."""
     return PASSES if model.mask_decoder == "enhanced" else 1
 
 
@@ -99,7 +98,9 @@ def disentangled_size(model: Deberta, length: int) -> DisentangledSize:
 
 
 def places(model: Deberta, length: int) -> int:
-    """Rows of the position table that rows of `length` tokens reach (encoder_core/layers/deberta_attention.py)."""
+    """Return how many rows of the position table rows of `length` tokens use
+    (encoder_core/layers/deberta_attention.py).
+    """
     if isinstance(model, DebertaConfig):
         span, reach = model.max_length, length - 1
     else:
@@ -120,38 +121,38 @@ def _convolution(model: Deberta, shape: Shape) -> Iterator[Product]:
 
 
 def look_again(model: Deberta, shape: Shape, queries: int) -> Iterator[Product]:
-    """The last layer for `queries` tokens of each row."""
+    """Yield the products of the last layer for `queries` tokens of each row."""
     return disentangled_layer(
         disentangled_size(model, shape.length), shape.rows, shape.length, queries=queries
     )
 
 
 def distances(model: XlnetConfig, length: int, backwards: bool) -> int:
-    """Distances that occur, from key to query (encoder_core/layers/xlnet_encoder.py)."""
+    """Return the number of distances from key to query (encoder_core/layers/xlnet_encoder.py)."""
     ahead, behind = length - 1, length - 1 + model.memory
     return (behind if backwards else ahead) + behind + 1
 
 
 def two_stream_size(model: XlnetConfig, length: int, backwards: bool) -> TwoStreamSize:
-    """With the whole memory behind the rows."""
+    """Return the size of a layer with full memory."""
     places = distances(model, length, backwards)
     return TwoStreamSize(model.hidden, model.heads, model.feed_forward, model.memory, places)
 
 
 def _content(model: XlnetConfig, shape: Shape) -> Iterator[Product]:
-    """The content stream alone, without memory."""
+    """Yield the products of the content stream alone, without memory."""
     row = (two_stream_size(forgetful(model), shape.length, False), shape.rows, shape.length)
     yield from times(shared_keys(*row), model.layers)
     yield from times(stream(*row, queries=shape.length), model.layers)
 
 
 def forgetful(model: XlnetConfig) -> XlnetConfig:
-    """Where nothing is predicted, rows stand alone."""
+    """Return the model without memory: where nothing is predicted, rows stand alone."""
     return model.model_copy(update={"memory": 0})
 
 
 def two_streams(model: XlnetConfig, shape: Shape) -> Iterator[Product]:
-    """Both streams, with the whole memory behind them; only the queries of the last layer reach the loss."""
+    """Yield the products of both streams with full memory. In the last layer only the query stream reaches the loss."""
     size = two_stream_size(model, shape.length, shape.backwards)
     row = (size, shape.rows, shape.length)
     yield from times(shared_keys(*row), model.layers)

@@ -1,8 +1,8 @@
-"""Matrix products of the layers, part by part, and the microbatch that they are counted for.
+"""Matrix products of the layers, part by part, and the microbatch for which they are counted.
 
 As in torch.utils.flop_counter, an [m, k] by [k, n] product counts 2 m k n: multiplications and additions. Only matrix
 products and convolutions count. Everything else (LayerNorm, softmax, dropout, the optimizer) is a few percent of the
-arithmetic; it costs memory traffic, which the assumed utilisation covers.
+arithmetic; it costs memory traffic, which the assumed utilisation includes.
 
 Names: T tokens, M targets, R rows, L length of a row, K keys of a row (L, and what memory adds), Q queries of a row,
 P relative positions in use, H hidden, F inner width, N heads, D = H / N, E embedding width, V vocabulary.
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Shape:
-    """One microbatch for counting: every row has `length` tokens, of which `targets_per_row` are predicted.
+    """The shape of a microbatch for counting: every row has `length` tokens, of which `targets_per_row` are predicted.
 
-    `backwards`: some rows are read from their ends (XLNet).
+    `backwards`: whether some rows are read from their ends (XLNet).
     """
 
     rows: int
@@ -34,7 +34,7 @@ class Shape:
 
     @property
     def twice(self) -> "Shape":
-        """The texts of rows that are compared with themselves (encoder_core/objectives/contrastive.py)."""
+        """The shape of the texts of rows that are each read twice (encoder_core/objectives/contrastive.py)."""
         return Shape(2 * self.rows, self.length, 0)
 
 
@@ -43,10 +43,10 @@ class Product:
     """`count` products of an [m, k] by a [k, n] matrix.
 
     Attributes:
-        what: a name for people to read.
-        derivatives: products of the same size in the backward pass: 2 where both factors have a gradient, 1 where
-            one has, 0 where the outcome does not reach the loss.
-        layer: inside a layer, so that activation checkpointing runs it once more.
+        what: name for people to read.
+        derivatives: number of products of the same size in the backward pass: 2 if both factors have a gradient, 1 if
+            one has, 0 if the result does not reach the loss.
+        layer: whether it is inside a layer, so that activation checkpointing runs it once more.
     """
 
     what: str
@@ -68,7 +68,9 @@ class Product:
 
 @dataclass(frozen=True)
 class Count:
-    """FLOPs of one microbatch. `recomputed`: the layers' forward pass, which activation checkpointing runs again."""
+    """FLOPs of one microbatch. `recomputed`: those of the layers' forward pass, which activation checkpointing runs
+    again.
+    """
 
     forward: int
     backward: int
@@ -76,7 +78,7 @@ class Count:
 
     @property
     def model(self) -> int:
-        """Without recomputation: what utilisation is measured by."""
+        """FLOPs without recomputation, which define the utilisation."""
         return self.forward + self.backward
 
 
@@ -89,13 +91,13 @@ def count(products: list[Product]) -> Count:
 
 
 def times(products: Iterator[Product], count: int) -> Iterator[Product]:
-    """Each of them `count` times."""
+    """Yield each product `count` times."""
     for product in products:
         yield replace(product, count=product.count * count)
 
 
 def without_gradient(products: Iterator[Product]) -> Iterator[Product]:
-    """Those whose outcome does not reach the loss."""
+    """Yield the products without backward pass, because their results do not reach the loss."""
     for product in products:
         yield replace(product, derivatives=0)
 
@@ -105,20 +107,24 @@ def feed_forward(tokens: int, hidden: int, inner: int) -> Iterator[Product]:
 
 
 def gated_feed_forward(tokens: int, hidden: int, inner: int) -> Iterator[Product]:
-    """Two halves of `inner` in, one out (encoder_core/layers/encoder.py). Nothing that is kept comes after the latter,
-    so checkpointing does not run it again."""
+    """Yield the products of a gated block: two halves of `inner` in, one out (encoder_core/layers/encoder.py).
+
+    Nothing is saved after the second, so checkpointing does not run it again.
+    """
     yield Product("feed-forward", tokens, hidden, inner, 2, layer=True)
     yield Product("feed-forward", tokens, inner, hidden)
 
 
 def pairs_in_sight(length: int, window: int | None) -> int:
-    """Queries and keys of a row that are at most `window` tokens apart; None: all."""
+    """Return the number of pairs of query and key in a row that are at most `window` tokens apart; None: all pairs."""
     reach = length - 1 if window is None else min(window, length - 1)
     return length * (2 * reach + 1) - reach * (reach + 1)
 
 
 def attention(rows: int, queries: int, keys: int, heads: int, hidden: int) -> Iterator[Product]:
-    """Scores and weighted values: two products of [Q, D] by [D, K] a row and head, one of them the other way round."""
+    """Yield scores and weighted values: two products of [Q, D] by [D, K] for each row and head, one of them
+    transposed.
+    """
     yield Product("attention q k' and p v", queries, hidden // heads, keys, 2 * rows * heads, layer=True)
 
 
@@ -127,7 +133,7 @@ def projections(tokens: int, hidden: int, count: int) -> Iterator[Product]:
 
 
 def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int) -> Iterator[Product]:
-    """Query, key, value and output projections, attention, feed-forward (encoder_core/layers/encoder.py)."""
+    """Yield query, key, value and output projections, attention, feed-forward (encoder_core/layers/encoder.py)."""
     yield from projections(rows * length, hidden, 4)
     yield from attention(rows, length, length, heads, hidden)
     yield from feed_forward(rows * length, hidden, inner)
@@ -136,8 +142,9 @@ def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int) -> 
 def pre_norm_layer(
     rows: int, length: int, heads: int, hidden: int, inner: int, *, shared: int, window: int | None
 ) -> Iterator[Product]:
-    """As `plain_layer`, with a gated feed-forward block, keys and values `shared` wide, and attention to what a window
-    holds."""
+    """Yield the products of `plain_layer` with a gated feed-forward block, keys and values `shared` wide, and
+    attention in a window.
+    """
     yield from projections(rows * length, hidden, 2)
     yield Product("q, k, v, output projections", rows * length, hidden, shared, 2, layer=True)
     if window is None:
@@ -149,7 +156,7 @@ def pre_norm_layer(
 
 
 def relative_key_scores(rows: int, length: int, heads: int, hidden: int, sides: int) -> Iterator[Product]:
-    """Scores against a vector for each of the 2 L - 1 distances, from queries or from both sides."""
+    """Yield the scores of a vector for each of the 2 L - 1 distances, from queries or from both sides."""
     yield Product(
         "scores of relative positions",
         rows * heads * length,
@@ -162,8 +169,8 @@ def relative_key_scores(rows: int, length: int, heads: int, hidden: int, sides: 
 
 @dataclass(frozen=True)
 class DisentangledSize:
-    """A layer of DeBERTa's. `places`: relative positions in use. `fused`: one matrix for query, key and value, as in
-    version 1.
+    """The size of a DeBERTa layer. `places`: number of relative positions in use. `fused`: whether query, key and
+    value are one matrix, as in version 1.
     """
 
     hidden: int
@@ -176,8 +183,10 @@ class DisentangledSize:
 def disentangled_layer(
     size: DisentangledSize, rows: int, length: int, queries: int | None = None
 ) -> Iterator[Product]:
-    """One layer for `queries` of each row that look at all of it; None for the tokens themselves
-    (encoder_core/layers/deberta_attention.py, the padded kernel, which GPUs run)."""
+    """Yield one layer for `queries` of each row that see all of it; None: the tokens themselves.
+
+    It is counted with the padded kernel, which GPUs run (encoder_core/layers/deberta_attention.py).
+    """
     tokens, asked = rows * length, rows * (length if queries is None else queries)
     of_tokens, of_queries = (3, 3) if size.fused else (2, 1)
     yield from projections(tokens, size.hidden, of_tokens if queries is not None else 3)
@@ -200,7 +209,7 @@ def disentangled_layer(
 
 @dataclass(frozen=True)
 class TwoStreamSize:
-    """A layer of XLNet's. `carried`: tokens of its memory. `places`: distances in use."""
+    """The size of an XLNet layer. `carried`: number of memory tokens. `places`: number of distances in use."""
 
     hidden: int
     heads: int
@@ -210,7 +219,9 @@ class TwoStreamSize:
 
 
 def shared_keys(size: TwoStreamSize, rows: int, length: int) -> Iterator[Product]:
-    """What both streams look at: keys and values of memory and row, and keys of distances (sinusoids: no gradient)."""
+    """Yield the products that both streams use: keys and values of memory and row, and keys of distances (sinusoids:
+    no gradient).
+    """
     yield from projections(rows * (size.carried + length), size.hidden, 2)
     yield Product(
         "projections of positions", size.places, size.hidden, size.hidden, derivatives=1, layer=True
@@ -218,7 +229,7 @@ def shared_keys(size: TwoStreamSize, rows: int, length: int) -> Iterator[Product
 
 
 def stream(size: TwoStreamSize, rows: int, length: int, queries: int) -> Iterator[Product]:
-    """One stream of `queries` of each row (encoder_core/layers/xlnet_attention.py)."""
+    """Yield one stream of `queries` of each row (encoder_core/layers/xlnet_attention.py)."""
     width = size.hidden // size.heads
     yield from projections(rows * queries, size.hidden, 2)
     yield Product("scores of relative positions", queries, width, size.places, rows * size.heads, layer=True)

@@ -1,12 +1,12 @@
-"""What one layer keeps for its backward pass: the tensors that autograd saves, each storage once, without parameters.
+"""What one layer saves for its backward pass: the tensors that autograd saves, each storage once, without parameters.
 
-Attention kernels differ in what they keep. `gpu` is what attention is there in half precision: flash attention where
-nothing is dropped, the fused kernels of encoder_core/kernels with dropout and for all relative forms. Both keep their
-operands, what comes out and one sum for each query and head, and nothing that grows with the square of a row. So rows
-of mixed lengths keep what full rows of their mean length keep. Where a sum with a residual is normed, dropout leaves a
-key for each token there, of which its kernel hashes the mask again, and a mask elsewhere. `cpu` is what training runs
-on a CPU: encoder_core/layers/cpu_attention.py, torch's attention on padded rows, and norms as written. Tests hold both
-to measurements, `gpu` with kernels that are not launched. All other tensors are the same for both.
+Attention kernels differ in what they save. `gpu` is attention in half precision: flash attention without dropout, the
+fused kernels of encoder_core/kernels with dropout and for all relative forms. Both save their operands, their result
+and one sum for each query and head, and nothing that grows with the square of a row. So rows of mixed lengths save as
+much as full rows of their mean length. In the norm of a residual sum, dropout saves a key for each token there, from
+which its kernel hashes the mask again; elsewhere it saves a mask. `cpu` is training on a CPU:
+encoder_core/layers/cpu_attention.py, torch's attention on padded rows, and norms as written. Tests compare both with
+measurements, `gpu` with kernels that are not launched. All other tensors are the same for both.
 
 Names as in `products`.
 """
@@ -28,7 +28,7 @@ _SEGMENTS = 3  # XLNet's: two, and its classification token's
 
 @dataclass(frozen=True)
 class Saved:
-    """`count` tensors of `elements` numbers, each of `width` bytes, or of the working precision with STATE."""
+    """`count` tensors of `elements` numbers, each of `width` bytes, or of the working precision if STATE."""
 
     what: str
     elements: int
@@ -41,7 +41,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Drops:
-    """Where dropout acts: on states, and on attention's probabilities. Where none does, nothing is kept of it."""
+    """Whether dropout acts on states, and on attention's probabilities. Without dropout nothing is saved for it."""
 
     states: bool
     scores: bool
@@ -49,7 +49,9 @@ class Drops:
 
 @dataclass(frozen=True)
 class Layer:
-    """`count` equal layers: what enters each, which activation checkpointing keeps, and what it does not."""
+    """`count` equal layers. `inputs`: what enters each, which activation checkpointing saves. `inner`: the rest,
+    which it does not.
+    """
 
     inputs: tuple[Saved, ...]
     inner: tuple[Saved, ...]
@@ -57,7 +59,7 @@ class Layer:
 
 
 def total(saved: Iterable[Saved], state: int) -> int:
-    """Bytes, where a number of the working precision has `state`."""
+    """Return the bytes, if a number in the working precision has `state` bytes."""
     return sum(tensor.bytes(state) for tensor in saved)
 
 
@@ -67,13 +69,15 @@ def several(saved: Iterable[Saved], count: int) -> Iterator[Saved]:
 
 
 def norm(rows: int, width: int) -> Iterator[Saved]:
-    """LayerNorm keeps its input, and mean and deviation of each row."""
+    """Yield what LayerNorm saves: its input, and mean and deviation of each row."""
     yield Saved("LayerNorm inputs", rows * width)
     yield Saved("LayerNorm statistics", rows, FP32, 2)
 
 
 def rms_norm(rows: int, width: int, kernel: Kernel, normalised: str = "normalised") -> Iterator[Saved]:
-    """RMSNorm keeps its input and the deviation of each row; torch's on a CPU also what it made of the input."""
+    """Yield what RMSNorm saves: its input and the deviation of each row; on a CPU torch's also saves the normalised
+    input.
+    """
     yield Saved("RMSNorm inputs", rows * width)
     yield from _of_rms_norm(rows, width, kernel, normalised)
 
@@ -85,7 +89,7 @@ def _of_rms_norm(rows: int, width: int, kernel: Kernel, normalised: str = "norma
 
 
 def normed_sum(rows: int, width: int, kernel: Kernel, *, dropped: bool, rms: bool = False) -> Iterator[Saved]:
-    """Dropout, the sum with the residual, and its norm."""
+    """Yield what dropout, the sum with the residual, and its norm save."""
     yield from rms_norm(rows, width, kernel, "normalised sums") if rms else norm(rows, width)
     if dropped:
         mask = Saved("dropout masks", rows * width, MASK)
@@ -105,8 +109,11 @@ def plain_layer(
 
 @dataclass(frozen=True)
 class PreNormSize:
-    """A pre-norm layer, and where it drops: attention's probabilities, what attention adds, inside the feed-forward
-    block. What does not drop keeps nothing of it. `shared_heads`: of keys and values."""
+    """The size of a pre-norm layer, and where it has dropout: on probabilities, on attention's output, inside the
+    feed-forward block.
+
+    `shared_heads`: number of heads of keys and values.
+    """
 
     hidden: int
     heads: int
@@ -121,7 +128,7 @@ class PreNormSize:
 def pre_norm_layer(
     size: PreNormSize, rows: int, length: int, kernel: Kernel, *, normed: bool, window: int | None
 ) -> Layer:
-    """`normed`: attention takes normalised states, as in all layers but ModernBERT's first."""
+    """Return a layer. `normed`: whether attention takes normalised states, as in all layers but ModernBERT's first."""
     tokens, states = rows * length, rows * length * size.hidden
     # Only flash attention shares keys and values between heads, the others repeat them.
     shares = kernel == "gpu" and not size.drops_scores
@@ -149,7 +156,9 @@ def pre_norm_layer(
 def _scores_of_pre_norm(
     size: PreNormSize, rows: int, length: int, kernel: Kernel, window: int | None
 ) -> Iterator[Saved]:
-    """On a CPU, torch's fused kernel where nothing is dropped and the window holds the row, else `blocked`."""
+    """Yield what attention saves. On a CPU torch's fused kernel runs without dropout if the window holds the row,
+    else `blocked`.
+    """
     local = window is not None and length > window + 1
     if kernel == "gpu" or not (local or size.drops_scores):
         yield Saved("attention row sums", rows * size.heads * length, FP32)
@@ -164,8 +173,11 @@ def _scores_of_pre_norm(
 def relative_key_layer(
     rows: int, length: int, heads: int, hidden: int, inner: int, sides: int, *, kernel: Kernel, drops: Drops
 ) -> Layer:
-    """On a GPU each side has the table for itself, head by head. On a CPU scores of distances are picked from products
-    with the table, which are kept, and join as a bias."""
+    """Return a layer with learned relative positions.
+
+    On a GPU each side has its own copy of the table, head by head. On a CPU the scores of distances are gathered from
+    products with the table, which are saved, and enter as a bias.
+    """
     tokens, scores = rows * length, rows * heads * length
     attention = [Saved("q, k, v", tokens * hidden, count=3)]
     if kernel == "gpu":
@@ -186,7 +198,7 @@ def relative_key_layer(
 def disentangled_layer(
     size: DisentangledSize, rows: int, length: int, *, kernel: Kernel, drops: Drops
 ) -> Layer:
-    """Of DeBERTa's layers, one for all tokens."""
+    """Return a DeBERTa layer for all tokens."""
     tokens, scores = rows * length, rows * size.heads * length
     attention = [
         *_by_distance(size, tokens, tokens, length),
@@ -201,7 +213,7 @@ def disentangled_layer(
 def looking_again(
     size: DisentangledSize, rows: int, length: int, queries: int, *, kernel: Kernel, drops: Drops
 ) -> Layer:
-    """Of DeBERTa's layers, one for `queries` tokens of each row. The states that they look at are kept elsewhere."""
+    """Return a DeBERTa layer for `queries` tokens of each row. The states that they see are counted elsewhere."""
     asked, scores = rows * queries, rows * size.heads * queries
     if kernel == "gpu":
         attention = [
@@ -217,8 +229,10 @@ def looking_again(
 def two_stream_layer(
     size: TwoStreamSize, rows: int, length: int, queries: int, *, kernel: Kernel, drops: Drops, orders: int
 ) -> Layer:
-    """XLNet's: the content stream of all tokens, and the query stream of `queries` targets a row. `orders`: in which
-    rows are read, 2 where some run backwards."""
+    """Return an XLNet layer: the content stream of all tokens, and the query stream of `queries` targets a row.
+
+    `orders`: number of reading directions; 2 if some rows are reversed.
+    """
     keys = rows * (size.carried + length) * size.hidden
     shared = [Saved("memory and row", keys), Saved("v", keys)]
     if kernel == "gpu":
@@ -257,8 +271,9 @@ def _states(tokens: int, hidden: int) -> tuple[Saved, ...]:
 
 
 def _block(tokens: int, hidden: int, inner: int, kernel: Kernel, drops: Drops) -> Iterator[Saved]:
-    """A layer but for its attention: what that gives to its output projection, two residual sums with dropout and
-    LayerNorm, and the feed-forward between."""
+    """Yield a layer without its attention: the input of the output projection, two residual sums with dropout and
+    LayerNorm, and the feed-forward block.
+    """
     yield Saved("contexts", tokens * hidden)
     yield Saved("feed-forward inputs", tokens * hidden)
     yield Saved("feed-forward, before and after the activation", tokens * inner, count=2)
@@ -268,8 +283,10 @@ def _block(tokens: int, hidden: int, inner: int, kernel: Kernel, drops: Drops) -
 def _attention(
     rows: int, keys: int, kernel: Kernel, drops: Drops, *, written: bool = False
 ) -> Iterator[Saved]:
-    """Beside operands and contexts; `rows` of scores over all heads. On a CPU a fused kernel where nothing is dropped,
-    unless it is a `written` one."""
+    """Yield what attention saves besides operands and contexts, for `rows` of scores over all heads.
+
+    On a CPU a fused kernel runs without dropout, unless the kernel is a `written` one.
+    """
     if kernel == "gpu" or not (drops.scores or written):
         yield Saved("attention row sums", rows, FP32)
     elif drops.scores:
@@ -277,28 +294,32 @@ def _attention(
 
 
 def _biased(rows: int, keys: int, drops: Drops) -> Iterator[Saved]:
-    """On a CPU, attention with a bias that has a gradient: probabilities, and with dropout those after it and masks."""
+    """Yield what CPU attention with a trained bias saves: probabilities, and with dropout also dropped probabilities
+    and masks.
+    """
     yield Saved("probabilities", rows * keys, count=2 if drops.scores else 1)
     if drops.scores:
         yield Saved("attention dropout masks", rows * keys, MASK)
 
 
 def _positions(size: DisentangledSize, drops: Drops) -> Iterator[Saved]:
-    """The table of positions after dropout."""
+    """Yield the table of positions after dropout."""
     yield Saved("position table", size.places * size.hidden)
     if drops.states:
         yield Saved("dropout masks", size.places * size.hidden, MASK)
 
 
 def _by_distance(size: DisentangledSize, asked: int, tokens: int, length: int) -> Iterator[Saved]:
-    """Operands of disentangled attention without padding, its tables spread out by distance."""
+    """Yield the operands of disentangled attention without padding; its tables are expanded by distance."""
     yield Saved("q", asked * size.hidden)
     yield Saved("k, v", tokens * size.hidden, count=2)
     yield Saved("positions in order of distance", (2 * length - 1) * size.hidden, count=2)
 
 
 def _looked_up(size: DisentangledSize, rows: int, length: int, queries: int) -> Iterator[Saved]:
-    """Padded disentangled attention up to its bias: scores of positions are picked from products, which are kept."""
+    """Yield what padded disentangled attention saves up to its bias: scores of positions are gathered from products,
+    which are saved.
+    """
     tokens, asked = rows * length * size.hidden, rows * queries * size.hidden
     yield Saved("q, and its copy for products", asked, count=2)
     yield Saved("k, v, and k's copy for products", tokens, count=3)

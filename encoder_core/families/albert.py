@@ -1,8 +1,7 @@
 """ALBERT (Lan et al., 2019, arXiv 1909.11942): BERT with a tenth of the parameters.
 
-The table of words is narrow, and a Linear widens it (section 3.1, factorised embeddings). All layers are one layer,
-run again and again (cross-layer sharing). The order of two segments is learned in place of whether they belong
-together.
+The word embeddings are narrow, and a Linear widens them (section 3.1, factorised embeddings). All layers share the
+parameters of one (cross-layer sharing). The order of two segments is predicted, not whether they belong together.
 """
 
 from typing import Any, ClassVar, Literal, Self
@@ -28,12 +27,12 @@ from encoder_core.layers.encoder import Embeddings, Encoder
 
 
 class AlbertConfig(WithGenerator):
-    """See `EncoderConfig` and `WithGenerator`.
+    """The configuration of an ALBERT. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        embedding: width of the embeddings, projected to `hidden`; the head works in it too.
-        groups: distinct layers; depth i runs layer i * groups // layers. 1 shares one layer everywhere.
-        token_types: segments told apart by an embedding.
+        embedding: width of the embeddings, which are projected to `hidden`; the head works in this width too.
+        groups: number of distinct layers; depth i runs layer i * groups // layers. 1: all depths share one layer.
+        token_types: number of segments with an embedding of their own.
     """
 
     family: Literal["albert"] = "albert"
@@ -49,7 +48,7 @@ class AlbertConfig(WithGenerator):
 
     @property
     def generator(self) -> Self:
-        """With as many distinct layers as its depth has room for."""
+        """The generator; it has at most as many distinct layers as its depth."""
         shallow = super().generator
         return shallow.model_copy(update={"groups": min(self.groups, shallow.layers)})
 
@@ -169,7 +168,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def to_json(config: AlbertConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model."""
+    """Return the fields of config.json that describe the model."""
     return {
         "model_type": "albert",
         **shared_to_json(config),
@@ -183,7 +182,11 @@ def to_json(config: AlbertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> AlbertConfig:
-    """The inverse. Raises ModelError for a model that we cannot load."""
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DEFAULTS | fields
     if fields["inner_group_num"] != 1:
         raise ModelError(

@@ -1,12 +1,12 @@
-"""BERT (Devlin et al., 2018, arXiv 1810.04805): the encoder of the Transformer, trained to find masked words.
+"""BERT (Devlin et al., 2018, arXiv 1810.04805): the encoder of the Transformer, trained to predict masked words.
 
-Before it, models read a text from one side. BERT hides 15 % of the tokens and predicts them from both sides (section
-3.1). Its layers are those of Vaswani et al. (2017): attention, then a feed-forward block, each with a residual sum
-and a LayerNorm behind it (post-norm). Embeddings of the word, of the position and of the segment are summed.
+Earlier models read a text from one side. BERT masks 15 % of the tokens and predicts them from both sides (section
+3.1). Its layers are those of Vaswani et al. (2017): attention, then a feed-forward block, each followed by a residual
+sum and a LayerNorm (post-norm). The embeddings of word, position and segment are summed.
 
-SpanBERT (Joshi et al., 2020) has the same encoder, and differs in its objective. DistilBERT (Sanh et al., 2019,
-section 3) is half as deep, and has no token types; transformers has a class of its own for it, whose names stand at
-the end.
+SpanBERT (Joshi et al., 2020) has the same encoder and another objective. DistilBERT (Sanh et al., 2019, section 3) is
+half as deep and has no token types; transformers has a class of its own for it, whose names are at the end of this
+file.
 """
 
 from collections.abc import Callable, Collection
@@ -37,12 +37,12 @@ from encoder_core.layers.relative_key import RelativeKeyAttention
 
 
 class BertConfig(WithGenerator):
-    """See `EncoderConfig` and `WithGenerator`.
+    """The configuration of a BERT, SpanBERT or DistilBERT. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        token_types: segments told apart by an embedding; 0 for none (DistilBERT).
-        position: absolute embeddings at the input (the paper), or learned relative positions in every layer's
-            scores, against the queries (relative_key) or against queries and keys (relative_key_query).
+        token_types: number of segments with an embedding of their own; 0 for none (DistilBERT).
+        position: absolute embeddings at the input (the paper), or learned relative positions in every layer's scores,
+            against the queries (relative_key) or against queries and keys (relative_key_query).
     """
 
     family: Literal["bert"] = "bert"
@@ -113,7 +113,9 @@ def _embeddings(config: BertConfig) -> Embeddings:
 
 
 def _kernels(config: BertConfig, attend: Attend) -> Callable[[], Attend]:
-    """The kernel of one more layer: relative positions are parameters, so each layer has its own."""
+    """Return a function that makes the attention kernel of one layer. Relative positions are parameters, so each
+    layer has its own.
+    """
     if config.position == "absolute":
         return lambda: attend
     both_sides = config.position == "relative_key_query"
@@ -153,11 +155,15 @@ DEFAULTS: dict[str, Any] = {
 
 
 def to_json(config: BertConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model. Raises ModelError for relative positions."""
+    """Return the fields of config.json that describe the model.
+
+    Raises:
+        ModelError: the model has relative positions.
+    """
     if config.position != "absolute":
         raise ModelError(
-            f"model.position is {config.position!r}, which transformers' BERT no longer has",
-            remedy="export is possible with position: absolute only",
+            f"model.position is {config.position!r}, which transformers' BERT no longer supports",
+            remedy="train with model.position: absolute to export",
         )
     return {
         "model_type": "bert",
@@ -168,7 +174,11 @@ def to_json(config: BertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> BertConfig:
-    """The inverse. Raises ModelError for a model that we cannot load."""
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DEFAULTS | fields
     if fields["position_embedding_type"] != "absolute":
         raise ModelError(
@@ -238,12 +248,16 @@ EPSILON = 1e-12  # of every LayerNorm; their configuration has no field for it
 
 
 def distilled_to_json(config: BertConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model. Raises ModelError for what the class cannot be."""
+    """Return the fields of config.json that describe the model as a DistilBERT.
+
+    Raises:
+        ModelError: the model has relative positions, or another LayerNorm epsilon than 1e-12.
+    """
     if config.position != "absolute" or config.layer_norm_eps != EPSILON:
         raise ModelError(
-            f"model.position is {config.position} and model.layer_norm_eps {config.layer_norm_eps:g}: BERT without "
-            "token types is transformers' DistilBERT, which has absolute positions and an epsilon of 1e-12",
-            remedy="export is possible with those values, or with model.token_types of 1 or more",
+            f"the model has position {config.position} and layer_norm_eps {config.layer_norm_eps:g}, but without token "
+            "types it is exported as transformers' DistilBERT, which needs position absolute and layer_norm_eps 1e-12",
+            remedy="train with model.position: absolute and model.layer_norm_eps: 1e-12, or with model.token_types: 1",
         )
     return {
         "model_type": "distilbert",
@@ -255,8 +269,12 @@ def distilled_to_json(config: BertConfig) -> dict[str, Any]:
 
 
 def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
-    """The inverse. Positions that were made of sines lie in the weights like any others. Raises ModelError for a model
-    that we cannot load."""
+    """Return our configuration for the fields of a DistilBERT's config.json. Sinusoidal positions are part of the
+    weights, like learned ones.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DISTILLED_DEFAULTS | fields
     check_tied(fields)
     values = {ours: fields[theirs] for ours, theirs in DISTILLED_FIELDS.items()}

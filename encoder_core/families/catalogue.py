@@ -1,7 +1,7 @@
-"""The list of families: a new one is imported here and joins a union. All else follows from its configuration.
+"""The list of model families: import a new family here and add it to a union. Its configuration does the rest.
 
-A configuration of any of them becomes an encoder (`build_encoder`), is written for transformers (`interchange`), and is
-read from there (`read_config`).
+The configuration of any family becomes an encoder (`build_encoder`), is written for transformers (`interchange`), and
+is read from there (`read_config`).
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ DetectorConfig = (
     | NeoBertConfig
     | XlmConfig
 )
-"""Families that have a `generator`, a smaller one of their kind on the same embeddings."""
+"""Families with a `generator`: a smaller model of the same family that shares the embeddings."""
 
 ModelConfig = Annotated[DetectorConfig | XlnetConfig, Field(discriminator="family")]
 """The configuration of any family, told apart by its `family` field."""
@@ -46,7 +46,7 @@ FAMILIES: tuple[type[DetectorConfig | XlnetConfig], ...] = (*get_args(DetectorCo
 
 
 def language_table(config: ModelConfig) -> tuple[str, ...]:
-    """The languages that the model has embeddings of, in their order; empty in most families."""
+    """Return the languages for which the model has embeddings, in their order; empty in most families."""
     return config.languages if isinstance(config, XlmConfig) and config.language_table else ()
 
 
@@ -57,10 +57,14 @@ def build_encoder(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> AnyEncoder:
-    """The family's encoder, weights not yet initialised. Raises ModelError if the vocabulary is unknown.
+    """Build the family's encoder; its weights are not yet initialised.
 
-    `embeddings`: shared with another network of the family, if given; XLNet shares none. `attend` is the kernel of
-    plain attention; disentangled and two-stream attention have their own.
+    Args:
+        embeddings: embeddings to share with another network of the family, or None; XLNet shares none.
+        attend: kernel of plain attention; disentangled and two-stream attention have their own.
+
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
     """
     return config.encoder(embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend)
 
@@ -70,10 +74,10 @@ class Interchange:
     """How one model is written in transformers' format.
 
     Attributes:
-        architecture: the class that loads it.
+        architecture: name of the class that loads it.
         table: names of its parameters.
-        fields: its config.json.
-        layers: distinct layers, for expanding `table`.
+        fields: fields of its config.json.
+        layers: number of distinct layers, for expanding `table`.
     """
 
     architecture: str
@@ -83,7 +87,11 @@ class Interchange:
 
 
 def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
-    """The class of transformers that holds this encoder and these heads. Raises ModelError if there is none."""
+    """Return how this encoder with these heads is written for transformers.
+
+    Raises:
+        ModelError: transformers has no class for it.
+    """
     its = _written(config, heads)
     described = {"architectures": [its.architecture]} | its.fields
     return Interchange(its.architecture, its.table, described, config.distinct_layers)
@@ -109,12 +117,16 @@ _FORMATS: dict[str, Format] = {its.model_type: its for family in FAMILIES for it
 
 
 def _alone(its: Written) -> str:
-    """The class that holds the encoder alone."""
+    """Return the name of the class that holds the encoder alone."""
     return _FORMATS[its.fields["model_type"]].encoder
 
 
 def read_config(fields: dict[str, Any]) -> ModelConfig:
-    """Our configuration for a config.json. Raises ModelError for a model type that we do not have."""
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: the model type is not supported.
+    """
     model_type = fields.get("model_type")
     if model_type not in _FORMATS:
         raise ModelError(

@@ -1,7 +1,8 @@
-"""What every model has: its shape, and what the rest of the system asks of a family.
+"""What every model has: its shape, and the interface of a family.
 
-A family is a class of configurations in a file of this folder. It builds its encoder, says how transformers names it,
-and what its small form is. Nothing else asks which family a model is of, but for what only one family has."""
+A family is a class of configurations in a file of this folder. It builds its encoder, gives transformers' names, and
+defines its small form. Other code does not ask for a model's family, except for features that only one family has.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -26,19 +27,20 @@ from encoder_core.layers.initialise import Initializer
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
 AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
-"""Batch to hidden states [T, H], with the input embeddings as `embeddings`."""
+"""An encoder: maps a batch to hidden states [T, H], and has the input embeddings as `embeddings`."""
 
 
 @dataclass(frozen=True)
 class SmallForm:
-    """The shape that a recipe's model is shrunk to. Which of the settings a family has, it says itself.
+    """The shape of a recipe's small form. Each family takes the values for the settings that it has.
 
     Attributes:
-        length: of the longest row, in tokens.
-        drops: whether dropout stays as it is; otherwise there is none.
-        layers, hidden, heads, embedding: of the small model.
-        window, buckets: tokens of a local layer's window; rows of DeBERTa's table of distances each way.
-        memory_refresh: steps after which XLNet's memory is made again.
+        length: number of tokens in the longest row.
+        drops: whether dropout is kept; otherwise its rates are 0.
+        layers, hidden, heads, embedding: depth, width, attention heads and width of embeddings.
+        window: number of tokens in a local layer's window.
+        buckets: rows of DeBERTa's table of distances in each direction.
+        memory_refresh: number of steps after which XLNet's memory is recomputed.
     """
 
     length: int
@@ -53,20 +55,20 @@ class SmallForm:
 
 
 class EncoderConfig(BaseModel, ABC):
-    """The shape of an encoder; each family adds its own fields, and answers for itself.
+    """The shape of an encoder. Each family adds its own fields and methods.
 
     Attributes:
-        name: what the family is called.
-        recipe: the bundled recipe whose settings a model of the family goes on with; `pair_recipe` with a generator.
-        main_heads: of the network that goes on to other tasks.
+        name: name of the family.
+        recipe: bundled recipe with the settings for continuing a model of the family; `pair_recipe`: with a generator.
+        main_heads: heads of the network that other tasks start from.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
-        max_length: longest row in tokens, special tokens included.
+        max_length: number of tokens in the longest row, including special tokens.
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
-        pad_id: the tokenizer's padding id, for interchange (we never pad).
-        dropout, attention_dropout: on hidden states and on attention probabilities.
+        pad_id: padding id of the tokenizer, for interchange (we never pad).
+        dropout, attention_dropout: dropout rates of hidden states and of attention probabilities.
         initializer_range: standard deviation of fresh weights.
-        initializer: the distribution of fresh weights (`layers/initialise.py`): normal, or normal cut at two standard
-            deviations.
+        initializer: distribution of fresh weights (`layers/initialise.py`): normal, or normal truncated at two
+            standard deviations.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,9 +99,10 @@ class EncoderConfig(BaseModel, ABC):
         return self
 
     def with_tokenizer(self, vocab: int, pad_id: int) -> Self:
-        """This configuration for a tokenizer of `vocab` ids.
+        """Return this configuration for a tokenizer of `vocab` ids.
 
-        Raises ModelError if the model is smaller than that.
+        Raises:
+            ModelError: the model has fewer ids than the tokenizer.
         """
         if self.vocab is not None and self.vocab < vocab:
             raise ModelError(
@@ -116,56 +119,60 @@ class EncoderConfig(BaseModel, ABC):
         checkpoint_activations: bool = False,
         attend: Attend = automatic,
     ) -> AnyEncoder:
-        """The encoder, on `embeddings` shared with another network if given; its weights not yet initialised. `attend`
-        is the kernel of plain attention.
+        """Build the encoder; its weights are not yet initialised.
 
-        Raises ModelError if the vocabulary is unknown.
+        Args:
+            embeddings: embeddings to share with another network; None: its own.
+            attend: kernel of plain attention.
+
+        Raises:
+            ModelError: the size of the vocabulary is unknown.
         """
 
     @abstractmethod
     def written(self, heads: Heads) -> Written | None:
-        """The class of transformers that holds the encoder with these heads; None if there is none."""
+        """Return how transformers' class holds the encoder with these heads; None if there is no such class."""
 
     @classmethod
     @abstractmethod
     def formats(cls) -> tuple[Format, ...]:
-        """The types of model in transformers that are of this family."""
+        """Return the model types of transformers that belong to this family."""
 
     def title(self, terms: Collection[str]) -> str:
-        """The name that the model is known by when it is trained by `terms`."""
+        """Return the name by which the model is known when it is trained with the loss terms `terms`."""
         return self.name
 
     def small(self, form: SmallForm) -> dict[str, object]:
-        """What only this family changes in the small form of a recipe."""
+        """Return the fields that only this family changes in the small form of a recipe."""
         return {}
 
     def with_layers(self, layers: int) -> Self:
-        """The same model with another depth."""
+        """Return the same model with another depth."""
         return self.model_copy(update={"layers": layers})
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embeddings, in which the masked-language-model head works too."""
+        """Width of the embeddings; the masked-language-model head works in it too."""
         return self.hidden
 
     @property
     def projects_embeddings(self) -> bool:
-        """Whether a Linear brings embeddings to the width of the layers."""
+        """Whether a Linear projects embeddings to the width of the layers."""
         return self.embedding_width != self.hidden
 
     @property
     def bounded(self) -> bool:
-        """Whether a table of positions bounds a row's length."""
+        """Whether a table of positions limits the length of a row."""
         return True
 
     @property
     def counts_from_padding(self) -> bool:
-        """Whether positions begin behind the padding id, so that parameters depend on it."""
+        """Whether positions begin after the padding id, so that the parameters depend on it."""
         return False
 
     @property
     def distinct_layers(self) -> int:
-        """Layers with parameters of their own."""
+        """Number of layers with parameters of their own."""
         return self.layers
 
     @property
@@ -175,12 +182,12 @@ class EncoderConfig(BaseModel, ABC):
 
     @property
     def biases(self) -> bool:
-        """Whether Linears and LayerNorms have biases; of the decoder `decoder_bias` says it."""
+        """Whether Linears and LayerNorms have biases; `decoder_bias` answers for the decoder."""
         return True
 
     @property
     def bare_head(self) -> bool:
-        """Whether the masked-language-model head is a decoder alone."""
+        """Whether the masked-language-model head consists of the decoder alone."""
         return False
 
     @property
@@ -190,17 +197,21 @@ class EncoderConfig(BaseModel, ABC):
 
     @property
     def tied(self) -> bool:
-        """Whether that decoder's weights are the word embeddings."""
+        """Whether the decoder's weights are the word embeddings."""
         return True
 
     @property
     def output_scale(self) -> float:
-        """Of fresh weights that write to the hidden states (`layers/parameters.py`, ScaledLinear)."""
+        """Scale of fresh weights that write to the hidden states (`layers/parameters.py`, ScaledLinear)."""
         return 1.0
 
     @property
     def vocabulary(self) -> int:
-        """`vocab`, known. Raises ModelError while it is not."""
+        """The number of token ids, `vocab`.
+
+        Raises:
+            ModelError: `vocab` is not set yet.
+        """
         if self.vocab is None:
             raise ModelError(
                 "model.vocab is not set",
@@ -210,18 +221,18 @@ class EncoderConfig(BaseModel, ABC):
 
 
 class WithGenerator(EncoderConfig):
-    """A family whose generator, where replaced tokens are detected, is as wide as itself and less deep.
+    """A family whose generator, for replaced-token detection, is as wide as the model itself and less deep.
 
     Attributes:
-        generator_layers: depth of the generator; None for half of this network's (DeBERTaV3, section 3.1). While it is
-            None it stays out of what is written: recipes had no such key at first.
+        generator_layers: depth of the generator; None: half of this network's (DeBERTaV3, section 3.1). None is not
+            written to recipes, because early recipes had no such key.
     """
 
     generator_layers: int | None = Field(default=None, gt=0)
 
     @property
     def generator(self) -> Self:
-        """The generator, as a model in its own right."""
+        """The generator, as a model of its own."""
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
 
@@ -235,7 +246,7 @@ class WithGenerator(EncoderConfig):
 
 
 def encoder_layers(config: EncoderConfig, count: int, kernel: Callable[[], Attend]) -> list[EncoderLayer]:
-    """`count` post-LayerNorm layers of the configuration's shape, each with a `kernel()` of its own."""
+    """Return `count` post-LayerNorm layers of the configuration's shape, each with its own `kernel()`."""
     return [
         EncoderLayer(
             SelfAttention(config.hidden, config.heads, config.attention_dropout, kernel()),

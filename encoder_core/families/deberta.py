@@ -1,13 +1,13 @@
-"""DeBERTa (He et al., 2020, arXiv 2006.03654): words and distances are kept apart in attention.
+"""DeBERTa (He et al., 2020, arXiv 2006.03654): attention treats words and distances separately.
 
-A score is the sum of content to content, content to position and position to content (section 3.1, disentangled
+A score is the sum of content-to-content, content-to-position and position-to-content terms (section 3.1, disentangled
 attention). Absolute positions enter only before the prediction, in the enhanced mask decoder (section 3.2). Version 2
-shares its projections between contents and positions, counts distances in logarithmic buckets, and may convolve
-beside its first layer. Version 3 (2111.09543) is version 2's encoder, trained as ELECTRA's discriminator.
+shares its projections between contents and positions, counts distances in logarithmic buckets, and may have a
+convolution beside its first layer. Version 3 (2111.09543) is version 2's encoder, trained as ELECTRA's discriminator.
 
-transformers has no enhanced mask decoder: there our logits are those of the plain decoder. The decoder's absolute
-positions travel under the name that the published weights give them, which transformers skips. It has no class for
-version 3's discriminator: a folder of one is loaded as `DebertaV2Model`, without its head.
+transformers has no enhanced mask decoder: its logits are the plain decoder's. It skips the decoder's absolute
+positions, which are stored under their name in the published weights. It has no class for version 3's discriminator:
+it loads such a folder as `DebertaV2Model`, without the head.
 """
 
 from collections.abc import Collection
@@ -41,13 +41,13 @@ from encoder_core.layers.encoder import Embeddings, FeedForward
 
 
 class DebertaConfig(WithGenerator):
-    """The first version. See `EncoderConfig` and `WithGenerator`.
+    """The configuration of the first version. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        mask_decoder: enhanced lets absolute positions in before the prediction, as the paper does; plain predicts
-            from the last layer, as transformers' classes do.
-        position_to_position: adds to the attention scores the term between relative positions, which the paper names
-            and leaves out. transformers' classes have no such term, so such a model cannot be exported.
+        mask_decoder: enhanced adds absolute positions before the prediction, as the paper does; plain predicts from
+            the last layer, as transformers' classes do.
+        position_to_position: whether scores have a term between relative positions, which the paper mentions and
+            leaves out. transformers' classes lack it, so such a model cannot be exported.
     """
 
     family: Literal["deberta"] = "deberta"
@@ -64,7 +64,7 @@ class DebertaConfig(WithGenerator):
         checkpoint_activations: bool = False,
         attend: Attend = plain_attention,
     ) -> DisentangledEncoder:
-        """Disentangled attention has kernels of its own, in place of `attend`."""
+        """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
         return _built(self, embeddings, checkpoint_activations)
 
     def written(self, heads: Heads) -> Written | None:
@@ -76,13 +76,13 @@ class DebertaConfig(WithGenerator):
 
 
 class DebertaV2Config(EncoderConfig):
-    """The second version, and the third, which has the second's encoder.
+    """The configuration of the second version, and of the third, which has the same encoder.
 
     Attributes:
-        mask_decoder, position_to_position: see `DebertaConfig`.
-        buckets: rows of the position table each way.
+        mask_decoder, position_to_position: as in `DebertaConfig`.
+        buckets: rows of the position table in each direction.
         convolution: width of the convolution beside the first layer; None for none.
-        generator_layers: depth of the generator (version 3), otherwise as this network; None for half the depth.
+        generator_layers: depth of the generator (version 3), which otherwise equals this network; None: half the depth.
     """
 
     family: Literal["deberta_v2"] = "deberta_v2"
@@ -98,7 +98,7 @@ class DebertaV2Config(EncoderConfig):
 
     @property
     def generator(self) -> "DebertaV2Config":
-        """The generator, as a model in its own right: as wide, half as deep (DeBERTaV3, section 3.1)."""
+        """The generator, as a model of its own: equally wide, half as deep (DeBERTaV3, section 3.1)."""
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
 
@@ -109,7 +109,7 @@ class DebertaV2Config(EncoderConfig):
         checkpoint_activations: bool = False,
         attend: Attend = plain_attention,
     ) -> DisentangledEncoder:
-        """Disentangled attention has kernels of its own, in place of `attend`."""
+        """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
         return _built(self, embeddings, checkpoint_activations)
 
     def title(self, terms: Collection[str]) -> str:
@@ -269,7 +269,7 @@ _BUFFERS = ("deberta.embeddings.position_ids",)
 
 
 def table(config: Deberta) -> KeyTable:
-    """The parameters of this model and its masked-language-model head."""
+    """Return the parameters of this model and its masked-language-model head."""
     pairs = (*_encoder(config), *_HEAD)
     unused = (*_BUFFERS, *(pair.theirs for pair in _DETECTION))
     if config.mask_decoder == "enhanced":
@@ -280,7 +280,7 @@ def table(config: Deberta) -> KeyTable:
 
 
 def detection(config: Deberta) -> KeyTable:
-    """The discriminator's parameters (version 3, and the first trained in its way)."""
+    """Return the discriminator's parameters (version 3, and version 1 trained in the same way)."""
     unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD))
     return KeyTable((*_encoder(config), *_DETECTION), tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 
@@ -302,15 +302,16 @@ def _written(config: Deberta, heads: Heads, name: str) -> Written | None:
 
 
 def to_json(config: Deberta) -> dict[str, Any]:
-    """The fields of config.json that describe one network; `mask_decoder` is ours alone, and `generator_layers` has no
-    place there.
+    """Return the fields of config.json that describe one network: with our own `mask_decoder`, without
+    `generator_layers`.
 
-    Raises ModelError for a model with the term between positions, which transformers' classes would leave out.
+    Raises:
+        ModelError: the model has the term between positions, which transformers' classes lack.
     """
     if config.position_to_position:
         raise ModelError(
-            "model.position_to_position has no counterpart in transformers, whose classes would compute something else",
-            remedy="go on from this run with `start:` in another recipe, or train without it to export",
+            "model.position_to_position is true, but transformers' classes lack this term and compute other scores",
+            remedy="set `start:` of another recipe to this run, or train without position_to_position to export",
         )
     fields = {
         "model_type": config.family.replace("_", "-"),
@@ -359,7 +360,8 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 def from_json(fields: dict[str, Any]) -> Deberta:
-    """The inverse. Raises ModelError for a variant that was never published."""
+    """Return our configuration for a config.json. Raises ModelError: the model is a variant that "
+    "was never published."""
     fields = _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
     _check(fields)
     values = shared_from_json(fields)
@@ -373,7 +375,7 @@ def from_json(fields: dict[str, Any]) -> Deberta:
 
 
 def _check(fields: dict[str, Any]) -> None:
-    """Refuse what is not the published architecture, first difference first."""
+    """Raise ModelError at the first difference from the published architecture."""
     expected: dict[str, tuple[object, ...]] = {
         "relative_attention": (True,),
         "position_biased_input": (False,),

@@ -1,7 +1,7 @@
-"""ELECTRA (Clark et al., 2020, arXiv 2003.10555): tell replaced tokens from original ones.
+"""ELECTRA (Clark et al., 2020, arXiv 2003.10555): distinguishes replaced tokens from original ones.
 
-A small generator fills masks, and the discriminator says of every token whether it was replaced: it learns from all
-tokens, not from 15 % (section 2). Both are BERT's encoder on one set of embeddings; the generator is narrower
+A small generator fills masks, and the discriminator predicts for every token whether it was replaced. So it learns
+from all tokens, not from 15 % (section 2). Both are BERT's encoder on shared embeddings; the generator is narrower
 (section 3.2).
 """
 
@@ -29,12 +29,13 @@ from encoder_core.layers.encoder import Activation, Embeddings, Encoder
 
 
 class ElectraConfig(EncoderConfig):
-    """The discriminator. See `EncoderConfig`.
+    """The configuration of the discriminator. See `EncoderConfig`.
 
     Attributes:
-        embedding: width of the embeddings; projected wherever an encoder's width differs.
-        token_types: segments told apart by an embedding.
-        generator_divisor: the generator's width, heads and inner width are the discriminator's divided by this.
+        embedding: width of the embeddings, projected where an encoder's width differs.
+        token_types: number of segments with an embedding of their own.
+        generator_divisor: factor by which the generator's width, heads and inner width are smaller than the
+            discriminator's.
     """
 
     family: Literal["electra"] = "electra"
@@ -47,12 +48,12 @@ class ElectraConfig(EncoderConfig):
 
     @property
     def head_activation(self) -> Activation:
-        """Always the exact GELU, which is all that transformers' class for the generator's head knows."""
+        """Always the exact GELU, because transformers' class for the generator's head supports no other."""
         return "gelu"
 
     @property
     def generator(self) -> "ElectraConfig":
-        """The generator, as a model in its own right: same depth and embeddings, the rest divided."""
+        """The generator, as a model of its own: same depth and embeddings; the other sizes are divided."""
         divisor = self.generator_divisor
         shape = {
             "hidden": self.hidden // divisor,
@@ -163,7 +164,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def masked_lm(config: ElectraConfig) -> KeyTable:
-    """The generator's parameters, for the generator's own configuration."""
+    """Return the generator's parameters; `config` is the generator's own configuration."""
     return KeyTable(
         (*_shared(config), *_GENERATOR),
         tied=("generator_lm_head.weight",),
@@ -172,14 +173,15 @@ def masked_lm(config: ElectraConfig) -> KeyTable:
 
 
 def detection(config: ElectraConfig) -> KeyTable:
-    """The discriminator's parameters."""
+    """Return the discriminator's parameters."""
     unused = (*_BUFFERS, *(pair.theirs for pair in _GENERATOR), "generator_lm_head.weight")
     return KeyTable((*_shared(config), *_DISCRIMINATOR), unused=unused)
 
 
 def with_detection(encoder: KeyTable) -> KeyTable:
-    """The parameters of another family's encoder, and a detection head under ELECTRA's names, which the family's class
-    of transformers passes over."""
+    """Return the parameters of another family's encoder with a detection head under ELECTRA's names. The family's
+    class of transformers ignores that head.
+    """
     return replace(encoder, pairs=(*encoder.pairs, *_DISCRIMINATOR))
 
 
@@ -188,7 +190,7 @@ def _shared(config: ElectraConfig) -> tuple[Pair, ...]:
 
 
 def to_json(config: ElectraConfig) -> dict[str, Any]:
-    """The fields of config.json that describe one network; `generator_divisor` has no place there."""
+    """Return the fields of config.json that describe one network; `generator_divisor` is left out."""
     return {
         "model_type": "electra",
         **shared_to_json(config),
@@ -199,7 +201,11 @@ def to_json(config: ElectraConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> ElectraConfig:
-    """The inverse, the generator as wide as this network. Raises ModelError for what we cannot load."""
+    """Return our configuration for the fields of a config.json, with a generator as wide as this network.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DEFAULTS | fields
     return ElectraConfig(
         **shared_from_json(fields),

@@ -1,10 +1,10 @@
-"""EuroBERT (Boizard et al., 2025, arXiv 2503.05500): Llama's layers, seeing both ways.
+"""EuroBERT (Boizard et al., 2025, arXiv 2503.05500): Llama's layers with bidirectional attention.
 
-Against ModernBERT: RMSNorm in place of LayerNorm, SwiGLU in place of GeGLU, all layers global, and in the larger
-sizes keys and values of fewer heads than queries. The decoder has weights of its own.
+It differs from ModernBERT: RMSNorm in place of LayerNorm, SwiGLU in place of GeGLU, only global layers, and in the
+larger sizes fewer heads of keys and values than of queries. The decoder has weights of its own.
 
-The released models name the base of rotary positions `rope_theta`, which all versions of transformers read; we write
-that. Version 5 writes `rope_parameters` in its place; both are read.
+The released models store the base of rotary positions as `rope_theta`, which all versions of transformers read; we
+write that. Version 5 writes `rope_parameters` instead; we read both.
 """
 
 import math
@@ -29,11 +29,12 @@ from encoder_core.layers.initialise import Initializer
 
 
 class EuroBertConfig(PreNormConfig):
-    """See `PreNormConfig`.
+    """The configuration of a EuroBERT. See `PreNormConfig`.
 
     Attributes:
-        key_value_heads: heads of keys and values, each shared by as many query heads; None: as many as `heads`.
-        rotary_base: of the rotary positions of all layers.
+        key_value_heads: number of heads of keys and values; equally many query heads share each. None: as many as
+            `heads`.
+        rotary_base: base of the rotary positions of all layers.
     """
 
     family: Literal["eurobert"] = "eurobert"
@@ -83,7 +84,7 @@ class EuroBertConfig(PreNormConfig):
         return self.model_copy(update={"rotary_base": base})
 
     def small(self, form: SmallForm) -> dict[str, object]:
-        """Heads of keys and values in about the same share to those of queries."""
+        """Return the small form's fields: the ratio of key-value heads to query heads stays about the same."""
         shared = self.key_value_heads
         if shared is not None:
             shared = math.gcd(form.heads, max(1, form.heads * shared // self.heads))
@@ -158,8 +159,11 @@ DEFAULTS: dict[str, Any] = {
 
 
 def to_json(config: EuroBertConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model. Their class has no dropout on hidden states: `hidden_dropout`
-    is in the released files, and is read by nothing there."""
+    """Return the fields of config.json that describe the model.
+
+    transformers' class has no dropout on hidden states: the released files have `hidden_dropout`, but nothing there
+    reads it.
+    """
     return {
         "model_type": "eurobert",
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
@@ -173,7 +177,11 @@ def to_json(config: EuroBertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> EuroBertConfig:
-    """The inverse. Raises ModelError for a model that we cannot load."""
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DEFAULTS | fields
     if fields["tie_word_embeddings"]:
         raise _refused("tie_word_embeddings", fields, "the decoder must have weights of its own")

@@ -1,5 +1,8 @@
-"""How a model is written in transformers' format: its parameters' names, as one table read in both directions, and its
-config.json. The pairs and fields that BERT-like classes share are at the end."""
+"""How a model is written in transformers' format: a table of parameter names that is read in both directions, and
+config.json.
+
+The pairs and fields that BERT-like classes share are at the end.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -9,18 +12,18 @@ from encoder_core.errors import ModelError
 from encoder_core.layers.encoder import Activation
 
 Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
-"""What sits on the encoder: the masked-language-model head, that and a pair head, ELECTRA's detection head, XLNet's
-head for permuted tokens, or nothing."""
+"""The heads on an encoder: a masked-language-model head, the same with a pair head, ELECTRA's detection head, XLNet's
+head for permuted tokens, or none."""
 
 ENCODER = "encoder."
-"""What our names of an encoder's parameters begin with; all others belong to heads."""
+"""The prefix of our names for an encoder's parameters; all other parameters belong to heads."""
 
 _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weights converted from TensorFlow
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One parameter under its two names. `{layer}` stands for each layer's index, from `first_layer` on."""
+    """One parameter under its two names. `{layer}` stands for the index of each layer, from `first_layer` on."""
 
     ours: str
     theirs: str
@@ -29,10 +32,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Fold:
-    """A table of theirs that we lack, and of which only row 0 is ever used.
+    """A table of transformers' class that we lack, and of which only row 0 is ever used.
 
-    Importing adds that row to every row of `ours`, which gives the same sums; exporting writes one row of
-    zeros.
+    Importing adds that row to every row of `ours`, which gives the same sums; exporting writes one row of zeros.
     """
 
     theirs: str
@@ -44,11 +46,11 @@ class KeyTable:
     """The parameters of one transformers class.
 
     Attributes:
-        pairs: what both sides have.
-        tied: names of theirs for a tensor that `pairs` already covers; never stored by us, ignored when met.
-        unused: names of theirs that we have no use for; ignored when met.
-        folds: see `Fold`.
-        aliases: beginnings of names that other versions of the class write, and what is written now.
+        pairs: parameters that both sides have.
+        tied: transformers' names for a tensor that `pairs` already has; we never store them, and ignore them in a file.
+        unused: transformers' names that we have no use for; we ignore them in a file.
+        folds: tables to fold; see `Fold`.
+        aliases: prefixes of names that other versions of the class write, each with the current prefix.
     """
 
     pairs: tuple[Pair, ...]
@@ -58,7 +60,7 @@ class KeyTable:
     aliases: tuple[tuple[str, str], ...] = ()
 
     def names(self, layers: int) -> dict[str, str]:
-        """Ours to theirs, for a model with `layers` distinct layers."""
+        """Return our names to transformers' names, for a model with `layers` distinct layers."""
         names: dict[str, str] = {}
         for pair in self.pairs:
             repeats = range(pair.first_layer, layers) if "{layer}" in pair.ours else (0,)
@@ -66,15 +68,16 @@ class KeyTable:
         return names
 
     def encoder(self) -> "KeyTable":
-        """The same without heads, which are passed over where a file has them."""
+        """Return the table without heads; heads in a file are then ignored."""
         heads = tuple(pair.theirs for pair in self.pairs if not pair.ours.startswith(ENCODER))
         pairs = tuple(pair for pair in self.pairs if pair.ours.startswith(ENCODER))
         return replace(self, pairs=pairs, tied=(), unused=(*self.unused, *self.tied, *heads))
 
     def match(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
-        """Ours to the stored name of theirs, for the names found in a file; folded tables are not in it.
+        """Return our names to the stored names, for the names `present` in a file, without folded tables.
 
-        Raises ModelError naming every parameter that is missing or unknown.
+        Raises:
+            ModelError: a parameter is missing or unknown; the message names all such parameters.
         """
         stored = self.modern(present)
         names = self.names(layers)
@@ -83,9 +86,11 @@ class KeyTable:
         return {ours: stored[theirs] for ours, theirs in names.items()}
 
     def match_encoder(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
-        """As `match`, for a class with other heads or none: heads may be missing, and foreign ones are passed over.
+        """Match as `match` does, for a class with other heads or none: heads may be missing, and foreign heads are
+        ignored.
 
-        Raises ModelError naming every parameter of the encoder that is missing or unknown.
+        Raises:
+            ModelError: a parameter of the encoder is missing or unknown; the message names all such parameters.
         """
         stored = self.modern(present)
         names = self.names(layers)
@@ -98,12 +103,14 @@ class KeyTable:
 
     @property
     def _base(self) -> str:
-        """What their encoder's names begin with in a class that has heads, such as "bert."."""
+        """The prefix of an encoder's names in a class with heads, such as "bert."."""
         first = next(pair.theirs for pair in self.pairs if pair.ours.startswith(ENCODER))
         return f"{first.partition('.')[0]}."
 
     def modern(self, present: Iterable[str]) -> dict[str, str]:
-        """Present names to stored ones: old spellings replaced, and the encoder's beginning put before a bare one."""
+        """Return current names to stored names: old spellings are replaced, and a bare encoder's names get its
+        prefix.
+        """
         stored = {self._renamed(modern_name(name)): name for name in present}
         encoder = [theirs for ours, theirs in self.names(0).items() if ours.startswith(ENCODER)]
         bare = {theirs.removeprefix(self._base) for theirs in encoder}
@@ -137,8 +144,9 @@ class Format:
     """A `model_type` of config.json.
 
     Attributes:
-        encoder: the class that holds the encoder alone.
-        read: from the fields of config.json to our configuration. Raises ModelError for a model that we cannot load.
+        encoder: name of the class that holds the encoder alone.
+        read: function from the fields of config.json to our configuration. Raises ModelError if we cannot load the
+            model.
     """
 
     model_type: str
@@ -147,7 +155,7 @@ class Format:
 
 
 def modern_name(name: str) -> str:
-    """The present name of a parameter that an old file may call otherwise."""
+    """Return the current name of a parameter that an old file may name differently."""
     for old, new in _LEGACY_ENDINGS.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
@@ -202,12 +210,14 @@ DEFAULTS: dict[str, Any] = {
 
 
 def with_bias(ours: str, theirs: str) -> tuple[Pair, Pair]:
-    """The weight and bias of one Linear or LayerNorm."""
+    """Return the weight and the bias of a Linear or LayerNorm."""
     return Pair(f"{ours}.weight", f"{theirs}.weight"), Pair(f"{ours}.bias", f"{theirs}.bias")
 
 
 def layer_pairs(ours: str, theirs: str) -> tuple[Pair, ...]:
-    """One post-LayerNorm layer, named as BERT names it; prefixes hold `{layer}` where there are several."""
+    """Return the pairs of a post-LayerNorm layer with BERT's names. Prefixes contain `{layer}` if there are several
+    layers.
+    """
     return (
         *with_bias(f"{ours}.attention.query", f"{theirs}.attention.self.query"),
         *with_bias(f"{ours}.attention.key", f"{theirs}.attention.self.key"),
@@ -221,7 +231,7 @@ def layer_pairs(ours: str, theirs: str) -> tuple[Pair, ...]:
 
 
 def embedding_pairs(ours: str, theirs: str) -> tuple[Pair, ...]:
-    """Word and position tables and their LayerNorm."""
+    """Return the pairs of word and position tables and their LayerNorm."""
     return (
         Pair(f"{ours}.word.weight", f"{theirs}.word_embeddings.weight"),
         Pair(f"{ours}.position.weight", f"{theirs}.position_embeddings.weight"),
@@ -237,7 +247,7 @@ class SharedFields(Protocol):
 
 
 def shared_to_json(config: SharedFields) -> dict[str, Any]:
-    """The fields of config.json that all these classes share."""
+    """Return the fields of config.json that all these classes share."""
     return {
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
         "hidden_act": activation_to_json(config.activation),
@@ -246,7 +256,11 @@ def shared_to_json(config: SharedFields) -> dict[str, Any]:
 
 
 def shared_from_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Values for our configuration. Raises ModelError for a decoder or an activation that we do not have."""
+    """Return values for our configuration.
+
+    Raises:
+        ModelError: the model is a decoder, its decoder weights are not tied, or its activation is not supported.
+    """
     fields = DEFAULTS | fields
     for flag in ("is_decoder", "add_cross_attention"):
         if fields.get(flag):
@@ -257,7 +271,11 @@ def shared_from_json(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def activation_from_json(fields: dict[str, Any], key: str) -> Activation:
-    """Raises ModelError for an activation that we do not have."""
+    """Return our name of the activation in `fields[key]`.
+
+    Raises:
+        ModelError: the activation is not supported.
+    """
     if fields[key] not in ACTIVATIONS:
         raise ModelError(
             f"config.json: {key} is {fields[key]!r}, which is not supported",
@@ -271,7 +289,11 @@ def activation_to_json(activation: Activation) -> str:
 
 
 def check_tied(fields: dict[str, Any]) -> None:
-    """Raises ModelError for a decoder with weights of its own."""
+    """Check that the decoder is tied to the word embeddings.
+
+    Raises:
+        ModelError: the decoder has weights of its own.
+    """
     if not fields["tie_word_embeddings"]:
         raise ModelError(
             "config.json: tie_word_embeddings is false",

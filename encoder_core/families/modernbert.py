@@ -1,11 +1,12 @@
-"""ModernBERT (Warner et al., 2024, arXiv 2412.13663): BERT with what language models learned since.
+"""ModernBERT (Warner et al., 2024, arXiv 2412.13663): BERT with later improvements of language models.
 
-Norms come before each block, positions are rotary, feed-forward blocks are gated (GeGLU), nothing has a bias (section
-2.1). Two of three layers see a window of 128 tokens, so rows of 8,192 cost little (alternating attention).
+Norms come before each block, positions are rotary, feed-forward blocks are gated (GeGLU), and nothing has a bias
+(section 2.1). Two of three layers see a window of 128 tokens, so that rows of 8,192 tokens cost little (alternating
+attention).
 
-Of config.json there are two forms. The released models name the period of global layers and the two rotary bases
+config.json has two forms. The released models state the period of global layers and the two rotary bases
 (`global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`), which all versions of transformers read; we
-write that form. Version 5 writes `layer_types` and `rope_parameters` in their place; both are read.
+write that form. Version 5 writes `layer_types` and `rope_parameters` instead; we read both.
 """
 
 import math
@@ -29,12 +30,12 @@ from encoder_core.families.pre_norm import PreNormConfig
 
 
 class ModernBertConfig(PreNormConfig):
-    """See `PreNormConfig`.
+    """The configuration of a ModernBERT. See `PreNormConfig`.
 
     Attributes:
-        local_attention: tokens that a local layer's window holds, half of them on each side of the query.
-        global_every: layers 0, this, twice this, ... see the whole row; the others are local.
-        global_rope_base, local_rope_base: of the rotary positions of global and of local layers.
+        local_attention: number of tokens in a local layer's window, half of them on each side of the query.
+        global_every: period of global layers: layers 0, `global_every`, 2 * `global_every`, ... see the whole row.
+        global_rope_base, local_rope_base: base of the rotary positions in global and in local layers.
     """
 
     family: Literal["modernbert"] = "modernbert"
@@ -47,7 +48,7 @@ class ModernBertConfig(PreNormConfig):
 
     @property
     def output_scale(self) -> float:
-        """Megatron's (the paper, section 2.2.1)."""
+        """Megatron's scale of fresh weights (the paper, section 2.2.1)."""
         return math.sqrt(0.5 / self.layers)
 
     def window(self, layer: int) -> int | None:
@@ -142,8 +143,11 @@ DEFAULTS: dict[str, Any] = {
 
 
 def to_json(config: ModernBertConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model. Their class has one rate for both dropouts of attention; it is
-    the one of probabilities, as in the released models, whose 0.1 on attention's output is not in their files."""
+    """Return the fields of config.json that describe the model.
+
+    transformers' class has one rate for both dropouts of attention. We write that of the probabilities, as in the
+    released models, whose 0.1 on attention's output is missing from their files.
+    """
     activation = activation_to_json(config.activation)
     return {
         "model_type": "modernbert",
@@ -161,7 +165,11 @@ def to_json(config: ModernBertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> ModernBertConfig:
-    """The inverse. Raises ModelError for a model that we cannot load."""
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DEFAULTS | fields
     check_tied(fields)
     biases = [name for name in _WITHOUT if fields.get(name)]
@@ -182,7 +190,7 @@ def from_json(fields: dict[str, Any]) -> ModernBertConfig:
 
 
 def _global_every(fields: dict[str, Any]) -> int:
-    """The period of global layers, from `layer_types` where that is given."""
+    """Return the period of global layers, from `layer_types` if the file has it."""
     types = fields.get("layer_types")
     if types is None:
         return int(fields["global_attn_every_n_layers"])

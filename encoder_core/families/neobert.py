@@ -1,13 +1,13 @@
 """NeoBERT (Le Breton et al., 2025, arXiv 2502.19587): as wide as BERT base, and more than twice as deep.
 
 Deep and narrow models use their parameters better (section 3.1): 28 layers of 768. Norms are RMSNorms before each
-block, positions are rotary, blocks are gated (SwiGLU) with two thirds of BERT's inner width, so that they have as
-many parameters. Nothing has a bias but the decoder, whose weights are its own.
+block, positions are rotary, and blocks are gated (SwiGLU) with two thirds of BERT's inner width, which gives equally
+many parameters. Only the decoder has a bias; its weights are its own.
 
-transformers has no class for it. A folder has the names of the authors' code, but for query, key and value (`q`, `k`,
-`v`) and the two halves of the gated block (`w1`, `w2`), which are matrices of their own here. The authors' files have
-one matrix for each of these, whose rows lie head by head and turn neighbouring numbers; they are refused, since names
-are missing there.
+transformers has no class for it. A folder has the names of the authors' code, except that query, key and value (`q`,
+`k`, `v`) and the two halves of the gated block (`w1`, `w2`) are separate matrices here. The authors' files have one
+matrix for each of the two groups, stored head by head, and their rotary positions rotate neighbouring numbers. They
+are refused, because parameter names are missing there.
 """
 
 from typing import Any, ClassVar, Literal, Self
@@ -21,10 +21,10 @@ from encoder_core.layers.encoder import Activation
 
 
 class NeoBertConfig(PreNormConfig):
-    """See `PreNormConfig`.
+    """The configuration of a NeoBERT. See `PreNormConfig`.
 
     Attributes:
-        rotary_base: of the rotary positions of all layers.
+        rotary_base: base of the rotary positions of all layers.
     """
 
     family: Literal["neobert"] = "neobert"
@@ -105,15 +105,19 @@ FIELDS = {
     "initializer_range": "encoder_init_range",
     "rotary_base": "rope_theta",
 }
-"""Our configuration fields and theirs. `inner_size` is ours: the authors' `intermediate_size` is three halves of it."""
+"""Our configuration fields and theirs. `inner_size` is our name: the authors' `intermediate_size` is 1.5 times it."""
 
 
 def to_json(config: NeoBertConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model. Raises ModelError for another activation."""
+    """Return the fields of config.json that describe the model.
+
+    Raises:
+        ModelError: the activation is not silu.
+    """
     if config.activation != "silu":
         raise ModelError(
-            f"model.activation is {config.activation}, and NeoBERT has silu alone",
-            remedy="export is possible with model.activation: silu",
+            f"model.activation is {config.activation}, but NeoBERT supports silu only",
+            remedy="train with model.activation: silu to export",
         )
     return {
         "model_type": "neobert",
@@ -123,7 +127,11 @@ def to_json(config: NeoBertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> NeoBertConfig:
-    """The inverse. Raises ModelError for a model that we cannot load."""
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: a field is missing.
+    """
     missing = [theirs for theirs in FIELDS.values() if theirs not in fields]
     if missing:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""What encoders of today share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
+"""What recent encoders share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
 
 from abc import abstractmethod
 from typing import Self
@@ -12,13 +12,14 @@ from encoder_core.layers.residual import LayerNorm, RMSNorm
 
 
 class PreNormConfig(WithGenerator):
-    """See `EncoderConfig` and `WithGenerator`. `feed_forward` is the width of each half of the gated block. A row's
-    length is bounded by no table: `max_length` is what the model is trained for. What a family has otherwise is a
-    property here.
+    """The configuration of a pre-norm encoder. See `EncoderConfig` and `WithGenerator`.
+
+    `feed_forward` is the width of each half of the gated block. No table limits the length of a row: `max_length` is
+    the length that the model is trained for. A family overrides the properties in which it differs.
 
     Attributes:
-        dropout: on the embeddings, and inside the feed-forward block.
-        attention_output_dropout: on what attention adds to the hidden states.
+        dropout: dropout rate of the embeddings and inside the feed-forward block.
+        attention_output_dropout: dropout rate of attention's output, before it is added to the hidden states.
     """
 
     max_length: int = Field(default=8192, gt=1)
@@ -41,38 +42,40 @@ class PreNormConfig(WithGenerator):
 
     @property
     def rms_norm(self) -> bool:
-        """Whether norms are RMSNorms (Zhang and Sennrich, 2019), which neither centre nor shift; else LayerNorms."""
+        """Whether norms are RMSNorms (Zhang and Sennrich, 2019), which neither centre nor shift; otherwise they are
+        LayerNorms.
+        """
         return False
 
     @property
     def embedding_norm(self) -> bool:
-        """Whether a norm follows the embeddings; the first layer's attention has none then."""
+        """Whether a norm follows the embeddings; then there is none before the first layer's attention."""
         return True
 
     @property
     def fused(self) -> bool:
-        """Whether query, key and value are one matrix, and so the two halves of the gated block."""
+        """Whether query, key and value are one matrix, and likewise the two halves of the gated block."""
         return True
 
     @property
     def shared_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of heads of keys and values."""
         return self.heads
 
     def window(self, layer: int) -> int | None:
-        """Tokens that a layer sees on each side; None: the whole row."""
+        """Return how many tokens a layer sees on each side; None: the whole row."""
         return None
 
     @abstractmethod
     def rope_base(self, layer: int) -> float:
-        """Of a layer's rotary positions."""
+        """Return the base of a layer's rotary positions."""
 
     @abstractmethod
     def with_rope_base(self, base: float) -> Self:
-        """The same model with another base in the layers that see the whole row."""
+        """Return the same model with another base in the layers that see the whole row."""
 
     def normed(self, layer: int) -> bool:
-        """Whether a layer's attention takes normalised states."""
+        """Return whether a norm precedes the attention of a layer."""
         return layer > 0 or not self.embedding_norm
 
     @property

@@ -1,7 +1,8 @@
-"""RoBERTa (Liu et al., 2019, arXiv 1907.11692): BERT, trained longer on more text, without next sentences (section 4).
+"""RoBERTa (Liu et al., 2019, arXiv 1907.11692): BERT, trained longer on more text, without next-sentence prediction.
 
-The encoder is BERT's without token types. As in fairseq, positions are counted from the padding id + 1. transformers'
-class adds one token type to every token: reading folds it into the positions, writing gives zeros.
+The changes are those of section 4. The encoder is BERT's without token types. As in fairseq, positions are counted
+from the padding id + 1. transformers' class adds one token type to every token: reading folds it into the positions,
+writing gives zeros.
 """
 
 from typing import Any, ClassVar, Literal
@@ -25,8 +26,9 @@ from encoder_core.layers.encoder import Activation, Embeddings, Encoder
 
 
 class RobertaConfig(WithGenerator):
-    """See `EncoderConfig` and `WithGenerator`. The padding id of the published models is 1, and LayerNorm's epsilon
-    1e-5."""
+    """The configuration of a RoBERTa. See `EncoderConfig` and `WithGenerator`. The published models have padding id 1
+    and LayerNorm epsilon 1e-5.
+    """
 
     family: Literal["roberta"] = "roberta"
     name: ClassVar[str] = "RoBERTa"
@@ -36,12 +38,12 @@ class RobertaConfig(WithGenerator):
 
     @property
     def head_activation(self) -> Activation:
-        """Always the exact GELU, which is all that transformers' class for the head knows."""
+        """Always the exact GELU, because transformers' class for the head supports no other."""
         return "gelu"
 
     @property
     def first_position(self) -> int:
-        """Row of the position table for a row's first token; the rows before it are never used (fairseq)."""
+        """Row of the position table for the first token of a row; the rows before it are never used (fairseq)."""
         return self.pad_id + 1
 
     def encoder(
@@ -111,7 +113,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def to_json(config: RobertaConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model."""
+    """Return the fields of config.json that describe the model."""
     return {
         "model_type": "roberta",
         **shared_to_json(config),
@@ -121,7 +123,11 @@ def to_json(config: RobertaConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> RobertaConfig:
-    """The inverse. Raises ModelError for a model that we do not have."""
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DEFAULTS | fields
     values = shared_from_json(fields)
     max_length = fields["max_position_embeddings"] - fields["pad_token_id"] - 1

@@ -1,10 +1,10 @@
 """XLM (Conneau and Lample, 2019, arXiv 1901.07291): BERT for many languages at once.
 
-An embedding of the language stands in place of token types (section 3.4, translation language modelling, puts a
-sentence and its translation into one row). The decoder stands directly on the last states, without a transform.
+Embeddings of the language replace token types (section 3.4, translation language modelling, puts a sentence and its
+translation into one row). The decoder follows the last states directly, without a transform.
 
-transformers' class has weights for padding, which is never seen, and adds word embeddings of whatever token types it
-is given; we have no token types.
+transformers' class has weights for padding, which no token uses, and adds the word embeddings of any token types that
+it is given; we have no token types.
 """
 
 from typing import Any, ClassVar, Literal, Self
@@ -22,10 +22,11 @@ FEED_FORWARD = 4  # times hidden, in the official code and in transformers' clas
 
 
 class XlmConfig(WithGenerator):
-    """See `EncoderConfig` and `WithGenerator`.
+    """The configuration of an XLM. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        languages: names, in the order of their embeddings. With fewer than two, the model has none.
+        languages: names of languages, in the order of their embeddings. With fewer than two, the model has no such
+            embeddings.
     """
 
     family: Literal["xlm"] = "xlm"
@@ -60,11 +61,15 @@ class XlmConfig(WithGenerator):
 
     @property
     def language_table(self) -> int:
-        """Rows of the table of languages; 0 for no table."""
+        """Number of rows in the table of languages; 0 for no table."""
         return len(self.languages) if len(self.languages) > 1 else 0
 
     def language_id(self, name: str) -> int:
-        """The row of a language. Raises ModelError for one that the model does not have."""
+        """Return the row of a language.
+
+        Raises:
+            ModelError: the model does not have the language.
+        """
         if name not in self.languages:
             raise ModelError(
                 f"the model has no language {name!r}, but {', '.join(self.languages) or 'none'}",
@@ -164,7 +169,7 @@ _WITHOUT = {
 
 
 def table(config: XlmConfig) -> KeyTable:
-    """With the embeddings of languages where the model has them."""
+    """Return the parameters, with the embeddings of languages if the model has them."""
     languages = (_LANGUAGES,) if config.language_table else ()
     return KeyTable(
         pairs=(*_PAIRS, *languages),
@@ -174,11 +179,15 @@ def table(config: XlmConfig) -> KeyTable:
 
 
 def to_json(config: XlmConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model. Raises ModelError for an activation that the class lacks."""
+    """Return the fields of config.json that describe the model.
+
+    Raises:
+        ModelError: transformers' class does not support the activation.
+    """
     if config.activation != "gelu":
         raise ModelError(
-            f"model.activation is {config.activation}, and transformers' XLM knows the exact GELU alone",
-            remedy="export is possible with model.activation: gelu",
+            f"model.activation is {config.activation}, but transformers' XLM supports the exact GELU only",
+            remedy="train with model.activation: gelu to export",
         )
     ids = {name: number for number, name in enumerate(config.languages)}
     return {
@@ -198,8 +207,11 @@ def to_json(config: XlmConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> XlmConfig:
-    """The inverse. Languages without names are called by their numbers. Raises ModelError for a model that we cannot
-    load."""
+    """Return our configuration for the fields of a config.json. Languages without names are named by their numbers.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
     fields = DEFAULTS | fields
     check_tied(fields)
     for name, remedy in _WITHOUT.items():

@@ -1,8 +1,8 @@
-"""XLNet (Yang et al., 2019, arXiv 1906.08237): predict tokens in a random order, without masks.
+"""XLNet (Yang et al., 2019, arXiv 1906.08237): predicts tokens in a random order, without masks.
 
-Each token is predicted from those before it in a permutation, so nothing that is read differs from real text (section
-2.2). A query stream knows the place of a token and not the token; a content stream knows both (section 2.3). Memory
-of earlier rows and relative positions are Transformer-XL's (section 2.4).
+Each token is predicted from those before it in a permutation, so that the input is always real text (section 2.2). A
+query stream knows the position of a token but not the token; a content stream knows both (section 2.3). Memory of
+earlier rows and relative positions are Transformer-XL's (section 2.4).
 """
 
 from typing import Any, ClassVar, Literal, Self
@@ -19,13 +19,15 @@ from encoder_core.layers.xlnet_encoder import Recurrence, TwoStreamEncoder, TwoS
 
 
 class XlnetConfig(EncoderConfig):
-    """See `EncoderConfig`.
+    """The configuration of an XLNet. See `EncoderConfig`.
 
     Attributes:
-        reuse: tokens at the start of each row that join the memory. The next row of the lane begins behind them.
-        memory: tokens that each layer remembers; 0 for no recurrence.
-        memory_refresh: steps after which memory is recomputed with the present weights, in training. Periodic
-            checkpoints fall on these steps only. One refresh costs the forward passes of memory / reuse steps.
+        reuse: number of tokens at the start of each row that join the memory. The next row of the lane begins after
+            them.
+        memory: number of tokens in each layer's memory; 0 for no recurrence.
+        memory_refresh: number of steps after which memory is recomputed with the current weights, in training.
+            Periodic checkpoints are saved on these steps only. One refresh costs the forward passes of memory / reuse
+            steps.
     """
 
     family: Literal["xlnet"] = "xlnet"
@@ -40,7 +42,9 @@ class XlnetConfig(EncoderConfig):
     @model_validator(mode="after")
     def _memory_comes_from_somewhere(self) -> Self:
         if self.memory and not self.reuse:
-            raise ValueError(f"memory ({self.memory}) needs tokens that join it: set reuse, or memory to 0")
+            raise ValueError(
+                f"memory is {self.memory}, but with reuse 0 no token joins it: set reuse, or memory to 0"
+            )
         return self
 
     def encoder(
@@ -73,10 +77,14 @@ class XlnetConfig(EncoderConfig):
         return super().small(form) | own
 
     def written(self, heads: Heads) -> Written | None:
-        """Raises ModelError for other heads than XLNet's own."""
+        """Return how transformers' class holds the encoder with XLNet's own head.
+
+        Raises:
+            ModelError: `heads` are others than XLNet's own.
+        """
         if heads != "plm":
             raise ModelError(
-                "xlnet has no masked-language-model head: it predicts tokens in an order, not behind masks",
+                "xlnet has no masked-language-model head, because it predicts tokens in a random order, without masks",
                 remedy="use a model that was trained with masks; XLNet is exported with its own head (plm)",
             )
         return Written(ARCHITECTURE, TABLE, to_json(self))
@@ -176,9 +184,10 @@ DEFAULTS: dict[str, Any] = {
 
 
 def to_json(config: XlnetConfig) -> dict[str, Any]:
-    """The fields of config.json that describe the model.
+    """Return the fields of config.json that describe the model.
 
-    transformers has one rate for all dropout; ours on attention probabilities is written beside it and not read there.
+    transformers has one rate for all dropout; our rate of attention probabilities is written beside it, and
+    transformers does not read it.
     """
     return {
         "architectures": [ARCHITECTURE],
@@ -196,9 +205,10 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> XlnetConfig:
-    """The inverse; a model that says of no tokens that they join its memory has none here.
+    """Return our configuration for the fields of a config.json. A model without `reuse_len` gets no memory.
 
-    Raises ModelError for a model that we do not have.
+    Raises:
+        ModelError: the model has features that we do not support.
     """
     fields = DEFAULTS | fields
     expected = {"attn_type": "bi", "clamp_len": -1, "same_length": False, "tie_word_embeddings": True}

@@ -1,5 +1,7 @@
-"""Heads that choose between two classes: sentence pairs (BERT's next sentence, ALBERT's order), and whether a token was
-replaced (ELECTRA, DeBERTa v3). Shapes: R rows, T tokens, H hidden.
+"""Heads with two classes: for sentence pairs (BERT's next sentence, ALBERT's order) and for replaced tokens (ELECTRA,
+DeBERTa v3).
+
+Shapes: R rows, T tokens, H hidden.
 """
 
 from typing import NamedTuple
@@ -12,7 +14,7 @@ from encoder_core.layers.encoder import Activation, activate
 
 
 class PairSums(NamedTuple):
-    """Sums over labelled rows: of the loss (fp32 or wider) and of correct predictions (int64)."""
+    """Sums over labelled rows: of the loss (fp32 or wider), and the number of correct predictions (int64)."""
 
     loss_sum: Float[Tensor, ""]
     correct: Int[Tensor, ""]
@@ -21,8 +23,8 @@ class PairSums(NamedTuple):
 class PairHead(nn.Module):
     """The first token through Linear and tanh (the pooler), then Linear to two classes (BERT, section 3.1).
 
-    Class 0: the second segment continues the first, in order. Class 1: it is a random one (next sentence) or the
-    two are swapped (sentence order).
+    Class 0: the second segment continues the first, in order. Class 1: the second segment is a random one (next
+    sentence), or the two are swapped (sentence order).
     """
 
     def __init__(self, hidden: int) -> None:
@@ -31,12 +33,12 @@ class PairHead(nn.Module):
         self.classifier = nn.Linear(hidden, 2)
 
     def logits(self, first_RH: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows 2"]:
-        """Scores of the two classes from the hidden states of the rows' first tokens."""
+        """Return scores of the two classes from the hidden states of the rows' first tokens."""
         logits_R2: Tensor = self.classifier(self.pooler(first_RH).tanh())
         return logits_R2
 
     def forward(self, first_RH: Float[Tensor, "rows hidden"], labels_R: Int[Tensor, " rows"]) -> PairSums:
-        """R may be 0."""
+        """Return the sums over rows; R may be 0."""
         logits_R2 = self.logits(first_RH)
         if logits_R2.element_size() < 4:
             logits_R2 = logits_R2.float()
@@ -45,8 +47,14 @@ class PairHead(nn.Module):
 
 
 class DetectionSums(NamedTuple):
-    """Sums over tokens: of the loss (fp32 or wider); of right verdicts, of tokens that were replaced, of tokens
-    taken for replaced, and of those that were both (int64)."""
+    """Sums over tokens: of the loss (fp32 or wider), and counts (int64).
+
+    Attributes:
+        correct: number of tokens that were classified correctly.
+        replaced: number of tokens that were replaced.
+        flagged: number of tokens that were classified as replaced.
+        found: number of tokens that were both.
+    """
 
     loss_sum: Float[Tensor, ""]
     correct: Int[Tensor, ""]
@@ -56,10 +64,10 @@ class DetectionSums(NamedTuple):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Linear, activation, Linear to one score a token (ELECTRA, section 2); positive means replaced.
+    """Linear, activation, Linear to one score a token (ELECTRA, section 2); a positive score means replaced.
 
-    With `context_eps` each token is first joined with its row's first token: LayerNorm(h_first + h), of that epsilon
-    (microsoft/DeBERTa, rtd_task.py).
+    With `context_eps` each token is first combined with the first token of its row: LayerNorm(h_first + h), with this
+    epsilon (microsoft/DeBERTa, rtd_task.py).
     """
 
     def __init__(self, hidden: int, *, activation: Activation, context_eps: float | None = None) -> None:
@@ -72,7 +80,7 @@ class ReplacedTokenHead(nn.Module):
     def forward(
         self, hidden_TH: Float[Tensor, "tokens hidden"], first_T: Int[Tensor, " tokens"]
     ) -> Float[Tensor, " tokens"]:
-        """Scores; `first_T` is the flat index of the first token of each token's row."""
+        """Return the scores. `first_T` is the flat index of the first token of each token's row."""
         if self.norm is not None:
             hidden_TH = self.norm(hidden_TH.index_select(0, first_T) + hidden_TH)
         score_T1: Tensor = self.score(activate(self.dense(hidden_TH), self.activation))
@@ -80,7 +88,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 def detection_sums(scores_T: Float[Tensor, " tokens"], replaced_T: Bool[Tensor, " tokens"]) -> DetectionSums:
-    """Binary cross-entropy of every token, and counts for precision and recall."""
+    """Return the binary cross-entropy of every token, and counts for precision and recall."""
     if scores_T.element_size() < 4:
         scores_T = scores_T.float()
     loss_sum = F.binary_cross_entropy_with_logits(scores_T, replaced_T.to(scores_T.dtype), reduction="sum")

@@ -1,18 +1,17 @@
-"""Softmax cross-entropy over a large vocabulary without ever holding all logits.
+"""Softmax cross-entropy over a large vocabulary, without ever holding all logits in memory.
 
-A chunk of targets at a time is scored, turned into its loss and, where gradients are wanted, straight into
-its gradient, in the same buffer. The peak is one chunk of logits instead of four arrays of [targets,
-vocabulary].
+One chunk of targets at a time is scored and turned into its loss and, if gradients are wanted, directly into its
+gradient, in the same buffer. The peak is one chunk of logits instead of four arrays of [targets, vocabulary].
 
-On a GPU the vocabulary is rounded up, in computation only: its tensor cores want multiples of theirs, and 50,265 or
-30,522 are none. What is added is never likely, and has no gradient.
+On a GPU the vocabulary is rounded up for the computation only: tensor cores need multiples of 64, and 50,265 or
+30,522 are none. The added ids have probability 0 and no gradient.
 
 | kernel    | where                                         | how                                               |
 |-----------|-----------------------------------------------|---------------------------------------------------|
 | `fused`   | CUDA with Triton, once a trial found it right | logits are read once, and become their gradient   |
 | `written` | everywhere                                    | torch's operations, on a copy of logits in fp32   |
 
-`fused` is `encoder_core/kernels/softmax_loss.py`. Ids are drawn by torch's operations in both; `fused` takes their
+`fused` is `encoder_core/kernels/softmax_loss.py`. Both sample ids with torch's operations; `fused` takes their
 probabilities from its own sums.
 
 Shapes: M targets, c of them in a chunk, E width, V vocabulary.
@@ -38,9 +37,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CrossEntropySums(NamedTuple):
-    """Sums over targets: of the loss (fp32 or wider) and of predictions equal to the target (int64).
+    """Sums over targets: of the loss (fp32 or wider), and the number of predictions equal to the target (int64).
 
-    `sampled` holds an id drawn for each target where one was asked for.
+    `sampled` is an id drawn for each target, if one was asked for.
     """
 
     loss_sum: Float[Tensor, ""]
@@ -57,11 +56,10 @@ def linear_cross_entropy(
     temperature: float | None = None,
     keys: Int[Tensor, " targets"] | None = None,
 ) -> CrossEntropySums:
-    """Sums over targets of -log softmax(logits)[id] and of argmax == id, for logits = features weight' + bias, if there
-    is one.
+    """Return sums over targets of -log softmax(logits)[id] and of argmax == id, where logits = features weight' + bias.
 
-    With a temperature an id is drawn for each target from softmax(logits / temperature), by inversion of uniform
-    numbers that belong to the target's key (`encoder_core/random_draws.py`). M may be 0.
+    `bias` may be None. With a temperature an id is drawn for each target from softmax(logits / temperature), by
+    inversion of uniform numbers that belong to the target's key (`encoder_core/random_draws.py`). M may be 0.
     """
     draws = features.new_zeros(0) if keys is None else uniforms(keys, draw_key(), 2)
     loss_sum, correct, sampled = _apply(
@@ -124,10 +122,10 @@ _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
 
 
 class _Scored(Protocol):
-    """A chunk of logits: which targets' losses they make, and which are predicted.
+    """The losses and predictions of a chunk of logits.
 
-    `to_gradient` overwrites what the others are made of: the derivative by the logits, and by the bias where the sum
-    over targets is known.
+    `to_gradient` overwrites the logits: it returns the gradient by the logits, and by the bias if the kernel computes
+    that sum over targets.
     """
 
     losses_c: Tensor
@@ -138,14 +136,14 @@ class _Scored(Protocol):
 
 
 def _scores(features: Tensor) -> Callable[[Tensor, Tensor], _Scored]:
-    """By which kernel."""
+    """Return the class of the kernel to use."""
     if _takes(features) and pick(["fused", "written"], dropped=False, place="loss") == "fused":
         return _FusedScores
     return _WrittenScores
 
 
 def _takes(features: Tensor) -> bool:
-    """Whether the kernel does."""
+    """Return whether the fused kernel supports these tensors."""
     return (
         features.device.type == "cuda"
         and not torch.compiler.is_compiling()
@@ -188,8 +186,11 @@ class _FusedScores:
 
 
 def rounded_up(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias with as many more rows as make the vocabulary a multiple; those have a bias of -inf. As they are
-    where it is one."""
+    """Return weight and bias with additional rows that round the vocabulary up to a multiple; the added rows have a
+    bias of -inf.
+
+    Both are unchanged if the vocabulary is a multiple already.
+    """
     missing = -len(weight) % MULTIPLES.get(weight.device.type, 1)
     if not missing:
         return weight, bias
@@ -198,9 +199,9 @@ def rounded_up(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | No
 
 
 def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
-    """[c] ids by inversion in two steps: which group of `GROUP` ids, then which id of that group.
+    """Return [c] ids by inversion in two steps: which group of `GROUP` ids, then which id of that group.
 
-    Always ids of the vocabulary, even where the logits are not finite: such a step is skipped, not a crash.
+    The ids are always in the vocabulary, even if the logits are not finite: such a step is skipped and must not crash.
     """
     p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
     vocab = p_cV.shape[1]
@@ -216,24 +217,25 @@ def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
 
 
 def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
-    """[c, 1] the first place whose cumulated weight exceeds draw * total.
+    """Return [c, 1], the first index whose cumulative weight exceeds draw * total.
 
-    Weights are cumulated as whole numbers, whose sums are the same in any order: torch has no deterministic
-    cumulated sum of floats on a GPU.
+    Weights are cumulated as integers, whose sums are the same in any order: torch has no deterministic cumulative sum
+    of floats on a GPU.
     """
     cumulated = (weights / weights.sum(-1, keepdim=True) * 2.0**40).long().cumsum(-1)
     return torch.searchsorted(cumulated, (draw_c1 * cumulated[:, -1:]).long(), right=True)
 
 
 def _without_target(p_cV: Tensor, ids_c: Tensor) -> Tensor:
-    """softmax - onehot, in place: the derivative by the logits."""
+    """Return softmax - onehot, in place: the gradient by the logits."""
     p_cV[torch.arange(len(p_cV), device=p_cV.device), ids_c] -= 1.0
     return p_cV
 
 
 class ChunkGradients:
-    """Derivatives of a loss sum by features [M, E], weight [V, E] and bias [V], chunk by chunk. Those of weight
-    and bias are in fp32 or wider."""
+    """Gradients of a loss sum by features [M, E], weight [V, E] and bias [V], chunk by chunk. Those by weight and
+    bias are in fp32 or wider.
+    """
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
@@ -249,7 +251,7 @@ class ChunkGradients:
         d_cV: Float[Tensor, "chunk vocab"],
         by_bias_V: Float[Tensor, " vocab"] | None = None,
     ) -> None:
-        """Take in the derivative by a chunk's logits, and its sum over the chunk if that is known."""
+        """Add the gradient by a chunk's logits; `by_bias_V` is its sum over the chunk, if already computed."""
         features, weight = self._inputs
         if self.bias is not None:
             self.bias += d_cV.sum(0) if by_bias_V is None else by_bias_V
@@ -262,8 +264,10 @@ class ChunkGradients:
 
 
 def chunks(count: int, vocab: int, device: torch.device) -> Iterator[slice]:
-    """Of `count` rows of logits, so many at a time that a chunk has at most the device's number of them (`CHUNKS`), and
-    one row at least. Few chunks keep a GPU busy, which adds each one's gradient to that of the whole decoder."""
+    """Yield slices of `count` rows of logits: at most `CHUNKS` logits in each, but at least one row.
+
+    Few chunks keep a GPU busy, because each chunk's gradient is added to that of the whole decoder.
+    """
     rows = max(1, CHUNKS.get(device.type, CHUNKS["cpu"]) // vocab)
     for start in range(0, count, rows):
         yield slice(start, min(start + rows, count))

@@ -1,12 +1,14 @@
-"""Losses by which a student learns from teachers: their distributions over the vocabulary, and their last states.
+"""Losses by which a student learns from teachers: from their distributions over the vocabulary, and from their last
+states.
 
-Distributions: the Kullback-Leibler divergence of the student's from the mean of the teachers', both softened by a
-temperature (Hinton et al. 2015, section 2; DistilBERT: Sanh et al. 2019, section 3). By the student's weights it has
-the gradient of the cross-entropy with soft targets; it is 0 where the student equals its teachers. As there it is
-multiplied by the square of the temperature, so that its gradient does not shrink as the temperature grows.
+Distributions: the Kullback-Leibler divergence of the student's distribution from the mean of the teachers', both
+softened by a temperature (Hinton et al. 2015, section 2; DistilBERT: Sanh et al. 2019, section 3). Its gradient by
+the student's weights is that of the cross-entropy with soft targets; its value is 0 where the student equals its
+teachers. As in these papers it is multiplied by the square of the temperature, so that its gradient does not shrink
+as the temperature grows.
 
-The logits of student and teachers are made a chunk at a time, turned into the loss and, where gradients are wanted,
-straight into its gradient. The peak is a few chunks, however many tokens there are.
+The logits of student and teachers are computed one chunk at a time and turned into the loss and, if gradients are
+wanted, directly into its gradient. The peak is a few chunks, for any number of tokens.
 
 Shapes: M tokens, c of them in a chunk, E width (of each network its own), V vocabulary, H hidden.
 """
@@ -23,11 +25,11 @@ from torch.autograd.function import once_differentiable
 from encoder_core.heads.cross_entropy import ChunkGradients, chunks
 
 ARRAYS = 2
-"""A chunk is cut into so many: student and teachers are held beside each other, where a cross-entropy holds one."""
+"""Number of logit arrays in memory at a time: the student's and a teacher's, where a cross-entropy has one."""
 
 
 class Scores(NamedTuple):
-    """Logits before they are made: features weight' + bias, if there is one."""
+    """The factors of logits that are not computed yet: features weight' + bias; `bias` may be None."""
 
     features: Float[Tensor, "tokens width"]
     weight: Float[Tensor, "vocab width"]
@@ -35,17 +37,19 @@ class Scores(NamedTuple):
 
 
 class DistillationSums(NamedTuple):
-    """Sums over tokens: of the loss (fp32 or wider), and of those where the student's first choice is the teachers'
-    (int64)."""
+    """Sums over tokens: of the loss (fp32 or wider), and the number of tokens where the student's first choice is the
+    teachers' (int64).
+    """
 
     loss_sum: Float[Tensor, ""]
     agreeing: Int[Tensor, ""]
 
 
 def linear_distillation(student: Scores, teachers: Sequence[Scores], temperature: float) -> DistillationSums:
-    """Sums over tokens of T^2 KL(p || q): q = softmax(student / T), p the mean of softmax(teacher / T).
+    """Return sums over tokens of T^2 KL(p || q), where q = softmax(student / T) and p is the mean of softmax(teacher
+    / T).
 
-    Gradients reach the student alone. M may be 0; there is one teacher at least.
+    Only the student gets gradients. M may be 0; there must be at least one teacher.
     """
     loss_sum, agreeing = _apply(*student, tuple(teachers), temperature, torch.is_grad_enabled())
     return DistillationSums(loss_sum, agreeing)
@@ -54,7 +58,7 @@ def linear_distillation(student: Scores, teachers: Sequence[Scores], temperature
 def cosine_distances(
     student_MH: Float[Tensor, "tokens hidden"], teacher_MH: Float[Tensor, "tokens hidden"]
 ) -> Float[Tensor, ""]:
-    """The sum over tokens of 1 - cos(student, teacher), in fp32 or wider (DistilBERT, section 3)."""
+    """Return the sum over tokens of 1 - cos(student, teacher), in fp32 or wider (DistilBERT, section 3)."""
     wide = torch.promote_types(student_MH.dtype, torch.float32)
     cosines = F.cosine_similarity(student_MH.to(wide), teacher_MH.detach().to(wide), dim=-1, eps=1e-8)
     return (1.0 - cosines).sum()
@@ -107,13 +111,13 @@ _apply: Callable[..., tuple[Tensor, Tensor]] = _LinearDistillation.apply
 
 
 def _softened(scores: Scores, chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
-    """[c, V] logits of a chunk over the temperature."""
+    """Return a chunk's logits divided by the temperature, [c, V]."""
     logits_cV = F.linear(scores.features[chunk], scores.weight, scores.bias)
     return logits_cV.to(wide).div_(temperature)
 
 
 def _mean_softmax(teachers: Sequence[Scores], chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
-    """[c, V]"""
+    """Return the mean of the teachers' softened distributions, [c, V]."""
     first, *others = teachers
     p_cV = _softened(first, chunk, temperature, wide).softmax(-1)
     for teacher in others:

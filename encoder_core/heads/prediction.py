@@ -1,5 +1,7 @@
-"""Heads that predict token ids: masked tokens (BERT, and DeBERTa's enhanced mask decoder), permuted tokens (XLNet),
-spans from their boundaries (SpanBERT).
+"""Heads that predict token ids.
+
+They predict masked tokens (BERT, and DeBERTa's enhanced mask decoder), permuted tokens (XLNet), and spans from their
+boundaries (SpanBERT).
 
 Shapes: T tokens, M or B targets, H hidden, E embedding width, P position width, V vocabulary.
 """
@@ -17,17 +19,19 @@ from encoder_core.layers.parameters import ScaledLinear
 PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
 POSITION_WIDTH = 200
 MAX_TARGETS = 15
-"""Tokens of one span that are predicted from its boundary, at most (official code)."""
+"""Largest number of tokens of one span that are predicted from its boundary (official code)."""
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Linear, GELU, LayerNorm, then a decoder tied to the word embeddings with a bias of its own (BERT,
-    section 3.1).
+    """Linear, GELU, LayerNorm, then a decoder tied to the word embeddings with a bias of its own (BERT, section 3.1).
 
-    `bare`: a decoder alone, as of decoder-only models and XLM; `tied` false: with weights of its own.
+    It runs on target positions only. Without targets it still runs, on zero rows, so that every parameter takes part
+    in the backward pass on every rank.
 
-    Works on target positions only. With no target at all it still runs, on zero rows, so that every parameter
-    takes part in the backward pass on every rank. `bias`: of Linear and LayerNorm.
+    Args:
+        bare: whether the head is a decoder alone, as in decoder-only models and XLM.
+        tied: whether the decoder's weights are the word embeddings.
+        bias: whether Linear and LayerNorm have biases.
     """
 
     def __init__(
@@ -53,14 +57,14 @@ class MaskedLanguageModelHead(nn.Module):
             self.decoder.weight = embedding.weight
 
     def features(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets width"]:
-        """What the decoder scores."""
+        """Return the input of the decoder."""
         if self.dense is None or self.norm is None:
             return hidden_MH
         features_ME: Tensor = self.norm(activate(self.dense(hidden_MH), self.activation))
         return features_ME
 
     def logits(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets vocab"]:
-        """Scores of all ids, for filling masks and for comparisons; training never holds them at once."""
+        """Return scores of all ids, for filling masks and for comparisons; training never holds all of them at once."""
         logits_MV: Tensor = self.decoder(self.features(hidden_MH))
         return logits_MV
 
@@ -72,8 +76,9 @@ class MaskedLanguageModelHead(nn.Module):
         temperature: float | None = None,
         keys_M: Int[Tensor, " targets"] | None = None,
     ) -> CrossEntropySums:
-        """Sums over the targets; with a temperature, also an id drawn for each, by its key (see
-        `linear_cross_entropy`)."""
+        """Return the sums over the targets; with a temperature also an id drawn for each by its key (see
+        `linear_cross_entropy`).
+        """
         features_ME = self.features(hidden_TH.index_select(0, positions_M))
         return linear_cross_entropy(
             features_ME, self.decoder.weight, self.decoder.bias, ids_M, temperature=temperature, keys=keys_M
@@ -81,7 +86,7 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class PermutationHead(nn.Module):
-    """A decoder tied to the word embeddings, with a bias of its own. Runs on zero rows too."""
+    """A decoder tied to the word embeddings, with a bias of its own. It also runs on zero rows."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -89,23 +94,24 @@ class PermutationHead(nn.Module):
         self.decoder.weight = embedding.weight
 
     def logits(self, query_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets vocab"]:
-        """Scores of all ids; training never holds them at once."""
+        """Return scores of all ids; training never holds all of them at once."""
         logits_MV: Tensor = self.decoder(query_MH)
         return logits_MV
 
     def forward(
         self, query_MH: Float[Tensor, "targets hidden"], ids_M: Int[Tensor, " targets"]
     ) -> CrossEntropySums:
-        """Sums over the targets of the cross-entropy and of correct predictions."""
+        """Return the sums over the targets of the cross-entropy and of correct predictions."""
         return linear_cross_entropy(query_MH, self.decoder.weight, self.decoder.bias, ids_M)
 
 
 class EnhancedMaskDecoder(nn.Module):
-    """The encoder's last layer, run twice with queries that know where they stand.
+    """The encoder's last layer, run twice with queries that know their absolute positions.
 
-    The first query is the state before the last layer plus an absolute position, the second the first's outcome;
-    keys and values are the states before the last layer both times. The ordinary last layer is not needed, and only
-    targets are queries: the layer runs over 15 % of the tokens twice instead of over all of them three times.
+    The first query is the state before the last layer plus an absolute position; the second query is the result of
+    the first. Keys and values are the states before the last layer both times. The ordinary last layer is not needed,
+    and only targets are queries: the layer runs over 15 % of the tokens twice instead of over all of them three
+    times.
     """
 
     def __init__(self, positions: int, hidden: int) -> None:
@@ -113,22 +119,24 @@ class EnhancedMaskDecoder(nn.Module):
         self.position = nn.Embedding(positions, hidden)
 
     def forward(self, encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "targets hidden"]:
-        """States at `batch.target_positions`; M may be 0."""
+        """Return states at `batch.target_positions`; M may be 0."""
         return self.decode(encoder, encoder.before_last(batch), batch)
 
     def decode(
         self, encoder: DisentangledEncoder, x_TH: Float[Tensor, "tokens hidden"], batch: Batch
     ) -> Float[Tensor, "targets hidden"]:
-        """The same from `before_last`'s states, where another task needs those too."""
+        """Return the same from the states of `before_last`, for callers that need those too."""
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.table_positions[at_M])
         return encoder.look_again(queries_MH, at_M, x_TH, batch, times=PASSES)
 
 
 class SpanBoundaryHead(nn.Module):
-    """[left boundary; right boundary; place in the span] through two of (Linear, GELU, LayerNorm), then a decoder
-    tied to the word embeddings with a bias of its own (SpanBERT, section 3.2). The second Linear is as wide as the
-    embeddings, which in ALBERT and ELECTRA are narrower than the states."""
+    """[left boundary; right boundary; place in the span] through two of (Linear, GELU, LayerNorm), then a tied decoder.
+
+    The decoder has the word embeddings as its weight and a bias of its own (SpanBERT, section 3.2). The second Linear
+    is as wide as the embeddings, which in ALBERT and ELECTRA are narrower than the states.
+    """
 
     def __init__(self, hidden: int, embedding: nn.Embedding, *, activation: Activation, eps: float) -> None:
         super().__init__()
@@ -147,7 +155,7 @@ class SpanBoundaryHead(nn.Module):
         right_BH: Float[Tensor, "targets hidden"],
         place_B: Int[Tensor, " targets"],
     ) -> Float[Tensor, "targets width"]:
-        """`place_B` counts from 0, the token after the left boundary."""
+        """Return the input of the decoder. `place_B` counts from 0, the token after the left boundary."""
         x_BH = self.first(torch.cat((left_BH, right_BH, self.place(place_B)), -1))
         x_BH = self.first_norm(activate(x_BH, self.activation))
         y_BE: Tensor = self.second_norm(activate(self.second(x_BH), self.activation))
@@ -160,6 +168,6 @@ class SpanBoundaryHead(nn.Module):
         place_B: Int[Tensor, " targets"],
         ids_B: Int[Tensor, " targets"],
     ) -> CrossEntropySums:
-        """Sums over targets; B may be 0."""
+        """Return the sums over targets; B may be 0."""
         features_BE = self.features(left_BH, right_BH, place_B)
         return linear_cross_entropy(features_BE, self.decoder.weight, self.decoder.bias, ids_B)

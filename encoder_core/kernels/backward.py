@@ -1,8 +1,8 @@
-"""The fused attention's backward kernels by queries and by keys; scores and dropout are computed again.
+"""The fused attention's backward kernels by queries and by keys, which recompute scores and dropout.
 
-With P the probabilities before dropout and dP their derivatives: dS = P * (dP - delta) * scale, where delta is the sum
-of a query's context times its derivative (Dao et al., 2022, appendix B.4). Every sum has one order: results are the
-same bits each time.
+With P the probabilities before dropout and dP their gradients: dS = P * (dP - delta) * scale, where delta is the sum
+of a query's context times its gradient (Dao et al., 2022, appendix B.4). Every sum has a fixed order: results have
+the same bits each time.
 """
 
 import triton
@@ -29,7 +29,7 @@ from encoder_core.kernels.tile import (
 
 @triton.jit
 def load_queries(x, tile: tl.constexpr, grad, log_sums, deltas, head, q_at, q_here):
-    """q, r, the context's derivatives, log2 of sums, deltas."""
+    """Load q, r, the context's gradients, log2 of sums, and deltas."""
     q = load_vectors(x, tile, x.q, head, q_at, q_here)
     r = q
     if x.r is not None:
@@ -60,7 +60,7 @@ def through_softmax(
     k_at,
     k_here,
 ):
-    """[S, S] each: the probabilities after dropout, and the derivatives by the unscaled scores."""
+    """Return the probabilities after dropout, and the gradients by the unscaled scores, [S, S] each."""
     scores = scores_of(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
     weights = tl.exp2(scores - log_sum[:, None])
     d_weights = product(grads, tl.trans(v))
@@ -74,7 +74,7 @@ def through_softmax(
 
 @triton.jit
 def queries_kernel(x, grad, log_sums, deltas, d_q, d_r, d_segments, tiles, tile: tl.constexpr):
-    """Derivatives by q, r and segment scores, one tile of queries a program. Grid (R * tiles, N)."""
+    """Compute gradients by q, r and segment scores, one tile of queries a program. Grid (R * tiles, N)."""
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     q_first = tl.program_id(0) % tiles * tile.size
     start, length = row_bounds(x, row)
@@ -134,7 +134,7 @@ def queries_kernel(x, grad, log_sums, deltas, d_q, d_r, d_segments, tiles, tile:
 
 @triton.jit
 def queries_in_reach(x, tile: tl.constexpr, length, k_first):
-    """Where the first and behind the last tile of queries begins that may see the tile of keys."""
+    """Return the start of the first tile of queries that may see the tile of keys, and the end of the last."""
     low, high = 0, length
     if x.window is not None:
         low = tl.maximum(k_first - x.window, 0) // tile.size * tile.size
@@ -144,7 +144,7 @@ def queries_in_reach(x, tile: tl.constexpr, length, k_first):
 
 @triton.jit
 def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, tiles, tile: tl.constexpr):
-    """Derivatives by keys and values, one tile of keys a program. Grid (R * tiles, N)."""
+    """Compute gradients by keys and values, one tile of keys a program. Grid (R * tiles, N)."""
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     k_first = (tl.program_id(0) % tiles - carried_tiles(x, tile)) * tile.size
     start, length = row_bounds(x, row)

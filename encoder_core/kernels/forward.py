@@ -1,7 +1,7 @@
 """The fused attention's forward kernel: online softmax (Dao et al., 2022, section 3.1) over tiles of keys.
 
-A program has one tile of queries of one row and head. It keeps the context and, of each query, the log2 of the sum of
-its exponentials.
+A program has one tile of queries of one row and head. It stores the context and, for each query, the log2 of the sum
+of its exponentials.
 """
 
 import triton
@@ -23,7 +23,7 @@ from encoder_core.kernels.tile import (
 
 @triton.jit
 def keys_in_reach(x, tile: tl.constexpr, length, q_first):
-    """Where the first and behind the last tile of keys begins that the tile of queries may see."""
+    """Return the start of the first tile of keys that the tile of queries may see, and the end of the last."""
     low, high = 0 - carried_tiles(x, tile) * tile.size, length
     if x.window is not None:
         low = tl.maximum(q_first - x.window, 0) // tile.size * tile.size
@@ -33,7 +33,9 @@ def keys_in_reach(x, tile: tl.constexpr, length, q_first):
 
 @triton.jit
 def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
-    """context [M, N, D]; log_sums [M, N], inf of a query that sees nothing, whose context is 0. Grid (R * tiles, N)."""
+    """Compute context [M, N, D] and log_sums [M, N]. A query that sees nothing gets inf and context 0. Grid (R *
+    tiles, N).
+    """
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     q_first = tl.program_id(0) % tiles * tile.size
     start, length = row_bounds(x, row)

@@ -1,8 +1,8 @@
-"""Fused attention with relative terms over flat tokens, on a GPU, forward and backward: nothing that is kept grows with
-the square of a row.
+"""Fused attention with relative terms over flat tokens, on a GPU, forward and backward.
 
-`operands.py` has the formula, `forward.py`, `backward.py` and `table_gradients.py` the kernels. The forward pass keeps
-its inputs, the context and one number for each query and head.
+No stored tensor grows with the square of a row. `operands.py` has the formula; `forward.py`, `backward.py` and
+`table_gradients.py` have the kernels. The forward pass saves its inputs, the context and one number for each query
+and head.
 
 Shapes: as in `operands.py`.
 """
@@ -34,7 +34,7 @@ class Layout:
     """Where tokens are and what they see; fields as in `operands.Inputs`.
 
     Attributes:
-        longest: tokens of the longest row.
+        longest: number of tokens in the longest row.
     """
 
     cu_seqlens: Tensor
@@ -56,7 +56,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the scores are made of; fields as in `operands.Inputs`."""
+    """The terms of the scores; fields as in `operands.Inputs`."""
 
     r: Tensor | None = None
     table_a: Tensor | None = None
@@ -68,7 +68,7 @@ class Terms:
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, terms: Terms, layout: Layout, cuts: Cuts | None = None
 ) -> Tensor:
-    """[M, N, D]; the context of a query that sees nothing is 0. `cuts` None: those of `tiling.py`."""
+    """Return the context [M, N, D]; it is 0 for a query that sees nothing. `cuts` None: those of `tiling.py`."""
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
     used = cuts or cuts_of(
         q.dtype,
@@ -117,7 +117,7 @@ _apply: Callable[..., Tensor] = _FusedAttention.apply
 def _by_tokens(
     given: tuple[Inputs, Tensor, Tensor, Tensor], by: list[Tensor | None], layout: Layout, cuts: Cuts
 ) -> None:
-    """Write the derivatives by all that belongs to tokens into `by`."""
+    """Write the gradients by all tensors with a dimension of tokens into `by`."""
     x = given[0]
     d_q, d_k, d_v, d_r, _, _, _, d_segments = by
     cut = cuts.queries
@@ -131,7 +131,7 @@ def _by_tokens(
 
 
 def _by_tables(given: tuple[Inputs, Tensor, Tensor, Tensor], layout: Layout, cut: Cut) -> list[Tensor | None]:
-    """Derivatives by tables A, B and C."""
+    """Return the gradients by tables A, B and C."""
     x = given[0]
     tables = (x.table_a, x.table_b, x.table_c)
     if all(table is None for table in tables):

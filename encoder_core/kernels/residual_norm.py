@@ -1,13 +1,13 @@
-"""residual + dropout(x), and the norm of it, as one kernel forward and one backward.
+"""residual + dropout(x), and its norm, as one kernel forward and one backward.
 
     sum = residual + x * kept / (1 - rate),    normed = (sum - mean) / deviation * weight + bias
 
-LayerNorm (Ba et al., 2016), or RMSNorm (Zhang and Sennrich, 2019) with a mean of zero. The mask is hashed again in the
-backward pass from what it was hashed from, and so never in memory. What is kept is the sum, and two numbers of a token.
+LayerNorm (Ba et al., 2016), or RMSNorm (Zhang and Sennrich, 2019) with a mean of zero. The backward pass hashes the
+mask again, so it is never in memory. The sum and two numbers of each token are saved.
 
-A program of the backward pass sums the derivatives by weight and bias over its own tokens, one after the other. How
-many tokens it has depends on nothing but how many there are, and torch adds the programs' sums. So the outcome is the
-same to the bit every time.
+A program of the backward pass sums the gradients by weight and bias over its own tokens, one after the other. The
+number of its tokens depends only on the number of all tokens, and torch adds the programs' sums. So the result has
+the same bits every time.
 
 Shapes: T tokens, H hidden. A row of H numbers is padded to a power of two in registers.
 """
@@ -27,7 +27,7 @@ _PROGRAMS = 1024  # of a backward pass, at most: some warps for each multiproces
 
 
 class Norm(NamedTuple):
-    """Of a sum. `weight`, `bias` [H]; `centered`: LayerNorm, else RMSNorm."""
+    """The parameters of a norm. `weight`, `bias` [H]; `centered`: LayerNorm, else RMSNorm."""
 
     weight: Tensor
     bias: Tensor | None
@@ -37,14 +37,16 @@ class Norm(NamedTuple):
 
 @triton.jit
 def inverse_rate(threshold, sums: tl.constexpr):
-    """What kept numbers are multiplied by. Triton takes a float of the host's as fp32, which fp64 would notice."""
+    """Return the factor of kept numbers. Triton would take a float from the host as fp32, which is not exact enough
+    for fp64.
+    """
     numbers = tl.full([], 65536.0, sums)
     return numbers / (numbers - threshold)
 
 
 @triton.jit
 def kept_columns(draws, row, threshold, padded: tl.constexpr):
-    """[padded] bool, of one token: `draws.numbers16` of its key and draw, at least what is kept."""
+    """Return [padded] bool of a token: whether `random_draws.numbers16` of key and draw reaches the threshold."""
     drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
     quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash for four columns
     hashed = mix(drawn + quad * GOLDEN)
@@ -131,7 +133,7 @@ def residual_norm(
     draws: Int[Tensor, " tokens"] | None,
     threshold: int,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
-    """The sum, and its norm. `draws`: key plus draw of each token; None: no dropout."""
+    """Return the sum and its norm. `draws`: key plus draw of each token; None: no dropout."""
     both: tuple[Tensor, Tensor] = _ResidualNorm.apply(x, residual, *norm[:2], draws, threshold, *norm[2:])
     return both
 
@@ -187,7 +189,7 @@ class _ResidualNorm(torch.autograd.Function):
 
 
 def _cut(x: Tensor) -> dict[str, Any]:
-    """How a row is computed: its width, padded to a power of two, in which precision, by how many warps."""
+    """Return how a row is computed: its width, the padded width, the dtype of sums, and the number of warps."""
     width = x.shape[-1]
     padded = max(16, 1 << (width - 1).bit_length())
     sums = tl.float64 if x.dtype == torch.float64 else tl.float32

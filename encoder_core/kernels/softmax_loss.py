@@ -1,15 +1,15 @@
-"""Softmax cross-entropy of logits: one kernel reads them for the loss, one makes their gradient of them, in place.
+"""Softmax cross-entropy of logits: one kernel reads them for the loss, one turns them into their gradient, in place.
 
     loss = log sum_v exp(logit_v) - logit_target,    gradient = softmax(logits) - onehot(target)
 
-A program of the first kernel reads one target's logits once. Each of its lanes keeps the largest logit that it has
-seen, where that was, and its own sum of exponentials relative to it (Milakov and Gimelshein, 2018); lanes are put
-together at the end. A program of the second kernel has some columns of some targets, and sums the gradient of its
-columns for the bias before it is rounded. Which targets depends on nothing but how many there are, and torch adds the
-programs' sums. So the outcome is the same to the bit every time.
+A program of the first kernel reads one target's logits once. Each of its lanes tracks the largest logit so far, its
+column, and a sum of exponentials relative to it (Milakov and Gimelshein, 2018); lanes are merged at the end. A
+program of the second kernel has some columns of some targets, and sums the gradient of its columns for the bias
+before rounding. Its targets depend only on the number of all targets, and torch adds the programs' sums. So the
+result has the same bits every time.
 
-The loss is no number where logits are not finite, or the id is outside of the vocabulary. The first of several equal
-logits is the prediction.
+The loss is NaN if logits are not finite, or the id is outside the vocabulary. The first of several equal logits is
+the prediction.
 
 Shapes: C targets, V vocabulary. Sums are in fp32 (fp64 for fp64 logits).
 """
@@ -30,8 +30,14 @@ _NOWHERE = tl.constexpr(2**31 - 1)
 
 
 class SoftmaxSums(NamedTuple):
-    """Of each target: its loss, whether the largest logit is its, and what the gradient needs: the largest logit, and
-    the logarithm of the sum of exponentials relative to it."""
+    """The results for each target.
+
+    Attributes:
+        losses: cross-entropy.
+        correct: whether the target has the largest logit.
+        largest: the largest logit.
+        log_sums: logarithm of the sum of exponentials relative to the largest logit.
+    """
 
     losses: Float[Tensor, " targets"]
     correct: Bool[Tensor, " targets"]
@@ -89,7 +95,7 @@ def gradient_kernel(
 
 
 def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targets"]) -> SoftmaxSums:
-    """By one reading of the logits, which are contiguous."""
+    """Return the sums, reading the logits once. The logits must be contiguous."""
     targets, vocab = logits.shape
     wide = _wide(logits.dtype)
     losses, largest, log_sums = (logits.new_empty(targets, dtype=wide) for _ in range(3))
@@ -108,8 +114,9 @@ def to_gradient(
     *,
     biased: bool,
 ) -> Float[Tensor, " vocab"] | None:
-    """Makes of logits the derivative of the sum of their losses. Returns, where there is a bias, its derivative in
-    fp32 or wider."""
+    """Overwrite the logits with the gradient of the sum of their losses. If `biased`, return the bias's gradient in
+    fp32 or wider.
+    """
     targets, vocab = logits.shape
     parts = -(-targets // _TARGETS)
     by_bias = logits.new_empty(parts, vocab, dtype=sums.losses.dtype) if biased else None

@@ -1,8 +1,8 @@
-"""The fused attention's derivatives by its tables, without atomics.
+"""The fused attention's gradients by its tables, without atomics.
 
-Tiles of queries and keys whose first positions differ equally meet the same band of a table. A program has one such
-difference, one head and every so-many-th row, and goes through the tiles in order; bands of neighbouring differences
-overlap by half, and are added up afterwards in one order (`assemble`).
+Pairs of tiles of queries and keys with equal differences of their first positions use the same band of a table. A
+program has one such difference, one head and every n-th row, and goes through the tiles in order. Bands of
+neighbouring differences overlap by half and are added up afterwards in a fixed order (`assemble`).
 """
 
 import torch
@@ -32,8 +32,10 @@ def _zeros(tile: tl.constexpr):
 
 @triton.jit
 def tables_kernel(x, grad, log_sums, deltas, d_a, d_b, d_c, lowest, differences, splits, tile: tl.constexpr):
-    """Bands [splits, differences, 2 S, N, D] and [..., N] in the dtype of sums; the first difference is `lowest` tiles.
-    Grid (differences * splits, N)."""
+    """Compute bands [splits, differences, 2 S, N, D] and [..., N] in the dtype of sums.
+
+    The first difference is `lowest` tiles. Grid (differences * splits, N).
+    """
     split, head = tl.program_id(0) // differences, tl.program_id(1)
     difference = (tl.program_id(0) % differences + lowest) * tile.size
     a_lower, a_upper = _zeros(tile), _zeros(tile)
@@ -82,7 +84,9 @@ def tables_kernel(x, grad, log_sums, deltas, d_a, d_b, d_c, lowest, differences,
 
 
 def assemble(bands: Tensor, first: int, distances: int) -> Tensor:
-    """[E, ...] of bands [splits, differences, 2 S, ...], the first of which begins at row `first` of the table."""
+    """Return [E, ...] from bands [splits, differences, 2 S, ...], the first of which begins at row `first` of the
+    table.
+    """
     halves: Tensor = bands.sum(0).unflatten(1, (2, -1))
     blocks = halves.new_zeros((len(halves) + 1, *halves.shape[2:]))
     blocks[:-1] += halves[:, 0]
@@ -96,14 +100,14 @@ def assemble(bands: Tensor, first: int, distances: int) -> Tensor:
 
 
 def differences_of(longest: int, carried: int, size: int, *, backwards: bool) -> tuple[int, int]:
-    """The first difference of positions, in tiles of `size`, and how many there are."""
+    """Return the first difference of positions, in tiles of `size`, and the number of differences."""
     ahead, before = (longest - 1) // size, -(-carried // size)
     lowest = -ahead - (before if backwards else 0)
     return lowest, ahead + before - lowest + 1
 
 
 def empty_bands(x: Tensor | None, *, splits: int, differences: int, size: int) -> Tensor | None:
-    """For the derivatives by a table, in the dtype of sums."""
+    """Return uninitialised bands for the gradients by a table, in the dtype of sums."""
     if x is None:
         return None
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,15 +1,16 @@
 """Parts of the fused attention's kernels: where a tile's tokens are, its scores, and its dropout.
 
-A tile has S queries and S keys of one row and head, at consecutive positions. Their distances are 2 S - 1 consecutive
-ones, so terms between contents and distances are products with one band of 2 S rows of a table, read along diagonals:
+A tile has S queries and S keys of one row and head, at consecutive positions. Their 2 S - 1 distances are
+consecutive, so terms between contents and distances are products with one band of 2 S rows of a table, read along
+diagonals:
 
     scores[i, j] += (r @ band.T)[i, sign * (i - j) + S - 1]
 
-Of the products with the lower and with the upper half of the band, a query needs the last of one and the first of the
-other, S together. So one [S, S] matrix holds both, and reading along diagonals turns each of its rows around.
+Of the products with the lower and with the upper half of the band, a query needs the last elements of one and the
+first of the other, S together. So one [S, S] matrix holds both, and reading along diagonals rotates each of its rows.
 
-All sums are in fp32 (fp64 for fp64 inputs), scores in units of log2. Sums begin as `tl.full(shape, 0.0, dtype)`: up to
-Triton 3.7.1, `tl.zeros` does not compile with a shape out of a constexpr tuple.
+All sums are in fp32 (fp64 for fp64 inputs), scores in units of log2. Sums begin as `tl.full(shape, 0.0, dtype)`: up
+to Triton 3.7.1, `tl.zeros` does not compile with a shape from a constexpr tuple.
 """
 
 import triton
@@ -24,7 +25,7 @@ _SECOND = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def product(a, b):
-    """a @ b. fp32 in three passes of tensor cores, to about its full precision."""
+    """Return a @ b. fp32 takes three passes of tensor cores, with nearly full precision."""
     if a.dtype == tl.float64:
         return tl.dot(a, b, out_dtype=tl.float64)
     else:
@@ -33,7 +34,7 @@ def product(a, b):
 
 @triton.jit
 def row_bounds(x, row):
-    """First token of a row and how many it has."""
+    """Return the first token of a row and its number of tokens."""
     start = tl.load(x.cu_seqlens + row)
     length = tl.load(x.cu_seqlens + row + 1) - start
     return start.to(tl.int64), length
@@ -49,13 +50,15 @@ def sign_of(x, row):
 
 @triton.jit
 def carried_tiles(x, tile: tl.constexpr):
-    """Tiles of keys before the first token. Tiles begin at multiples of S, on both sides of it."""
+    """Return the number of tiles of memory keys before the first token. Tiles begin at multiples of S on both sides
+    of it.
+    """
     return (x.carried + tile.size - 1) // tile.size
 
 
 @triton.jit
 def find_queries(x, tile: tl.constexpr, start, length, first):
-    """Index of each query of the tile at position `first` of its row, and whether there is one."""
+    """Return the index of each query of the tile at position `first` of its row, and whether it exists."""
     position = first + tl.arange(0, tile.size)
     here = position < length
     at = start + position
@@ -67,7 +70,7 @@ def find_queries(x, tile: tl.constexpr, start, length, first):
 
 @triton.jit
 def find_keys(x, tile: tl.constexpr, row, start, length, first):
-    """As `find_queries`, of keys."""
+    """Return the index of each key of the tile, and whether it exists, as `find_queries` does."""
     position = first + tl.arange(0, tile.size)
     here = (position < length) & (position >= 0 - x.carried)
     at = start + (row + 1) * x.carried + position
@@ -76,7 +79,7 @@ def find_keys(x, tile: tl.constexpr, row, start, length, first):
 
 @triton.jit
 def load_vectors(x, tile: tl.constexpr, pointer, head, at, here):
-    """[S or 2 S, padded width] of a [tokens or distances, N, D] tensor; zeros where there is none."""
+    """Load [S or 2 S, padded width] from a [tokens or distances, N, D] tensor; zeros where there is none."""
     column = tl.arange(0, tile.padded)
     place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
     return tl.load(place, mask=here[:, None] & (column < tile.width)[None, :], other=0.0)
@@ -84,7 +87,7 @@ def load_vectors(x, tile: tl.constexpr, pointer, head, at, here):
 
 @triton.jit
 def store_vectors(x, tile: tl.constexpr, pointer, head, at, here, values):
-    """As `load_vectors`, the other way."""
+    """Store vectors; the inverse of `load_vectors`."""
     column = tl.arange(0, tile.padded)
     place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
     mask = here[:, None] & (column < tile.width)[None, :]
@@ -93,7 +96,7 @@ def store_vectors(x, tile: tl.constexpr, pointer, head, at, here, values):
 
 @triton.jit
 def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half: tl.constexpr):
-    """[S, padded width], the lower (0) or upper (1) half of the rows of table A or B that two tiles meet."""
+    """Load [S, padded width], the lower (0) or upper (1) half of the rows of table A or B that two tiles use."""
     low = sign * (q_first - k_first) - (tile.size - 1) + x.center + half * tile.size
     rows = low + tl.arange(0, tile.size)
     return load_vectors(x, tile, pointer, head, rows, (rows >= 0) & (rows < x.distances))
@@ -101,9 +104,10 @@ def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half
 
 @triton.jit
 def turn(tile: tl.constexpr, sign, first):
-    """[S, S], the place in its half of the band of each query's distance from each key.
+    """Return [S, S], the index in its half of the band for each query's distance from each key.
 
-    `first`, a multiple of S, changes nothing. It keeps the compiler from holding the places in registers all the time.
+    `first`, a multiple of S, does not change the result. It prevents the compiler from holding the indices in
+    registers all the time.
     """
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     return (sign * (i[:, None] - i[None, :]) - 1) & (tile.size - 1)
@@ -111,7 +115,9 @@ def turn(tile: tl.constexpr, sign, first):
 
 @triton.jit
 def in_upper(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
-    """[S queries, S places], whether a place's distance is in the upper half; with `of_keys` [S places, S keys]."""
+    """Return [S queries, S places], whether a place's distance is in the upper half; with `of_keys` [S places, S
+    keys].
+    """
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     if of_keys:
         limit = tl.where(sign > 0, tile.size - 1 - i, i)
@@ -123,7 +129,7 @@ def in_upper(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
 
 @triton.jit
 def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
-    """[S, S]: r_i . A[e]."""
+    """Return r_i . A[e], [S, S]."""
     lower = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0)))
     upper = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1)))
     both = tl.where(in_upper(tile, sign, k_first, False), upper, lower)
@@ -132,7 +138,7 @@ def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
 
 @triton.jit
 def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
-    """[S, S]: k_j . B[e]."""
+    """Return k_j . B[e], [S, S]."""
     keys = tl.trans(k)
     lower = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0), keys)
     upper = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1), keys)
@@ -142,8 +148,10 @@ def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
 
 @triton.jit
 def by_distance(tile: tl.constexpr, sign, values, first):
-    """Two [S queries, S places], of the lower and of the upper half of the band: `values` [S queries, S keys] at the
-    places of their distances, 0 at all other places."""
+    """Return two [S queries, S places] for the lower and the upper half of the band.
+
+    They are `values` [S queries, S keys] at the places of their distances, and 0 at all other places.
+    """
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     key = (i[:, None] - sign * (i[None, :] + 1)) & (tile.size - 1)
     turned = tl.gather(values, key, 1)
@@ -153,7 +161,7 @@ def by_distance(tile: tl.constexpr, sign, values, first):
 
 @triton.jit
 def by_distance_of_keys(tile: tl.constexpr, sign, values, first):
-    """As `by_distance`, [S places, S keys] each."""
+    """Return the same as `by_distance`, but [S places, S keys] each."""
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     query = (i[None, :] + sign * (i[:, None] + 1)) & (tile.size - 1)
     turned = tl.gather(values, query, 0)
@@ -163,7 +171,7 @@ def by_distance_of_keys(tile: tl.constexpr, sign, values, first):
 
 @triton.jit
 def in_other_segment(x, q_at, q_here, k_at, k_here):
-    """[S, S]."""
+    """Return [S, S], whether query and key are in different segments."""
     query = tl.load(x.segments_q + q_at, mask=q_here, other=0)
     key = tl.load(x.segments_k + k_at, mask=k_here, other=0)
     return query[:, None] != key[None, :]
@@ -171,7 +179,7 @@ def in_other_segment(x, q_at, q_here, k_at, k_here):
 
 @triton.jit
 def in_sight(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here):
-    """[S, S], whether each query sees each key."""
+    """Return [S, S], whether each query sees each key."""
     seen = q_here[:, None] & k_here[None, :]
     if x.window is not None:
         i = tl.arange(0, tile.size)
@@ -185,7 +193,7 @@ def in_sight(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here
 
 @triton.jit
 def scores_of(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here):
-    """[S, S] in units of log2, -inf out of sight."""
+    """Return the scores [S, S] in units of log2, -inf for keys that are not visible."""
     scores = product(q, tl.trans(k))
     if x.table_a is not None:
         scores += scores_by_a(x, tile, head, sign, r, q_first, k_first)
@@ -208,7 +216,7 @@ def scores_of(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here,
 
 @triton.jit
 def mix(x):
-    """splitmix64's, as in `draws.py`."""
+    """Mix as splitmix64 does; see `random_draws.py`."""
     x = (x ^ (x >> 30)) * _FIRST
     x = (x ^ (x >> 27)) * _SECOND
     return x ^ (x >> 31)
@@ -216,7 +224,7 @@ def mix(x):
 
 @triton.jit
 def kept(x, tile: tl.constexpr, head, q_at, q_here, k_first):
-    """[S, S] bool, the probabilities that dropout keeps: `draws.numbers16` of the query, the head and the key."""
+    """Return [S, S] bool, the probabilities kept by dropout: `random_draws.numbers16` of query, head and key."""
     drawn = tl.load(x.draws + q_at, mask=q_here, other=0).to(tl.uint64, bitcast=True)
     drawn += head.to(tl.uint64) * _HEAD
     first = k_first + x.carried

@@ -1,11 +1,12 @@
-"""How large the fused attention's tiles are, and how many warps and pipeline stages compute one.
+"""The size of the fused attention's tiles, and the number of warps and pipeline stages for each.
 
-Chosen by compiling for GPUs that were not there: of the cuts that spill no registers, the one with the fewest
-instructions a score. `tests/encoder_core/kernels/compiled.csv` has what each becomes. Not timed on a GPU.
+They were chosen by compiling for GPUs that were not at hand: of the cuts that spill no registers, the one with the
+fewest instructions a score. `tests/encoder_core/kernels/compiled.csv` lists the results. They were not timed on a
+GPU.
 
-Plain scores, and windows, leave registers for tiles of 64 everywhere. On sm_90 four warps then multiply by wgmma, and
-copies of the next tile go on meanwhile. Relative terms hold up to four more matrices of a tile: only the forward pass
-has room for tiles of 64, by eight warps.
+Plain scores and windows leave registers for tiles of 64 everywhere. On sm_90 four warps then multiply by wgmma, while
+the next tile is copied. Relative terms hold up to four more matrices of a tile: only the forward pass has room for
+tiles of 64, with eight warps.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,9 @@ from encoder_core.kernels.operands import Inputs, Tile
 
 
 class Cut(NamedTuple):
-    """Queries, and keys, of a tile (a power of two, at least 16); warps and pipeline stages of its program."""
+    """The size of a tile in queries and keys (a power of two, at least 16), and the warps and pipeline stages of its
+    program.
+    """
 
     size: int
     warps: int
@@ -25,12 +28,12 @@ class Cut(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """For a kernel's launch."""
+        """Options of a kernel's launch."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
 class Cuts(NamedTuple):
-    """Of each kernel."""
+    """The cut of each kernel."""
 
     forward: Cut
     queries: Cut
@@ -45,9 +48,10 @@ _LARGE = (9, 10)  # generations with 227 KiB of shared memory a program, and pro
 def cuts_of(
     dtype: torch.dtype, width: int, generation: int, *, relative: bool = True, by_position: bool = False
 ) -> Cuts:
-    """What is used for heads of this dtype and width, on GPUs of this major compute capability.
+    """Return the cuts for heads of this dtype and width, on GPUs of this major compute capability.
 
-    `relative`: scores have other terms than queries times keys. `by_position`: a table of scores (C) among them.
+    `relative`: whether scores have other terms than queries times keys. `by_position`: whether a table of scores (C)
+    is among them.
     """
     half, wide, large = dtype in (torch.bfloat16, torch.float16), width > 64, generation in _LARGE
     match half, relative, wide:
@@ -75,12 +79,12 @@ def cuts_of(
 
 
 def generation_of(device: torch.device) -> int:
-    """Major compute capability; 0 where kernels are interpreted."""
+    """Return the major compute capability; 0 if kernels are interpreted."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
 def tile_of(x: Inputs, size: int) -> Tile:
-    """Of so many queries and keys."""
+    """Return the tile of `size` queries and keys."""
     width = x.q.shape[-1]
     sums = tl.float64 if x.q.dtype == torch.float64 else tl.float32
     return Tile(size, width, max(16, 1 << (width - 1).bit_length()), sums, x.carried % 4 == 0)

@@ -1,29 +1,28 @@
 """Multi-head self-attention over flat tokens, and the kernels that compute it inside rows.
 
-Only a kernel knows about rows. All are of one signature, `Attend`:
+Only a kernel knows about rows. All kernels have the signature `Attend`:
 
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
 | `varlen_flash` | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
-| the same       | Hopper, where a trial prefers it     | FlashAttention-3, if its package is there        |
+| the same       | Hopper, where a trial prefers it     | FlashAttention-3, if its package is installed    |
 | `fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
-| `written`      | where a trial found no other right   | the formula in that rectangle                    |
+| `written`      | if a trial found all others wrong    | the formula on the same rectangle                |
 | `reference`    | tests                                | the formula, row by row                          |
 
-`automatic` picks among the first six (`kernel_choice.py`). Flash attention draws its dropout from the device's
-generator, `fused` from what a token's draws belong to (`draws.py`): flash attention has dropout only where there is no
-Triton. torch's fused CPU kernel has no dropout and falls back to one that writes out every score three times, which is
-why `blocked` exists. It has no window either: with a mask it computes every score of a row.
+`automatic` chooses among the first six (`kernel_choice.py`). Flash attention draws its dropout from the device's
+generator; `fused` draws it by token (`random_draws.py`). So flash attention is used with dropout only where there is no
+Triton. torch's fused CPU kernel supports no dropout and falls back to one that writes every score to memory three
+times, which is why `blocked` exists. It supports no window either: with a mask it computes every score of a row.
 
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
-that many tokens away, on both sides; None: the whole row.
+that many tokens away, on both sides. None: the whole row.
 
-Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which as many
-query heads in a row share one. Flash attention has that built in, the others repeat keys and values.
-
-`RelativeKeyAttention` (`relative_key.py`) is one, too.
+Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which equally
+many consecutive query heads share one. Flash attention supports this; the other kernels repeat keys and values.
+`RelativeKeyAttention` (`relative_key.py`) is an `Attend` too.
 
 Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D).
 """
@@ -56,8 +55,10 @@ SharedHeads = Float[Tensor, "tokens shared width"]  # of keys and values
 
 @runtime_checkable
 class Attend(Protocol):
-    """(query, key, value, rows, dropout, window) -> context: four [T, N, D] tensors; dropout acts on probabilities.
-    Key and value may have fewer heads, of which N is a multiple."""
+    """A kernel: (query, key, value, rows, dropout, window) -> context, the tensors being [T, N, D].
+
+    Dropout acts on probabilities. Key and value may have fewer heads; N is a multiple of their number.
+    """
 
     def __call__(
         self,
@@ -79,7 +80,9 @@ def automatic(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """The best kernel for the tensors at hand. No tokens at all (an idle rank's batch) is no work."""
+    """Compute attention with the best kernel for these tensors. A batch without tokens, as an idle rank has, computes
+    nothing.
+    """
     if not len(q_TND):
         return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
     kernel = pick(_possible(q_TND, rows, dropout, window), dropped=dropout > 0.0)
@@ -98,7 +101,7 @@ def automatic(
 
 
 def _possible(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> list[Kernel]:
-    """The usual one first. Those that draw by tokens come first where there is dropout."""
+    """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
     kind, special = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]), dropout > 0.0 or rows.exceed(window)
     if q_TND.device.type == "cpu":
         return ["blocked", "padded", "written"] if special else ["padded", "blocked", "written"]
@@ -118,10 +121,10 @@ def varlen_flash(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """FlashAttention-2 (Dao, 2023) over rows of different lengths.
+    """Compute FlashAttention-2 (Dao, 2023) over rows of different lengths.
 
-    This is the operator beneath `torch.nn.attention.varlen.varlen_attn`, called directly because that wrapper
-    fixes dropout at 0. The operator carries its own derivative and draws from the CUDA generator.
+    This calls the operator beneath `torch.nn.attention.varlen.varlen_attn` directly, because that wrapper fixes
+    dropout at 0. The operator has its own backward pass and draws from the CUDA generator.
     """
     return flash_attention(
         q_TND,
@@ -146,7 +149,7 @@ def fused(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """Exact attention in tiles, without padding and without a score in memory; see `encoder_core/kernels`."""
+    """Compute exact attention in tiles, without padding and without scores in memory; see `encoder_core/kernels`."""
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     return fused_attention(
         q_TND,
@@ -168,7 +171,9 @@ def padded_sdpa(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """torch's fused attention on a padded rectangle; no mask where rows are equally long and the window holds them."""
+    """Compute torch's fused attention on a padded rectangle, without a mask if all rows are equally long and no
+    window cuts them.
+    """
     return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window)
 
 
@@ -180,7 +185,9 @@ def written(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """The formula on that rectangle, every score in memory; dropout belongs to tokens on every device."""
+    """Compute the formula on a padded rectangle with every score in memory. Dropout belongs to tokens on every
+    device.
+    """
     return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, by_torch=False)
 
 
@@ -212,11 +219,12 @@ def attend_padded(
     scale: float,
     by_torch: bool = True,
 ) -> Float[Tensor, "rows heads queries width"]:
-    """softmax(scale q k' + bias) v of a rectangle. `bias` [R, N, Q, K] is added, or if bool, its false keys are hidden.
+    """Return softmax(scale q k' + bias) v on a rectangle. `bias` [R, N, Q, K] is added; if it is bool, false hides a
+    key.
 
-    torch's fused attention, except that on a CPU it has no fused dropout (on a GPU it has, which belongs to the
-    rectangle and not to the tokens), and that of no rows (an idle batch) it leaves the bias out of the graph, and so
-    parameters that ZeRO waits for on every rank. Without `by_torch` never.
+    torch's fused attention computes it, with two exceptions. On a CPU it has no fused dropout; on a GPU its dropout
+    belongs to the rectangle, not to the tokens. Without rows (an idle batch) it leaves the bias out of the graph, and
+    with it parameters that ZeRO waits for on every rank. `by_torch` false: the formula always.
     """
     if by_torch and len(q_RNQD) and (not dropout or q_RNQD.device.type != "cpu"):
         return F.scaled_dot_product_attention(
@@ -240,7 +248,7 @@ def blocked(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """Exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
+    """Compute exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     context_TND: Tensor = blocked_attention(q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window)
     return context_TND
@@ -254,7 +262,7 @@ def reference(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """softmax(q k' / sqrt(D)) v over the keys in sight, one row after the other, in the precision of its inputs."""
+    """Compute softmax(q k' / sqrt(D)) v over the visible keys, row after row, in the precision of the inputs."""
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     contexts, draw = [], draw_key()
     for start, stop in rows.bounds:
@@ -272,14 +280,14 @@ def reference(
 class SelfAttention(nn.Module):
     """Scaled dot-product self-attention with its projections ("Attention Is All You Need", section 3.2).
 
-    Query, key and value are separate parameters, or with `fused` the three parts of one, whichever the family
-    published: so an optimizer with a trust ratio per parameter (LAMB) sees the matrices that its authors saw.
+    Query, key and value are separate parameters or, with `fused`, the three parts of one, as the family published
+    them. So an optimizer with a trust ratio for each parameter (LAMB) sees the same matrices as its authors did.
 
     Attributes:
-        key_value_heads: heads of keys and values, which `heads` is a multiple of (see the module); None: as many.
-        window: see the module; None: all of the row.
-        rotary_base: queries and keys are turned by their positions (`rows.py`); None: they are not.
-        output_scale: of the output projection's fresh weights (`parameters.ScaledLinear`).
+        key_value_heads: number of heads of keys and values, of which `heads` is a multiple; None: as many as `heads`.
+        window: number of tokens visible on each side (see the module); None: the whole row.
+        rotary_base: base of the angles by which queries and keys are rotated (`rows.py`); None: no rotation.
+        output_scale: scale of the output projection's fresh weights (`parameters.ScaledLinear`).
     """
 
     def __init__(
@@ -314,18 +322,18 @@ class SelfAttention(nn.Module):
     def forward(
         self, heads: tuple[Heads, SharedHeads, SharedHeads], rows: Rows
     ) -> Float[Tensor, "tokens hidden"]:
-        """What the kernel makes of queries, keys and values. The layer passes it to `output`."""
+        """Return the kernel's context for queries, keys and values. The layer passes it to `output`."""
         context_TND = self.attend(*heads, rows, self.dropout if self.training else 0.0, self.window)
         return context_TND.flatten(-2)
 
     def rotation(self, rows: Rows) -> Rotation | None:
-        """By which `heads` turns queries and keys; None where positions are no angles."""
+        """Return the rotation of queries and keys for `heads`; None if the model has no rotary positions."""
         return None if self.rotary_base is None else rows.rotation(self.rotary_base, self.width)
 
     def heads(
         self, x_TH: Float[Tensor, "tokens hidden"], rotation: Rotation | None
     ) -> tuple[Heads, SharedHeads, SharedHeads]:
-        """Queries, keys and values."""
+        """Return queries, keys and values, rotated if there is a rotation."""
         q_TND, k_TND, v_TND = (torch.unflatten(x_TH, -1, (-1, self.width)) for x_TH in self._projected(x_TH))
         if rotation is not None:
             q_TND, k_TND = rotate(q_TND, rotation), rotate(k_TND, rotation)
@@ -342,8 +350,9 @@ class SelfAttention(nn.Module):
 
 
 def set_rotary_base(model: nn.Module, base: float) -> None:
-    """From now on, turn queries and keys by angles of this base in every layer of `model` that sees the whole row and
-    has rotary positions. No weight depends on it."""
+    """Set the base of rotary positions in every layer of `model` that has them and sees the whole row. No weight
+    depends on it.
+    """
     for module in model.modules():
         if isinstance(module, SelfAttention) and module.rotary_base is not None and module.window is None:
             module.rotary_base = base

@@ -1,11 +1,11 @@
 """Exact attention on a CPU with dropout or a window, a few heads of one row at a time and without padding.
 
-The scores of a piece stay in the processor's cache from the first product to the last. The forward pass keeps
-only the dropout mask (a byte per score); the backward pass computes the probabilities again, as flash
-attention does (Dao et al., 2022, section 3.1). Against torch's own attention with dropout on a CPU this is
-about twice as fast and holds about an eighth of the memory.
+The scores of a piece stay in the processor's cache from the first product to the last. The forward pass saves only
+the dropout mask (a byte per score). The backward pass recomputes the probabilities, as flash attention does (Dao et
+al., 2022, section 3.1). Compared with torch's own attention with dropout on a CPU, this is about twice as fast and
+takes about an eighth of the memory.
 
-With relative positions: `cpu_relative.py`.
+`cpu_relative.py` is for relative positions.
 
 Shapes: T tokens, N heads, D head width; n heads, l queries and m keys of one piece.
 """
@@ -31,7 +31,7 @@ Slices = tuple[slice, slice]
 class BlockedAttention(torch.autograd.Function):
     """(q, k, v: [T, N, D], keys of the tokens' draws: [T], bounds of the rows, dropout, window or None) -> [T, N, D].
 
-    With a window, a query sees the keys of its row that are at most so many tokens away, and only blocks of scores
+    With a window, a query sees the keys of its row that are at most that many tokens away. Only blocks of scores
     around the diagonal are computed: the cost grows with T * window, not with the square of a row's length.
     """
 
@@ -93,7 +93,7 @@ blocked_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Bounds, float, int 
 
 @dataclass(frozen=True)
 class Draws:
-    """Which scores are kept: by the query's token, the head, and the key's position in its row."""
+    """Which scores dropout keeps, by the query's token, the head, and the key's position in its row."""
 
     drawn_T: Tensor
     threshold: int
@@ -101,19 +101,22 @@ class Draws:
 
     @classmethod
     def of(cls, drawn_T: Tensor, dropout: float) -> "Draws":
-        """The next draw; none without dropout."""
+        """Return the next draw; nothing is drawn without dropout."""
         threshold = threshold_of(dropout)
         return cls(drawn_T, threshold, draw_key() if threshold else drawn_T.new_zeros(()))
 
     def kept(self, row: int, queries: slice, keys: slice, heads: slice) -> Tensor:
-        """[n, l, m] int8. `row`: where it begins."""
+        """Return the mask of kept scores, [n, l, m] int8. `row` is the first token of the row."""
         drawn_nl = head_keys(self.drawn_T[queries], range(heads.start, heads.stop)).t()
         return kept(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
 
 
 def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Where a row begins, and (queries, keys, heads) slices: each row whole, or, where a window is shorter
-    than the row, blocks of its queries with the keys that they reach."""
+    """Yield the start of a row, and slices of queries, keys and heads.
+
+    A row is one piece. If a window is shorter than the row, pieces are blocks of its queries with the keys in their
+    reach.
+    """
     for start, stop in bounds:
         reach = stop - start if window is None else window
         block = stop - start if stop - start <= reach + 1 else max(BLOCK, reach)
@@ -126,14 +129,14 @@ def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tup
 
 
 def heads_together(heads: int, scores: int) -> Iterator[slice]:
-    """As many heads at a time as keep within `PIECE` scores, of so many a head."""
+    """Yield slices of heads, each as many as stay within `PIECE` scores; a head has `scores`."""
     together = max(1, min(heads, PIECE // scores))
     for head in range(0, heads, together):
         yield slice(head, min(head + together, heads))
 
 
 def _hidden(queries: slice, keys: slice, window: int | None) -> Tensor | None:
-    """[l, m] bool: keys too far from a query. None where all of them are near."""
+    """Return [l, m] bool, true for keys too far from a query; None if all are near."""
     if window is None or max(queries.stop - 1 - keys.start, keys.stop - 1 - queries.start) <= window:
         return None
     query, key = torch.arange(queries.start, queries.stop), torch.arange(keys.start, keys.stop)
@@ -141,7 +144,7 @@ def _hidden(queries: slice, keys: slice, window: int | None) -> Tensor | None:
 
 
 def _probabilities(q_lnD: Tensor, k_mnD: Tensor, hidden_lm: Tensor | None) -> Tensor:
-    """softmax(q k' / sqrt(D)): [n, l, m], in the inputs' dtype, the sums of half precision in fp32."""
+    """Return softmax(q k' / sqrt(D)), [n, l, m], in the inputs' dtype; half precision is summed in fp32."""
     scores_nlm = torch.bmm(q_lnD.transpose(0, 1), k_mnD.permute(1, 2, 0)).mul_(q_lnD.shape[-1] ** -0.5)
     if hidden_lm is not None:
         scores_nlm.masked_fill_(hidden_lm, float("-inf"))

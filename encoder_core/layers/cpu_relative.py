@@ -1,19 +1,19 @@
-"""Exact attention with relative positions on a CPU, a few heads of one row at a time, without padding: DeBERTa's
-(disentangled) and XLNet's.
+"""Exact attention with relative positions on a CPU: DeBERTa's (disentangled) and XLNet's.
 
-A term between a content and a relative position depends on the token and on the distance only. The products of a block
-of tokens with the vectors of all distances that occur in it are one small matrix product; the scores are that product
-read along its diagonals, which a view with other strides does without moving a number:
+It computes a few heads of one row at a time, without padding. A term between a content and a relative position
+depends only on the token and the distance. The products of a block of tokens with the vectors of all distances in it
+are one small matrix product. The scores are that product read along its diagonals, which a view with other strides
+does without moving a number:
 
     product[i, e] = token_i . vector_e,    e = place of the other token - i + block - 1
     scores[i, j]  = product[i, j - i + block - 1]    (strides: one less than a row per i, one per j)
 
-So nothing is gathered, and what a rectangle of padded rows would compute for nothing is not computed. Only where the
-queries of a row are some of its tokens, as the targets of XLNet's second stream, is the product read by index. The
-probabilities are kept for the backward pass: scores cost twice those of plain attention, too much to make again.
+So nothing is gathered, and padding costs nothing. Only if a row's queries are some of its tokens, as the targets of
+XLNet's second stream are, is the product read by index. The probabilities are saved for the backward pass: scores
+cost twice those of plain attention, too much to recompute.
 
-Shapes: M queries, K keys, N heads, D head width (that of values; queries and keys may be wider), E offsets; n heads, m
-queries and k keys of one piece; b tokens of one block, w offsets that occur in it.
+Shapes: M queries, K keys, N heads, D head width (that of values; queries and keys may be wider), E offsets; n heads,
+m queries and k keys of one piece; b tokens of one block, w offsets in it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +34,14 @@ BLOCK = 128  # tokens whose products with relative positions are made together
 
 @dataclass(frozen=True)
 class RelativeRow:
-    """Where one row's queries and keys lie, and how they stand to each other.
+    """Where the queries and keys of one row lie, and the offsets between them.
 
     Attributes:
-        queries, keys: of all rows' flat queries and keys.
-        origin: offset of a query at the place of the row's first key; one more for each key behind it, one less for
-            each place that the query is behind.
-        at: [m] int64, places of the queries; None: 0, 1, 2 and on.
-        hidden: [m, k], 0 where a query sees a key and `UNSEEN` elsewhere; None: they see all.
+        queries, keys: slices of the flat queries and keys of all rows.
+        origin: offset of a query at the position of the row's first key. Each key further on adds one; each position
+            by which the query is further on subtracts one.
+        at: [m] int64, positions of the queries; None: 0, 1, 2 and so on.
+        hidden: [m, k], 0 where a query sees a key and `UNSEEN` elsewhere; None: all keys are visible.
     """
 
     queries: slice
@@ -52,7 +52,7 @@ class RelativeRow:
 
     @property
     def scores(self) -> int:
-        """Of one head."""
+        """Number of scores of one head."""
         return int((self.queries.stop - self.queries.start) * (self.keys.stop - self.keys.start))
 
 
@@ -63,7 +63,7 @@ class BlockedRelative(torch.autograd.Function):
     score(i, j) = q_i . k_j + r_i . table_r[j - i + origin] + k_j . table_k[i - j + origin] + table_c[j - i + origin]
 
     Each table counts from its own token to the other one. Scale q, r, table_k and table_c beforehand. A query that
-    sees no key gets the mean of all values, for the caller to leave out.
+    sees no key gets the mean of all values, which the caller must discard.
     """
 
     @staticmethod
@@ -144,7 +144,7 @@ blocked_relative: Callable[
 
 
 def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeRow, slice, Slices, Slices]]:
-    """A row, some of its heads, and these heads of its queries and of its keys."""
+    """Yield a row, some of its heads, and the slices of its queries and of its keys for these heads."""
     for row in rows:
         if row.scores:
             for together in heads_together(heads, row.scores):
@@ -152,7 +152,7 @@ def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeR
 
 
 def _content_scores(q_mnD: Tensor, k_knD: Tensor, hidden_mk: Tensor | None) -> Tensor:
-    """[n, m, k]."""
+    """Return the content scores, [n, m, k]."""
     q_nmD, k_nDk = q_mnD.transpose(0, 1), k_knD.permute(1, 2, 0)
     if hidden_mk is None:
         return torch.bmm(q_nmD, k_nDk)
@@ -160,7 +160,7 @@ def _content_scores(q_mnD: Tensor, k_knD: Tensor, hidden_mk: Tensor | None) -> T
 
 
 def _softmax(scores_nmk: Tensor) -> Tensor:
-    """In the inputs' dtype, the sums of half precision in fp32."""
+    """Return the softmax in the inputs' dtype; half precision is summed in fp32."""
     if scores_nmk.dtype in (torch.bfloat16, torch.float16):
         return torch.softmax(scores_nmk, -1, dtype=torch.float32).to(scores_nmk.dtype)
     return torch.softmax(scores_nmk, -1)
@@ -169,7 +169,7 @@ def _softmax(scores_nmk: Tensor) -> Tensor:
 def _add_scores(
     scores_nlo: Tensor, x_lnD: Tensor, table_nED: Tensor, row: RelativeRow, table_nE: Tensor | None = None
 ) -> None:
-    """scores[i, j] += x_i . table[e] + table[e] with e = j - i + origin; l tokens and o others."""
+    """Add x_i . table[e] + table[e] with e = j - i + origin to scores[i, j], for l tokens and o others."""
     x_nlD, others = x_lnD.transpose(0, 1), scores_nlo.shape[2]
     if row.at is not None:
         product_nlE = torch.bmm(x_nlD, table_nED.transpose(1, 2))
@@ -192,7 +192,9 @@ def _add_gradients(
     row: RelativeRow,
     d_table_nE: Tensor | None = None,
 ) -> Tensor:
-    """The derivatives of `_add_scores`: by x, [l, n, D]; those by the tables are added to what is there."""
+    """Return the gradient of `_add_scores` by x, [l, n, D]; add those by the tables to `d_table_nED` and
+    `d_table_nE`.
+    """
     x_nlD = x_lnD.transpose(0, 1)
     if row.at is not None:
         d_product_nlE = d_scores_nlo.new_zeros(*d_scores_nlo.shape[:2], table_nED.shape[1])
@@ -216,20 +218,20 @@ def _add_gradients(
 
 
 def _offsets(at_m: Tensor, row: RelativeRow, scores_nmk: Tensor) -> Tensor:
-    """[n, m, k] int64, for queries at these places."""
+    """Return the offsets, [n, m, k] int64, for queries at these positions."""
     keys_k = torch.arange(scores_nmk.shape[2], device=at_m.device)
     return (keys_k - at_m[:, None] + row.origin).expand(scores_nmk.shape)
 
 
 def _blocks(length: int, others: int, origin: int) -> Iterator[Slices]:
-    """(tokens, rows of the table) slices: a block, and the offsets from its tokens to the others."""
+    """Yield slices of tokens and of table rows: a block, and the offsets from its tokens to the others."""
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
         yield slice(start, stop), slice(origin - stop + 1, origin + others - start)
 
 
 def _diagonals(product_nbw: Tensor) -> Tensor:
-    """A view [n, b, o] of a contiguous product: element [i, j] is [i, j - i + b - 1]."""
+    """Return a view [n, b, o] of a contiguous product: its element [i, j] is the product's [i, j - i + b - 1]."""
     heads, block, width = product_nbw.shape
     return product_nbw.as_strided(
         (heads, block, width - block + 1),
@@ -241,7 +243,7 @@ def _diagonals(product_nbw: Tensor) -> Tensor:
 def _through_softmax(
     grad_mnD: Tensor, v_knD: Tensor, weights_nmk: Tensor, keep: list[Tensor], threshold: int
 ) -> tuple[Tensor, Tensor]:
-    """The derivatives by the scores, [n, m, k], and by the values, [k, n, D]."""
+    """Return the gradients by the scores, [n, m, k], and by the values, [k, n, D]."""
     grad_nmD = grad_mnD.transpose(0, 1) * inverse_rate(threshold)
     d_weights = torch.bmm(grad_nmD, v_knD.permute(1, 2, 0))
     dropped = weights_nmk

@@ -1,9 +1,8 @@
-"""Disentangled attention (He et al. 2021, DeBERTa, section 3.1): scores from contents, and from contents and relative
-positions either way round.
+"""Disentangled attention (He et al. 2021, DeBERTa, section 3.1): contents, and contents with relative positions.
 
     score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the place of the distance q - k
 
-PK and PQ are projections of one table of learned vectors, one for each distance or bucket of distances. The section
+PK and PQ are projections of one table of learned vectors, one for each distance or bucket of distances. The paper
 leaves out a fourth term, PQ_d . PK_d, position to position; with it, the divisor is sqrt(4 D).
 
 Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries of a row.
@@ -32,12 +31,13 @@ from encoder_core.random_draws import draw_key, head_keys, table_keys
 
 @dataclass(frozen=True)
 class Relations:
-    """Where each query and key of a batch stand to each other; the same for all layers.
+    """The relative positions of queries and keys in a batch, the same for all layers.
 
     Attributes:
-        table: [P, H], the part of the table that rows this long can reach, from row `first` on.
+        table: [P, H], the part of the position table that rows of this length use; it begins at row `first`.
         places: [2 K - 1] int64, row of `table` for each distance from key to query, the most negative first.
         index: [R or 1, Q, K] int64, row of `table` for each query and key.
+        first: number of the first row of `table` in the whole position table.
     """
 
     table: Float[Tensor, "places hidden"]
@@ -47,16 +47,16 @@ class Relations:
 
     @property
     def keys(self) -> Int[Tensor, " places"]:
-        """What the draws of the table's rows are hashed from."""
+        """Keys from which the random draws of the table's rows are hashed."""
         return table_keys(self.first, self.first + len(self.table), self.table.device)
 
 
 class RelativePositions(nn.Module):
-    """The table, and which of its rows belongs to which distance.
+    """The table of relative positions, and the row for each distance.
 
-    With `buckets` None every distance below `longest` has its own row (DeBERTa, section 3.1), else distances share
-    `buckets` rows each way, one each up to half of them and logarithmically beyond (DeBERTa v2). `norm` puts a
-    LayerNorm over the table's rows (v2).
+    If `buckets` is None, every distance below `longest` has its own row (DeBERTa, section 3.1). Otherwise distances
+    share `buckets` rows in each direction: one each up to half of them, logarithmic beyond (DeBERTa v2). `norm`
+    applies a LayerNorm to the table's rows (v2).
     """
 
     def __init__(
@@ -69,12 +69,14 @@ class RelativePositions(nn.Module):
         self.norm = nn.LayerNorm(hidden, eps=eps) if norm else None
 
     def forward(self, places_P: Int[Tensor, " places"]) -> Float[Tensor, "places hidden"]:
-        """Rows of the table."""
+        """Return rows of the table."""
         table_PH: Tensor = self.embedding(places_P)
         return table_PH if self.norm is None else self.norm(table_PH)
 
     def relate(self, queries: Int[Tensor, " tokens"], rows: Rows, query_rows: Rows) -> Relations:
-        """Relations of queries at positions `queries` (in their rows, laid out by `query_rows`) to all tokens."""
+        """Return the relations of queries at positions `queries` (in their rows, laid out by `query_rows`) to all
+        tokens.
+        """
         reach = self.steps[rows.max_length - 1]
         low, high = max(0, self.span - reach), min(2 * self.span, self.span + reach + 1)
         table_PH = self(torch.arange(low, high, device=queries.device))
@@ -90,8 +92,11 @@ class RelativePositions(nn.Module):
 
 
 def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
-    """The bucket of each distance 0 .. longest - 1: the distance itself up to half of `buckets`, then
-    logarithmic so that longest - 1 has the last (microsoft/DeBERTa, da_utils.py)."""
+    """Return the bucket of each distance 0 .. longest - 1.
+
+    It is the distance itself up to half of `buckets`, then logarithmic, so that longest - 1 has the last bucket
+    (microsoft/DeBERTa, da_utils.py).
+    """
     exact = buckets // 2
     if longest - 1 <= exact:
         return tuple(range(longest))
@@ -104,12 +109,13 @@ def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Operands:
-    """What the attention of one layer multiplies.
+    """The operands of attention in one layer.
 
     Attributes:
-        q: [M, N, D] of the queries; k, v: [T, N, D] of all tokens.
-        position_q, position_k: [P, N, D] of the relative positions.
-        position_scores: [P, N], their products with each other; None to leave that term out.
+        q: [M, N, D], projected queries.
+        k, v: [T, N, D], projected keys and values of all tokens.
+        position_q, position_k: [P, N, D], projections of the relative positions.
+        position_scores: [P, N], their products with each other; None: the score has no such term.
     """
 
     q: Float[Tensor, "queries heads width"]
@@ -125,7 +131,7 @@ class Operands:
         return float((terms * self.q.shape[-1]) ** -0.5)
 
     def with_position_scores(self) -> "Operands":
-        """The same, and the term between positions."""
+        """Return the operands with the term between positions."""
         return replace(self, position_scores=(self.position_q * self.position_k).sum(-1))
 
 
@@ -136,8 +142,10 @@ AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
 def automatic(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """`blocked` on a CPU where the tokens themselves are the queries, `fused` on a GPU, `padded` otherwise; or what a
-    trial preferred."""
+    """Compute attention with the kernel that a trial preferred, or the usual one.
+
+    That is `blocked` on a CPU if the queries are the tokens themselves, `fused` on a GPU, else `padded`.
+    """
     device, known = operands.q.device.type, query_rows is rows or query_rows.at is not None
     possible: list[Kernel] = ["padded", "written"]
     if query_rows is rows and device == "cpu" and len(operands.q):
@@ -156,7 +164,9 @@ def automatic(
 def blocked(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """Row by row in cache-sized pieces, without padding or gathers; the queries are the tokens themselves."""
+    """Compute row by row in cache-sized pieces, without padding or gathers. The queries must be the tokens
+    themselves.
+    """
     assert query_rows is rows
     offsets = relations.places.flip(0)  # from the query to the key: the negative distance
     table_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
@@ -183,7 +193,7 @@ def blocked(
 def fused(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """Without padding and without a score in memory; see `encoder_core/kernels`."""
+    """Compute without padding and without scores in memory; see `encoder_core/kernels`."""
 
     def by_distance(
         table: Tensor,
@@ -218,7 +228,9 @@ def padded(
     *,
     by_torch: bool = True,
 ) -> Float[Tensor, "queries heads width"]:
-    """Rows padded to a rectangle; the position scores join torch's fused attention, or the written one, as a bias."""
+    """Compute on rows padded to a rectangle. The position scores enter torch's fused attention, or the formula, as a
+    bias.
+    """
     q_RNQD, k_RNKD, v_RNKD = (
         r.pad(x).transpose(1, 2)
         for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
@@ -252,7 +264,7 @@ def padded(
 def reference(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """The formula, one row after the other, with a position vector per pair of tokens; for tests."""
+    """Compute the formula row after row, with a position vector for each pair of tokens; for tests."""
     contexts, draw = [], draw_key()
     for row, ((q0, q1), (k0, k1)) in enumerate(zip(query_rows.bounds, rows.bounds, strict=True)):
         index_QK = relations.index[min(row, len(relations.index) - 1), : q1 - q0, : k1 - k0]
@@ -273,8 +285,9 @@ def reference(
 
 
 class FusedProjections(nn.Module):
-    """DeBERTa v1's: one matrix for query, key and value, head by head; biases for query and value only; position
-    projections of their own."""
+    """DeBERTa v1's projections: one matrix for query, key and value, head by head. Only query and value have biases;
+    positions have projections of their own.
+    """
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -298,7 +311,7 @@ class FusedProjections(nn.Module):
         )
 
     def _contents(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, [tokens, H] each, heads end to end."""
+        """Return query, key and value, [tokens, H] each, heads end to end."""
         q, k, v = self.content(x).view(len(x), self.heads, 3, x.shape[-1] // self.heads).unbind(2)
         return q.flatten(1), k.flatten(1), v.flatten(1)
 
@@ -307,7 +320,9 @@ class FusedProjections(nn.Module):
 
 
 class SharedProjections(nn.Module):
-    """DeBERTa v2's and v3's: query, key and value projections, the first two also for relative positions."""
+    """DeBERTa v2's and v3's projections of query, key and value. Those of query and key also project relative
+    positions.
+    """
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -326,8 +341,9 @@ class SharedProjections(nn.Module):
 
 
 class DisentangledAttention(nn.Module):
-    """Projections, the kernel, and the output projection. `dropout` acts on the position table, anew in each layer;
-    `position_to_position` adds the term between positions."""
+    """Projections, kernel, and output projection. `dropout` acts on the position table, with new draws in each layer;
+    `position_to_position` adds the term between positions.
+    """
 
     def __init__(
         self,
@@ -355,8 +371,10 @@ class DisentangledAttention(nn.Module):
         query_rows: Rows,
         rows: Rows,
     ) -> Float[Tensor, "queries hidden"]:
-        """What the kernel makes of queries that look at all tokens of their rows; None for the tokens themselves. The
-        layer passes it to `output`."""
+        """Return the kernel's context for queries that see all tokens of their rows. The layer passes it to `output`.
+
+        `queries_MH` None: the tokens themselves are the queries.
+        """
         operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table, relations.keys))
         if self.position_to_position:
             operands = operands.with_position_scores()

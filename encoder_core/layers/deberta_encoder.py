@@ -48,7 +48,9 @@ class DisentangledLayer(PieceWise):
         query_rows: Rows,
         rows: Rows,
     ) -> Float[Tensor, "queries hidden"]:
-        """New states of the queries, which look at all tokens of their rows; None for the tokens themselves."""
+        """Return new states of the queries, which see all tokens of their rows. `queries_MH` None: the tokens are the
+        queries.
+        """
         residual = x_TH if queries_MH is None else queries_MH
         context_MH = self.attention(queries_MH, x_TH, relations, query_rows, rows)
         draws = self.dropout.draw(), self.dropout.draw()
@@ -56,7 +58,7 @@ class DisentangledLayer(PieceWise):
 
     @piece
     def after(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
-        """What follows the kernel."""
+        """Compute the part of the layer after the attention kernel."""
         attended_MH = self.attention.output(context_MH)
         y_MH = normed_sum(self.attention_norm, x_MH, attended_MH, self.dropout, keys_M, draws[0])
         inner_MH = self.feed_forward(y_MH)
@@ -78,7 +80,7 @@ class Convolution(nn.Module):
     def forward(
         self, embedded_TH: Float[Tensor, "tokens hidden"], x_TH: Float[Tensor, "tokens hidden"], rows: Rows
     ) -> Float[Tensor, "tokens hidden"]:
-        """Rows end in zeros, as the padding of a rectangle is."""
+        """Convolve; each row is followed by zeros, like the padding of a rectangle."""
         if rows.count:
             mixed_TH = rows.unpad(self.convolution(rows.pad(embedded_TH).transpose(1, 2)).transpose(1, 2))
         else:  # a kernel finds no place in rows of none: as tokens by themselves, of which there are none
@@ -89,9 +91,10 @@ class Convolution(nn.Module):
 
 
 class DisentangledEncoder(nn.Module):
-    """Embeddings without absolute positions, then layers; `convolution`, if any, joins after the first.
+    """Embeddings without absolute positions, then layers; the output of `convolution`, if any, is added after the
+    first.
 
-    With `checkpoint_activations` each layer keeps only its input and runs again in the backward pass.
+    With `checkpoint_activations` each layer saves only its input and is recomputed in the backward pass.
     """
 
     def __init__(
@@ -111,13 +114,13 @@ class DisentangledEncoder(nn.Module):
         self.checkpoint_activations = checkpoint_activations
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """The last layer's output."""
+        """Return the last layer's output."""
         for hidden_TH in self.states(batch):
             last_TH = hidden_TH
         return last_TH
 
     def states(self, batch: Batch) -> Iterator[Float[Tensor, "tokens hidden"]]:
-        """The hidden states from the embeddings to the last layer, one more than there are layers."""
+        """Yield the hidden states from the embeddings to the last layer, one more than there are layers."""
         embedded_TH: Tensor = self.embeddings(batch)
         yield embedded_TH
         rows = Rows.of(batch)
@@ -132,8 +135,11 @@ class DisentangledEncoder(nn.Module):
     def at(
         self, at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None
     ) -> Float[Tensor, "queries hidden"]:
-        """The last layer's output at flat token indices `at_M` (sorted). That layer runs for those tokens only.
-        `most`: see `rows_of`."""
+        """Return the last layer's output at flat token indices `at_M` (sorted). The last layer runs for these tokens
+        only.
+
+        `most`: largest number of these tokens in a row; see `rows_of`.
+        """
         if self.convolution is not None and len(self.layers) == 1:
             x_TH = self.forward(batch)  # the convolution comes after, over whole rows
             return x_TH.index_select(0, at_M)
@@ -141,7 +147,7 @@ class DisentangledEncoder(nn.Module):
         return self.look_again(x_TH.index_select(0, at_M), at_M, x_TH, batch, most=most)
 
     def before_last(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """What the last layer is given."""
+        """Return the input of the last layer."""
         return next(islice(self.states(batch), len(self.layers) - 1, None))
 
     def look_again(
@@ -154,8 +160,11 @@ class DisentangledEncoder(nn.Module):
         times: int = 1,
         most: int | None = None,
     ) -> Float[Tensor, "queries hidden"]:
-        """Run the last layer `times` times for queries that stand at flat token indices `at_M` (sorted) and look at
-        `x_TH` each time. `most`: see `rows_of`."""
+        """Run the last layer `times` times for queries at flat token indices `at_M` (sorted), which attend to `x_TH`
+        each time.
+
+        `most`: largest number of queries in a row; see `rows_of`.
+        """
         rows = Rows.of(batch)
         query_rows = rows_of(at_M, batch, most)
         relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
@@ -181,9 +190,10 @@ class DisentangledEncoder(nn.Module):
 
 
 def rows_of(at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None) -> Rows:
-    """The queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row.
+    """Return the queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row.
 
-    `most` of them are in one row. None: the host counts the targets, and waits for the device where they are others.
+    `most` is the largest number of queries in a row. None: the host counts it; this waits for the device unless the
+    queries are the batch's targets.
     """
     edges = torch.searchsorted(at_M, batch.cu_seqlens.long())
     order = torch.arange(at_M.numel(), device=at_M.device)

@@ -1,8 +1,8 @@
-"""Dropout whose draws belong to places (`encoder_core/random_draws.py`), and are cheap.
+"""Dropout whose random draws belong to places (`encoder_core/random_draws.py`), and are cheap.
 
-torch draws one Bernoulli number for each element, on a CPU. That costs more than everything else that is done to hidden
-states: 6.3 ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate here is a
-multiple of 1/65,536, and kept elements are scaled by exactly that rate.
+torch draws one Bernoulli number for each element on a CPU. That costs more than all other work on hidden states: 6.3
+ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate here is a multiple of
+1/65,536, and kept elements are scaled by exactly that rate.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from encoder_core.random_draws import NUMBERS, draw_key, numbers16
 
 
 class Dropout(nn.Module):
-    """`dropout` below, in training."""
+    """A module that applies `dropout` in training."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Dropout(nn.Module):
         return dropout(x, self.rate, keys) if self.training else x
 
     def draw(self) -> Int[Tensor, ""] | None:
-        """The next draw, for `by`; None where nothing is dropped."""
+        """Return the key of the next draw, for `by`; None if nothing is dropped."""
         return draw_key() if self.training and threshold_of(self.rate) else None
 
     def by(
@@ -38,7 +38,7 @@ class Dropout(nn.Module):
         x: Float[Tensor, "*places width"],
         keys: Int[Tensor, "*places"],
     ) -> Float[Tensor, "*places width"]:
-        """As `forward`, by a draw that was made before: so inside of what torch compiles."""
+        """Apply dropout with a draw that was made before, as compiled code needs."""
         return x if draw is None else dropout(x, self.rate, keys, draw)
 
 
@@ -48,9 +48,9 @@ def dropout(
     keys: Int[Tensor, "*places"],
     draw: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "*places width"]:
-    """Each element zero with probability `rate`, else divided by 1 - `rate`.
+    """Set each element to zero with probability `rate`, and divide the others by 1 - `rate`.
 
-    `keys` are those of the places. `draw` None: the next one.
+    `keys` are the keys of the places. `draw` None: the next draw.
     """
     threshold = threshold_of(rate)
     if not threshold:
@@ -81,16 +81,16 @@ _apply: Callable[[Tensor, Tensor, int, Tensor], Tensor] = _Dropout.apply
 
 
 def threshold_of(rate: float) -> int:
-    """Of the 65,536 values of a 16-bit draw, how many drop an element."""
+    """Return how many of the 65,536 values of a 16-bit draw drop an element."""
     return min(round(rate * NUMBERS), NUMBERS - 1)
 
 
 def inverse_rate(threshold: int) -> float:
-    """What the kept elements are multiplied by, so that the expectation is unchanged."""
+    """Return the factor for kept elements that leaves the expectation unchanged."""
     return NUMBERS / (NUMBERS - threshold)
 
 
 def kept(keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: range, threshold: int) -> Tensor:
-    """int8 ones (keep) and zeros (drop), for each place one in each column."""
+    """Return int8 ones (keep) and zeros (drop), one for each place in each column."""
     least = threshold - NUMBERS // 2  # of what is kept; a CPU is three times as quick so as by comparing
     return numbers16(keys, draw, columns).clamp(least - 1, least).sub_(least - 1).to(torch.int8)

@@ -25,9 +25,9 @@ from encoder_core.layers.rows import Rotation, Rows
 
 
 class DifferenceEmbedding(nn.Embedding):
-    """A table as its difference from another one that it leaves alone: stop_gradient(base) + weight.
+    """A table stored as the difference from another table, which gets no gradient: stop_gradient(base) + weight.
 
-    Gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2). `weight` begins at zero.
+    This is gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2). `weight` begins at zero.
     """
 
     def __init__(self, base: nn.Embedding) -> None:
@@ -40,12 +40,14 @@ class DifferenceEmbedding(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and (where the model has them) token-type and language embeddings, LayerNorm, dropout.
+    """Sum of word, position and (if the model has them) token-type and language embeddings, then LayerNorm and dropout.
 
-    `first_position` is the row of the position table that belongs to the first token: 0 for BERT, the padding
-    id + 1 for RoBERTa, whose table keeps the unused rows before it so that weights travel unchanged.
-    `positions` 0 leaves the position table out (models with relative positions only), `eps` None the LayerNorm.
-    `padding` is the row of the word and position tables that is fresh at zero, None for no such row.
+    Args:
+        positions: rows of the position table; 0: no table, for models with relative positions only.
+        first_position: row of the position table for the first token: 0 for BERT, the padding id + 1 for RoBERTa,
+            whose table has unused rows before it, as in the published weights.
+        padding: row of the word and position tables that is initialised to zero; None for no such row.
+        eps: epsilon of the LayerNorm; None: no LayerNorm.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     def disentangle_from(self, other: "Embeddings") -> None:
-        """Make every table the difference from the same table of `other`; the LayerNorm stays this one's own."""
+        """Make every table the difference from the same table of `other`. The LayerNorm stays separate."""
         self.word = DifferenceEmbedding(other.word)
         if other.position is not None:
             self.position = DifferenceEmbedding(other.position)
@@ -82,7 +84,9 @@ class Embeddings(nn.Module):
             self.language = DifferenceEmbedding(other.language)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
-        """A batch without `segments` is all first segment; to one without `languages` no language is added."""
+        """Embed the tokens. A batch without `segments` has first segments only; without `languages` no language is
+        added.
+        """
         x_TE = self.word(batch.tokens)
         if self.token_type is not None:
             segments = batch.segments if batch.segments is not None else torch.zeros_like(batch.tokens)
@@ -96,10 +100,11 @@ class Embeddings(nn.Module):
 
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
-"""GELU by the error function, or by the tanh approximation that the official BERT uses; or SiLU: x sigmoid(x)."""
+"""GELU by the error function or by the tanh approximation of the official BERT, or SiLU: x sigmoid(x)."""
 
 
 def activate(x: Float[Tensor, "..."], activation: Activation) -> Float[Tensor, "..."]:
+    """Apply the activation."""
     match activation:
         case "gelu":
             return F.gelu(x)
@@ -126,9 +131,12 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """activation(a) * b, where a and b come from a Linear each, or with `fused` are the halves of one's output;
-    dropout; Linear. With GELU it is GeGLU, with SiLU SwiGLU (Shazeer, 2020, "GLU Variants Improve Transformer").
-    `inner` is the width of a and of b."""
+    """activation(a) * b, dropout, Linear: GeGLU with GELU, SwiGLU with SiLU (Shazeer, 2020, "GLU Variants Improve
+    Transformer").
+
+    a and b come from a Linear each or, with `fused`, are the halves of one Linear's output. `inner` is the width of a
+    and of b.
+    """
 
     def __init__(
         self,
@@ -154,7 +162,7 @@ class GatedFeedForward(nn.Module):
         keys_T: Int[Tensor, " tokens"],
         draw: Int[Tensor, ""] | None,
     ) -> Float[Tensor, "tokens hidden"]:
-        """`keys_T`: what each token's draws are hashed from; `draw`: `dropout`'s."""
+        """Apply the block. `keys_T`: keys from which each token's draws are hashed; `draw`: draw of `dropout`."""
         gate_TF, value_TF = (
             self.up(x_TH).chunk(2, -1) if self.gate is None else (self.gate(x_TH), self.up(x_TH))
         )
@@ -184,7 +192,7 @@ class EncoderLayer(PieceWise):
 
     @piece
     def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
-        """What follows the kernel."""
+        """Compute the part of the layer after the attention kernel."""
         attended_TH = self.attention.output(context_TH)
         y_TH = normed_sum(self.attention_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0])
         inner_TH = self.feed_forward(y_TH)
@@ -192,10 +200,10 @@ class EncoderLayer(PieceWise):
 
 
 class PreNormLayer(PieceWise):
-    """Attention and feed-forward, each of the normalised states and added to the states (Xiong et al., 2020).
+    """Attention and feed-forward, each applied to normalised states and added to the states (Xiong et al., 2020).
 
-    `attention_norm` None: attention takes the states as they are (ModernBERT's first layer, behind the embeddings'
-    own LayerNorm). `dropout` acts on what attention adds.
+    If `attention_norm` is None, attention takes the states as they are (ModernBERT's first layer, which follows the
+    LayerNorm of the embeddings). `dropout` acts on attention's output.
     """
 
     def __init__(
@@ -222,13 +230,13 @@ class PreNormLayer(PieceWise):
 
     @piece
     def before(self, x_TH: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the normalised states, for the kernel."""
+        """Return queries, keys and values of the normalised states, for the kernel."""
         normed_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
         return self.attention.heads(normed_TH, rotation)
 
     @piece
     def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
-        """What follows the kernel."""
+        """Compute the part of the layer after the attention kernel."""
         attended_TH = self.attention.output(context_TH)
         y_TH, normed_TH = sum_and_norm(
             self.feed_forward_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0]
@@ -238,11 +246,11 @@ class PreNormLayer(PieceWise):
 
 
 class Encoder(nn.Module):
-    """Embeddings, a projection to the hidden width where the two differ, and layers.
+    """Embeddings, a projection to the hidden width if it differs, and layers.
 
-    `schedule` names the layer to run at each depth: (0, 1, 2, ...) without sharing, (0, 0, 0, ...) with one
-    layer's parameters everywhere. `final_norm` acts on the last layer's output. With `checkpoint_activations` each
-    depth keeps only its input and runs again in the backward pass, with the same dropout.
+    `schedule` is the layer to run at each depth: (0, 1, 2, ...) without sharing, (0, 0, 0, ...) with one layer's
+    parameters everywhere. `final_norm` acts on the last layer's output. With `checkpoint_activations` each depth
+    saves only its input and is recomputed in the backward pass, with the same dropout.
     """
 
     def __init__(
@@ -264,14 +272,16 @@ class Encoder(nn.Module):
         self.checkpoint_activations = checkpoint_activations
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """The last layer's output, normalised where there is a final norm."""
+        """Return the last layer's output, after the final norm if there is one."""
         for hidden_TH in self.states(batch):
             last_TH = hidden_TH
         return last_TH
 
     def states(self, batch: Batch) -> Iterator[Float[Tensor, "tokens hidden"]]:
-        """The hidden states from the embeddings (projected) to the last layer, depth + 1 of them; only the last one is
-        normalised by `final_norm`."""
+        """Yield the hidden states from the (projected) embeddings to the last layer, depth + 1 of them.
+
+        `final_norm` acts on the last one only.
+        """
         x_TH: Tensor = self.embeddings(batch)
         if self.projection is not None:
             x_TH = self.projection(x_TH)

@@ -1,13 +1,13 @@
-"""Attention kernels of GPUs that torch does not bring: the fused attention of `encoder_core/kernels`, and
+"""Attention kernels on GPUs that torch does not include: the fused attention of `encoder_core/kernels`, and
 FlashAttention-3.
 
-The fused attention needs Triton, which comes with torch's CUDA builds. Its kernels are imported when one is first used,
+The fused attention needs Triton, which comes with torch's CUDA builds. Its kernels are imported at their first use,
 so that an installation without a GPU does not need Triton.
 
-FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, where its package is installed. torch
-registers it in place of its own flash attention, for the whole process. So one operator calls both, and `activate` says
-before a forward pass which of the two it is; the backward pass must follow before the other is activated. A trial may
-prefer it; it is never the usual kernel. It has not met a GPU.
+FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, if its package is installed. torch
+registers it in place of its own flash attention, for the whole process. One operator then calls either, and
+`activate` switches between them before a forward pass. The backward pass must follow before the next switch.
+FlashAttention-3 is used only if a trial prefers it. It has not been run on a GPU yet.
 
 Shapes: T tokens, M queries, N heads, D head width, E distances.
 """
@@ -33,7 +33,9 @@ def triton_is_there() -> bool:
 
 
 def fused_takes(device: str, dtype: torch.dtype, width: int) -> bool:
-    """Whether the kernels take heads of this kind: on CUDA with Triton, fp32 or half precision, up to 128 wide."""
+    """Return whether the fused kernels support such heads: on CUDA with Triton, fp32 or half precision, up to 128
+    wide.
+    """
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     return device == "cuda" and dtype in kinds and width <= _WIDEST and triton_is_there()
 
@@ -50,7 +52,7 @@ def fused_attention(
     terms: dict[str, Tensor | None] | None = None,
     **where: Any,
 ) -> Float[Tensor, "queries heads width"]:
-    """Context of the queries, which are the tokens themselves where `query_rows` is `rows`.
+    """Return the context of the queries, which are the tokens themselves if `query_rows` is `rows`.
 
     `terms` are the fields of `kernels.fused_attention.Terms`, `where` further fields of its `Layout`.
     """
@@ -71,8 +73,8 @@ def fused_attention(
 
 
 def slots_of(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
-    """[T] int32, which query stands at each token, -1 for none."""
-    assert query_rows.at is not None, "queries whose places are not known"
+    """Return [T] int32, the index of the query at each token, or -1."""
+    assert query_rows.at is not None, "the flat token indices of the queries are unknown"
     slots = torch.full((rows.positions.numel(),), -1, dtype=torch.int32, device=rows.positions.device)
     queries = torch.arange(query_rows.at.numel(), dtype=torch.int32, device=slots.device)
     return slots.index_copy(0, query_rows.at, queries)
@@ -84,12 +86,12 @@ _INSTALLED = find_spec(PACKAGE) is not None
 
 
 def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
-    """Whether the varlen flash kernel takes these: CUDA, half precision, head width 8, 16, ..., 256."""
+    """Return whether flash attention supports such heads: on CUDA, half precision, head width 8, 16, ..., 256."""
     return device == "cuda" and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
 
 
 def flash3_takes(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> bool:
-    """Whether it takes tensors that torch's own flash attention takes."""
+    """Return whether FlashAttention-3 supports such heads, and is installed for this GPU."""
     if not _INSTALLED or device.type != "cuda" or dropout > 0.0:
         return False
     half = dtype in (torch.bfloat16, torch.float16)
@@ -97,9 +99,11 @@ def flash3_takes(device: torch.device, dtype: torch.dtype, width: int, dropout: 
 
 
 def activate(wanted: bool) -> None:
-    """From here on torch's flash attention is version 3, or its own again. Nothing is done where there is no package.
+    """Switch torch's flash attention to version 3 if `wanted`, else back to its own. Does nothing if the package is
+    missing.
 
-    Raises ImportError, RuntimeError: the package does not work here.
+    Raises:
+        ImportError, RuntimeError: the package of version 3 does not work on this machine.
     """
     if not _INSTALLED:
         return

@@ -1,9 +1,9 @@
-"""Fresh weights, in one table; and modules without memory, for their names, shapes and sizes (`on_meta`).
+"""Fresh weights, in one table; and modules on the meta device, for their names, shapes and sizes (`on_meta`).
 
 | parameter                            | value                                              |
 |--------------------------------------|----------------------------------------------------|
 | Linear, Embedding and Conv1d weights | drawn                                              |
-| free weights (`parameters.py`)             | drawn                                              |
+| free weights (`parameters.py`)       | drawn                                              |
 | ScaledLinear weights                 | drawn, std times their scale                       |
 | XLNet's attention biases             | drawn (zihangdai/xlnet, modeling.py)               |
 | an embedding's row of padding        | 0, where it has one (fairseq, init_bert_params)    |
@@ -11,10 +11,11 @@
 | differences from another embedding   | 0                                                  |
 | other biases                         | 0                                                  |
 
-Drawn: normal(0, std), or that cut at two standard deviations, whose own deviation is 0.88 std. The latter is
-TensorFlow's truncated_normal_initializer (google-research/bert, albert, electra); the former is XLNet's and that of
-the families written in PyTorch. Where official code names no initializer (ELECTRA's projection of the embeddings and
-its last layer, XLNet's mask embedding) TensorFlow takes Glorot's; here they are drawn as the rest of their model.
+Drawn: normal(0, std), or the same truncated at two standard deviations, whose own deviation is 0.88 std. The
+truncated one is TensorFlow's truncated_normal_initializer (google-research/bert, albert, electra). The plain one is
+XLNet's and that of the families written in PyTorch. If official code names no initializer (ELECTRA's projection of
+the embeddings and its last layer, XLNet's mask embedding), TensorFlow uses Glorot's; here they are drawn like the
+rest of their model.
 """
 
 from collections.abc import Iterator
@@ -31,13 +32,13 @@ from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads,
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """What is built inside is on the meta device."""
+    """Build modules on the meta device inside the block."""
     with _WithoutDraws(), torch.device("meta"):
         yield
 
 
 class _WithoutDraws(TorchFunctionMode):
-    """Leaves out normal draws, which on the meta device draw nothing and yet import torch's compiler: a second."""
+    """Skips normal draws: on the meta device they draw nothing, but import torch's compiler, which takes a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.init.normal_:
@@ -52,8 +53,10 @@ Initializer = Literal["truncated_normal", "normal"]
 def initialise(model: nn.Module, std: float = 0.02, initializer: Initializer = "truncated_normal") -> None:
     """Set every parameter of `model` by the table above, drawing from torch's default generator.
 
-    Tied parameters are drawn once. Raises TypeError for a module that owns parameters and is not in the
-    table.
+    Tied parameters are drawn once.
+
+    Raises:
+        TypeError: a module owns parameters and is not in the table.
     """
     done: set[int] = set()
     for module in model.modules():

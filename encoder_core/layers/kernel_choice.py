@@ -1,18 +1,19 @@
-"""Which kernel computes a part of a layer where several can: what a trial on this machine found, or else the usual one.
+"""Chooses the kernel for a part of a layer if several can compute it: the one that a trial preferred, or the usual one.
 
-A place is a part of the network that several kernels compute: attention, the norm after a sublayer (with dropout and
-residual), the loss over the vocabulary. At each place the layers name the kernels that take their tensors, the usual
-one first and the written formula last, and compute with what `pick` returns. A process has one preference (`prefer`);
-`encoder_core/trials/kernel_trial.py` finds it.
+A place is a part of the network that several kernels can compute: attention, the norm after a sublayer (with dropout
+and residual), the loss over the vocabulary. At each place the layers name the kernels that support their tensors, the
+usual one first and the written formula last, and compute with the one that `pick` returns. A process has one
+preference (`prefer`); `encoder_core/trials/kernel_trial.py` finds it.
 
 A kernel for another place needs three things. Its name is in `Kernel`, its place in `Place`. The layer asks
 
     pick(["fused", "written"], dropped=dropout > 0.0, place="norm")
 
-in every forward pass, with the kernels that take the tensors at hand. And with dropout all kernels of a place draw the
-same numbers, since the trial compares gradients. The trial then finds the place by itself and tries its kernels one
-after the other, while all other places compute by the written formula. A kernel of attention is used before any trial.
-A kernel of another place is used once a trial has found it right, and the written formula until then.
+in every forward pass, with the kernels that support the current tensors. And with dropout all kernels of a place must
+draw the same numbers, because the trial compares gradients. The trial then finds the place by itself and tries its
+kernels one after the other, while all other places compute the written formula. An attention kernel is used even
+before a trial. At other places a kernel is used only once a trial has found it right; until then the written formula
+is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +22,22 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kernel = Literal["flash", "flash3", "fused", "blocked", "padded", "written"]
-"""`written`: the formula by torch's elementary operations. It takes everything everywhere."""
+"""Names of kernels. `written`: the formula in torch's elementary operations, which supports all tensors everywhere."""
 
 Place = Literal["attention", "norm", "loss"]
-"""`norm`: dropout, residual and norm. `loss`: softmax and cross-entropy over the vocabulary."""
+"""Names of places. `norm`: dropout, residual and norm. `loss`: softmax and cross-entropy over the vocabulary."""
 
 Asked = dict[tuple[Place, bool], dict[Kernel, None]]
-"""Kernels that were possible, by place and by whether there was dropout, in the order in which layers named them."""
+"""Possible kernels by (place, with dropout), in the order in which layers named them."""
 
 
 @dataclass(frozen=True)
 class Preference:
-    """Kernels, the preferred one first, those that are left out missing.
+    """Kernels by preference, the preferred one first. A kernel that is missing here is not used.
 
     Attributes:
-        plain, dropped: of attention, without dropout and with it.
-        elsewhere: of the other places, with dropout and without.
+        plain, dropped: kernels of attention without dropout, and with it.
+        elsewhere: kernels of the other places, with dropout and without.
     """
 
     plain: tuple[Kernel, ...]
@@ -59,13 +60,15 @@ _process = _Process()
 
 
 def prefer(preference: Preference | None) -> None:
-    """For all layers of this process from now on; None: the usual kernels."""
+    """Set the preference for all layers of this process; None: the usual kernels."""
     _process.preference = preference
 
 
 def pick(possible: Sequence[Kernel], *, dropped: bool, place: Place = "attention") -> Kernel:
-    """The preferred one among those that are `possible` at a place. Where none of them is preferred: of attention the
-    first, elsewhere the last."""
+    """Return the most preferred kernel among those `possible` at a place.
+
+    If none is preferred, return the first one for attention, and the last one elsewhere.
+    """
     _process.asked.setdefault((place, dropped), {}).update(dict.fromkeys(possible))
     order = () if _process.preference is None else _process.preference.at(place, dropped=dropped)
     unasked = possible[0] if place == "attention" else possible[-1]
@@ -74,7 +77,9 @@ def pick(possible: Sequence[Kernel], *, dropped: bool, place: Place = "attention
 
 @contextmanager
 def only(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
-    """While this lasts, `kernel` where it is possible at the place, and the written formula everywhere else."""
+    """Inside the block, compute with `kernel` if it is possible at the place, and with the written formula everywhere
+    else.
+    """
     before = _process.preference
     written: tuple[Kernel, ...] = ("written",)
     order = (kernel, *written)
@@ -88,7 +93,7 @@ def only(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
 
 @contextmanager
 def asked() -> Iterator[Asked]:
-    """What layers ask for while this lasts."""
+    """Record which kernels layers ask for inside the block."""
     before, _process.asked = _process.asked, {}
     try:
         yield _process.asked

@@ -1,13 +1,12 @@
-"""Parameters in the layouts of published models that torch has no module for, and several Linears computed by one
-product.
+"""Parameters in published layouts for which torch has no module, and several Linears computed by one product.
 
 Each parameter is used in the `forward` of the module that owns it, tensors in and tensors out: ZeRO 3 gathers it
 there, in the forward pass and again in the backward pass.
 
-Linears of the same inputs keep their own parameters, and share one product. This suits GPUs, which are quick at large
-products and few kernels: the inputs are read once, and their derivative is summed inside the product, where three
-Linears would add three tensors. The outputs are contiguous, as attention kernels want them. No joined weight is kept
-for the backward pass. It has not met a GPU. On a CPU it is no quicker.
+Linears with the same inputs keep their own parameters and share one product. This suits GPUs, which are fast at large
+products and few kernels. The inputs are read once, and their gradient is summed inside the product, where three
+Linears would add three tensors. The outputs are contiguous, as attention kernels require. No joined weight is saved
+for the backward pass. It has not been run on a GPU yet. On a CPU it is not faster.
 
 Shapes: T tokens, H hidden, N heads, D head width; I inputs, O outputs, L Linears.
 """
@@ -36,9 +35,10 @@ class ScaledLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class Joined:
-    """How several matrices lie in one of [times * sum(rows), columns]: `rows` rows of each in turn, `times` over.
+    """How several matrices are interleaved in one of shape [times * sum(rows), columns].
 
-    `split` and `join` are each other's inverse. A matrix of `rows` r is then [times * r, columns].
+    It repeats `times` times: `rows` rows of each matrix in turn. A matrix with `rows` r is then [times * r, columns].
+    `split` and `join` are inverses.
     """
 
     rows: tuple[int, ...]
@@ -54,10 +54,11 @@ class Joined:
 
 
 class JoinedLinear(nn.Linear):
-    """Several Linears of the same inputs whose weights are one parameter, as the family published it: one product
-    computes all. An optimizer that treats matrices as wholes (Muon) takes them apart again, as `joined` says.
+    """Several Linears with the same inputs whose weights are one parameter, as the family published them; one product
+    computes all.
 
-    `outputs` are those of each; they follow each other `times` over (DeBERTa's, head by head).
+    An optimizer that treats matrices as wholes (Muon) separates them as `joined` says. `outputs` are the sizes of
+    each; they follow each other `times` times (DeBERTa's, head by head).
     """
 
     def __init__(self, inputs: int, outputs: Sequence[int], bias: bool = True, *, times: int = 1) -> None:
@@ -66,7 +67,7 @@ class JoinedLinear(nn.Linear):
 
 
 class Weights(nn.Module):
-    """A weight of any shape, unset until initialised or loaded. Called, it gives itself."""
+    """A weight of any shape, unset until it is initialised or loaded. Calling it returns the weight."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class Weights(nn.Module):
 
 
 class Bias(nn.Module):
-    """A bias of any shape, at first zero, added to what it is called with."""
+    """A bias of any shape, initially zero, which is added to the input."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class Bias(nn.Module):
 
 
 class AttentionBias(Bias):
-    """XLNet's bias on the queries of a kind of score (r_w, r_r, r_s): drawn and decayed as a weight is."""
+    """XLNet's bias on the queries of one kind of score (r_w, r_r, r_s). It is drawn and decayed like a weight."""
 
 
 class IntoHeads(nn.Module):
@@ -104,7 +105,7 @@ class IntoHeads(nn.Module):
 
 
 class OutOfHeads(nn.Module):
-    """A projection, stored [H, N, D] too, from heads back to states, without a bias."""
+    """A projection from heads back to states, without a bias, stored as [H, N, D] too."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -118,10 +119,11 @@ class OutOfHeads(nn.Module):
 def project(
     x_TI: Float[Tensor, "tokens inputs"], linears: Sequence[nn.Linear]
 ) -> tuple[Float[Tensor, "tokens _"], ...]:
-    """What each of `linears` makes of `x_TI`: by one product on a GPU if their weights are alike in shape.
+    """Return the output of each of `linears` for `x_TI`. On a GPU one product computes all if their weights have
+    equal shapes.
 
-    At ZeRO 3 each is called by itself: there a weight has its numbers only in its own module's passes. So it is in what
-    torch compiles, which orders products by itself.
+    At ZeRO 3 each Linear is called by itself, because a weight has its values only during its own module's passes. So
+    is each in compiled code, where the compiler arranges the products.
     """
     first = linears[0].weight
     alike = all(linear.weight.shape == first.shape for linear in linears)
@@ -138,7 +140,9 @@ def project(
 def joint(
     x_TI: Float[Tensor, "tokens inputs"], linears: Sequence[nn.Linear]
 ) -> tuple[Float[Tensor, "tokens outputs"], ...]:
-    """As `project`, by one product on any device. Weights are [O, I]; all of `linears` have biases, or none has."""
+    """Compute `project` with one product on any device. Weights are [O, I]; either all of `linears` have biases, or
+    none.
+    """
     weights = [linear.weight for linear in linears]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     parts: tuple[Tensor, ...] = _Joint.apply(x_TI, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]

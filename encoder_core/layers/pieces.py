@@ -1,9 +1,9 @@
-"""The pieces of a layer between its attention kernels, which torch's compiler may make few kernels of.
+"""The pieces of a layer between its attention kernels, which torch's compiler may join into few kernels.
 
-A compiled layer is not one graph: a kernel of attention knows of rows, and rows are numbers on the host that differ
-from batch to batch. So a layer's forward pass calls the kernel between pieces. A piece takes tensors whose first
-dimension is places (tokens, queries), and draws of dropout that were made before. So it holds no row, no random state
-and no break, and one graph does for any number of places. What is a matrix product alone is in no piece.
+A compiled layer is not one graph: an attention kernel needs the rows, which are numbers on the host that differ from
+batch to batch. So a layer's forward pass calls the kernel between pieces. A piece takes tensors whose first dimension
+is places (tokens, queries), and draws of dropout that were made before. It has no rows, no random state and no graph
+break, so one graph serves any number of places. A single matrix product is in no piece.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,21 +18,21 @@ from torch import Tensor, nn
 from encoder_core.layers.torch_internals import limit_graphs, mark_dynamic, sizes_apart, tensors_in
 
 Draws = Sequence[Int[Tensor, ""] | None]
-"""One for each dropout of a piece, in order (`Dropout.draw`)."""
+"""Draws of dropout, one for each dropout of a piece, in order (`Dropout.draw`)."""
 
 _FEWEST = 2  # places: torch makes graphs of their own for none and for one, which are not worth a compilation
 _SAVING = "AUTOGRAD_SAVED_TENSORS_HOOKS"
 _MOST_GRAPHS = 32  # of a piece: networks that differ in width, training and evaluation
 _LIMITS = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
 _KNOWN = _LIMITS.keys() & signature(torch.compile).parameters.keys()
-"""Which of them this torch's compiler takes: 2.11 none, 2.12 the first, 2.13 both."""
+"""The limits that this torch's compiler supports: 2.11 none, 2.12 the first, 2.13 both."""
 
 Result = TypeVar("Result")
 Function = Callable[..., Any]
 
 
 class PieceWise(nn.Module):
-    """A layer made of pieces. Where `compiled` is set, it computes them."""
+    """A layer made of pieces. `compiled`, if set, computes them."""
 
     compiled: "Pieces | None" = None
 
@@ -41,7 +41,7 @@ Layer = TypeVar("Layer", bound=PieceWise)
 
 
 def piece(function: Callable[Concatenate[Layer, ...], Result]) -> Callable[Concatenate[Layer, ...], Result]:
-    """A method that is a piece of its layer. Its first argument has the places that the others have, too."""
+    """Make a method a piece of its layer. The first dimension of its first argument is the number of places."""
 
     @wraps(function)
     def run(layer: Layer, *inputs: Any) -> Result:
@@ -54,12 +54,11 @@ def piece(function: Callable[Concatenate[Layer, ...], Result]) -> Callable[Conca
 
 
 class Pieces:
-    """Compiled pieces, shared by the layers of a process; a process has one of these.
+    """Compiled pieces, shared by the layers of a process; a process has one such object.
 
-    A call compiles what it needs until `close`. From then on what has not been compiled runs as Python. So what
-    computes a step follows from what was compiled before the first one, and not from the steps that were taken.
-
-    `backend`: of torch.compile; tests take quicker ones.
+    Until `close`, a call compiles what it needs. After that, what has not been compiled runs as Python. So the
+    computation of a step depends on what was compiled before the first step, not on the steps that were taken.
+    `backend` is that of torch.compile; tests use faster ones.
     """
 
     def __init__(self, backend: str = "inductor") -> None:
@@ -71,7 +70,7 @@ class Pieces:
             limit_graphs(_MOST_GRAPHS)
 
     def run(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
-        """What `function`, a piece of `layer`, makes of the inputs."""
+        """Return the result of `function`, a piece of `layer`, for the inputs."""
         if not self._open:
             return self._of(function)(layer, *inputs)
         for tensor in tensors_in(inputs):
@@ -81,7 +80,7 @@ class Pieces:
             return self._of(function)(layer, *inputs)
 
     def close(self) -> None:
-        """Compile nothing from here on, in this process."""
+        """Compile nothing from now on in this process."""
         self._open = False
         torch.compiler.set_stance("eager_on_recompile")
 
@@ -98,15 +97,18 @@ class Pieces:
 
 
 def compile_layers(model: nn.Module, pieces: Pieces | None) -> None:
-    """From here on the layers of `model` compute by these; None: as Python."""
+    """Let `pieces` compute the layers of `model` from now on; None: Python does."""
     for module in model.modules():
         if isinstance(module, PieceWise):
             module.compiled = pieces
 
 
 def _necessary(guards: Sequence[Any]) -> list[bool]:
-    """Of parameters the tensors, and not how modules and ZeRO keep them; nothing of torch's own functions, which ZeRO
-    replaces; nor of hooks for what autograd saves, which act on what compiled code saves, too."""
+    """Return which guards to keep: of parameters only the tensors, not how modules and ZeRO store them.
+
+    Guards on torch's own functions, which ZeRO replaces, are dropped, and so are those on hooks for saved tensors,
+    because these hooks also act on what compiled code saves.
+    """
     return [
         guard.guard_type == "TENSOR_MATCH"
         or not ("._parameters" in guard.name or guard.is_global or guard.guard_type == _SAVING)

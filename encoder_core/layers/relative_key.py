@@ -14,10 +14,11 @@ from encoder_core.layers.rows import Rows
 
 
 class RelativeKeyAttention(nn.Module):
-    """An `Attend` with a vector E[i - j] of its own per distance from key j to query i.
+    """An `Attend` with a learned vector E[i - j] for each distance from key j to query i.
 
-    scores = (q_i k_j + q_i E[i - j]) / sqrt(D), and with `both_sides` also k_j E[i - j] in the sum. The scores
-    differ by row and head, which flash kernels cannot take: on a GPU our own do, elsewhere rows are padded.
+    scores = (q_i k_j + q_i E[i - j]) / sqrt(D), and with `both_sides` also k_j E[i - j] in the sum. The scores differ
+    by row and head, which flash kernels do not support: on a GPU our own kernels compute them, elsewhere rows are
+    padded.
     """
 
     def __init__(self, max_length: int, width: int, *, both_sides: bool) -> None:
@@ -52,7 +53,7 @@ class RelativeKeyAttention(nn.Module):
         dropout: float,
         window: int | None,
     ) -> Heads:
-        """See `encoder_core/kernels`; `table_PD` is the part of the table in use."""
+        """Compute with our kernels (`encoder_core/kernels`). `table_PD` is the part of the table in use."""
         table_PND = table_PD[:, None].expand(-1, q_TND.shape[1], -1)
         return fused_attention(
             q_TND,
@@ -79,7 +80,7 @@ class RelativeKeyAttention(nn.Module):
         *,
         by_torch: bool = True,
     ) -> Heads:
-        """By torch's attention on a rectangle, with the scores of distances as a bias."""
+        """Compute torch's attention on a rectangle, with the scores of distances as a bias."""
         q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
         index_LL = self._places(rows.max_length, q_RNLD.device)
         bias_RNLL = _gather(q_RNLD @ table_PD.t(), index_LL)
@@ -97,7 +98,7 @@ class RelativeKeyAttention(nn.Module):
 
     @staticmethod
     def _places(longest: int, device: torch.device) -> Int[Tensor, "longest longest"]:
-        """Row of the table in use for query i and key j: i - j, counted from the most negative distance."""
+        """Return the row of the table in use for query i and key j: i - j, counted from the most negative distance."""
         place = torch.arange(longest, device=device)
         return place[:, None] - place + longest - 1
 
@@ -105,5 +106,5 @@ class RelativeKeyAttention(nn.Module):
 def _gather(
     scores: Float[Tensor, "rows heads longest distances"], index: Int[Tensor, "longest longest"]
 ) -> Float[Tensor, "rows heads longest longest"]:
-    """out[..., i, j] = scores[..., i, index[i, j]]."""
+    """Return out[..., i, j] = scores[..., i, index[i, j]]."""
     return scores.gather(-1, index.expand(*scores.shape[:2], *index.shape))

@@ -1,11 +1,11 @@
-"""What follows a block of a layer: dropout, the sum with the residual, and the norm of the sum.
+"""The end of a block: dropout, the sum with the residual, and the norm of the sum.
 
-| kernel    | where                                        | how                                              |
-|-----------|----------------------------------------------|--------------------------------------------------|
-| `fused`   | CUDA with Triton, once a trial found it right | one kernel (`encoder_core/kernels/residual_norm`) |
-| `written` | everywhere                                   | torch's operations; compiled, torch joins them   |
+| kernel    | where                                             | how                                               |
+|-----------|---------------------------------------------------|---------------------------------------------------|
+| `fused`   | CUDA with Triton, once a trial has found it right | one kernel (`encoder_core/kernels/residual_norm`) |
+| `written` | everywhere                                        | torch's operations; compiled, torch joins them    |
 
-The kernel computes a norm inside of that norm's own pass, since at ZeRO 3 its weight has its numbers only there.
+The kernel computes a norm inside that norm's own forward pass, because at ZeRO 3 its weight has its values only there.
 
 Shapes: T tokens, H hidden.
 """
@@ -25,8 +25,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's. Given `added` as well, by the kernel: the sum of `input` and of what dropout leaves of it, and its norm.
-    `draws`: key plus draw of each token; None: no dropout."""
+    """torch's LayerNorm, which can also compute dropout, sum and norm with one kernel.
+
+    With `added`, it returns `input` + dropout(`added`) and the norm of that sum. `draws` is key plus draw of each
+    token; None: no dropout.
+    """
 
     def forward(
         self, input: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
@@ -37,7 +40,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """As `LayerNorm`."""
+    """torch's RMSNorm, extended in the same way as `LayerNorm`."""
 
     def forward(
         self, x: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
@@ -55,7 +58,7 @@ def normed_sum(
     keys_T: Int[Tensor, " tokens"],
     draw: Int[Tensor, ""] | None,
 ) -> Float[Tensor, "tokens hidden"]:
-    """norm(residual + dropout(x)), by a draw that was made before (`Dropout.draw`)."""
+    """Return norm(residual + dropout(x)), with a draw that was made before (`Dropout.draw`)."""
     return sum_and_norm(norm, residual_TH, x_TH, dropout, keys_T, draw)[1]
 
 
@@ -67,7 +70,7 @@ def sum_and_norm(
     keys_T: Int[Tensor, " tokens"],
     draw: Int[Tensor, ""] | None,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
-    """As `normed_sum`, and the sum before it."""
+    """Return residual + dropout(x), and its norm; see `normed_sum`."""
     if _takes(norm, residual_TH, x_TH) and _picked(draw):
         draws_T = None if draw is None else keys_T + draw
         both: tuple[Tensor, Tensor] = norm(residual_TH, x_TH, draws_T, threshold_of(dropout.rate))
@@ -81,7 +84,7 @@ def _picked(draw: Tensor | None) -> bool:
 
 
 def _takes(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
-    """Whether the kernel does."""
+    """Return whether the fused kernel supports these tensors."""
     return (
         x_TH.device.type == "cuda"
         and not torch.compiler.is_compiling()

@@ -1,10 +1,10 @@
-"""Where rows lie in flat tokens: rows as a padded rectangle and back, and rotary positions.
+"""Rows of flat tokens: conversion to a padded rectangle and back, and rotary positions.
 
-Rotary positions (Su et al., 2021, RoFormer) turn queries and keys by angles that grow with their position. Number i of
-the first half of a head and number i of its second half are one pair, turned by position * base^(-2 i / D). So the
-product of a turned query and key depends on their distance only. Angles are computed in fp32 whatever the model's
-precision, as in the published models: at position 8,191 an angle in fp32 is off by up to 2.4e-4, and weights were
-trained with that.
+Rotary positions (Su et al., 2021, RoFormer) rotate queries and keys by angles proportional to their position. Number
+i of the first half of a head and number i of its second half form a pair, which is rotated by position * base^(-2 i /
+D). So the product of a rotated query and a rotated key depends only on their distance. Angles are computed in fp32
+for any precision of the model, as in the published models: at position 8,191 an fp32 angle has an error of up to
+2.4e-4, and the weights were trained with that error.
 
 Shapes: T tokens of all rows, R rows, L the longest row, N heads, D head width.
 """
@@ -23,21 +23,21 @@ from encoder_core.random_draws import token_keys
 
 
 class Rotation(NamedTuple):
-    """Of each token's angles, in fp32, shaped to broadcast over heads."""
+    """Cosine and sine of each token's angles, in fp32, shaped to broadcast over heads."""
 
     cos: Float[Tensor, "tokens 1 half_width"]
     sin: Float[Tensor, "tokens 1 half_width"]
 
 
 def rotation(positions_T: Int[Tensor, " tokens"], base: float, width: int) -> Rotation:
-    """For heads of an even `width`."""
+    """Return the rotation for heads of an even `width` at these positions."""
     exponent = torch.arange(0, width, 2, dtype=torch.float32, device=positions_T.device) / width
     angles_T1D = positions_T[:, None, None].float() * (1.0 / base**exponent)
     return Rotation(angles_T1D.cos(), angles_T1D.sin())
 
 
 def rotate(x_TND: Float[Tensor, "tokens heads width"], by: Rotation) -> Float[Tensor, "tokens heads width"]:
-    """Each pair turned by its angle, computed in fp32 or wider, in the dtype of `x_TND`."""
+    """Rotate each pair of `x_TND` by its angle. Computed in fp32 or wider, returned in the dtype of `x_TND`."""
     first, second = x_TND.chunk(2, -1)
     turned = torch.cat((first * by.cos - second * by.sin, second * by.cos + first * by.sin), -1)
     return turned.to(x_TND.dtype)
@@ -45,13 +45,14 @@ def rotate(x_TND: Float[Tensor, "tokens heads width"], by: Rotation) -> Float[Te
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one batch. Everything derived is computed at most once and shared by all layers.
+    """The rows of one batch. Derived tensors are computed at most once and shared by all layers.
 
     Attributes:
         cu_seqlens: [R + 1] int32, row i is tokens[cu_seqlens[i]:cu_seqlens[i + 1]].
         positions: [T] int64, index of each token inside its row.
-        max_length: L.
-        batch, at: whose tokens these are, and which of them, by flat index; None: all. Known where there are draws.
+        max_length: L, number of tokens in the longest row.
+        batch: the batch with these tokens, needed for random draws; None: unknown.
+        at: [T] int64, flat indices of these tokens in the batch; None: they are all of its tokens.
     """
 
     cu_seqlens: Int[Tensor, " rows_plus_1"]
@@ -66,7 +67,9 @@ class Rows:
 
     @cached_property
     def keys(self) -> Int[Tensor, " tokens"]:
-        """What each token's draws are hashed from (`draws.token_keys`); of no batch: as if its rows were the whole."""
+        """Keys from which each token's random draws are hashed (`random_draws.token_keys`). Without a batch, rows are
+        numbered from 0.
+        """
         if self.batch is None:
             numbers = torch.arange(self.count, device=self.positions.device)
             return token_keys(numbers, self.cu_seqlens.diff(), self.positions)
@@ -78,18 +81,18 @@ class Rows:
 
     @property
     def full(self) -> bool:
-        """True when all rows are L long, so that flat and padded tokens are the same array."""
+        """Whether all rows are L long, so that flat and padded tokens are the same array."""
         return self.positions.numel() == self.count * self.max_length
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each row on the host; waits for the device if the batch lives on one."""
+        """(start, stop) of each row, as numbers on the host. Waits for the GPU if the batch lies on one."""
         edges = self.cu_seqlens.tolist()
         return tuple(itertools.pairwise(edges))
 
     @cached_property
     def slots(self) -> Int[Tensor, " tokens"]:
-        """[T] int64, the place of each token in the padded rectangle read row after row."""
+        """[T] int64, index of each token in the padded rectangle, counted row after row."""
         lengths = self.cu_seqlens.diff()
         row = torch.arange(self.count, device=lengths.device)
         owner = row.repeat_interleave(lengths, output_size=self.positions.numel())
@@ -97,21 +100,21 @@ class Rows:
 
     @cached_property
     def mask(self) -> Bool[Tensor, "rows 1 1 longest"] | None:
-        """True where the rectangle holds a token, shaped to broadcast over heads and queries.
-
-        None if `full`.
-        """
+        """True where the rectangle holds a token, shaped to broadcast over heads and queries. None if `full`."""
         if self.full:
             return None
         column = torch.arange(self.max_length, device=self.cu_seqlens.device)
         return (column < self.cu_seqlens.diff()[:, None])[:, None, None, :]
 
     def exceed(self, window: int | None) -> bool:
-        """Whether some token of the longest row is too far from another for a window (`attention.py`) to hold it."""
+        """Return whether the longest row has tokens further apart than a window (`attention.py`) reaches."""
         return window is not None and self.max_length > window + 1
 
     def mask_within(self, window: int | None) -> Bool[Tensor, "rows 1 queries longest"] | None:
-        """As `mask`, less the keys too far from a query. Slots without a token see the whole row: none sees nothing."""
+        """Return `mask` without the keys too far from a query.
+
+        Padding slots see the whole row, so that no query is without a key.
+        """
         if window is None or not self.exceed(window):
             return self.mask
         at_L = torch.arange(self.max_length, device=self.cu_seqlens.device)
@@ -121,7 +124,7 @@ class Rows:
         return self.mask & (near_LL | ~self.mask.transpose(-1, -2))
 
     def rotation(self, base: float, width: int) -> Rotation:
-        """Cosines and sines for `rotate`."""
+        """Return the cosines and sines for `rotate`, computed once for each base and width."""
         key = (base, width)
         if key not in self._rotations:
             self._rotations[key] = rotation(self.positions, base, width)
@@ -132,7 +135,7 @@ class Rows:
         return {}
 
     def pad(self, x: Shaped[Tensor, "tokens ..."]) -> Shaped[Tensor, "rows longest ..."]:
-        """Lay flat tokens out as a rectangle, zeros where a row has ended."""
+        """Lay flat tokens out as a rectangle, with zeros after the end of a row."""
         shape = (self.count, self.max_length, *x.shape[1:])
         if self.full:
             return x.view(shape)
@@ -140,13 +143,13 @@ class Rows:
         return flat.index_copy(0, self.slots, x).view(shape)
 
     def unpad(self, x: Shaped[Tensor, "rows longest ..."]) -> Shaped[Tensor, "tokens ..."]:
-        """Undo `pad`."""
+        """Return the flat tokens of a rectangle; the inverse of `pad`."""
         flat = x.reshape(self.count * self.max_length, *x.shape[2:])
         return flat if self.full else flat.index_select(0, self.slots)
 
 
 def for_each_query(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values repeated, each for the query heads that share it; as they are where no heads do."""
+    """Repeat keys and values for the query heads that share them. If no heads are shared, return them unchanged."""
     shared = q_TND.shape[1] // k_TND.shape[1]
     if shared == 1:
         return k_TND, v_TND

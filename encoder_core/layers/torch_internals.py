@@ -1,6 +1,6 @@
-"""Every private name of torch's that we call; only this file calls any.
+"""Every private name of torch that we use; no other file uses any.
 
-Each is looked for where it is used, and raises `LibraryChanged` if a release of torch has another one.
+Each is looked up where it is used, and `LibraryChanged` is raised if a release of torch has renamed it.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,15 @@ COMPILING = (
     "fx.experimental._config.use_duck_shape",
     "_dynamo.config.recompile_limit",
 )
-"""Those that importing the compiler defines."""
+"""Private names that exist only once torch's compiler is imported."""
 
 
 def name_of(path: str) -> Any:
-    """What torch has at this dotted path. Raises LibraryChanged: nothing."""
+    """Return the object at this dotted path in torch.
+
+    Raises:
+        LibraryChanged: torch has nothing there.
+    """
     found: Any = torch
     for part in path.split("."):
         try:
@@ -41,57 +45,57 @@ def name_of(path: str) -> Any:
 
 
 def flash_attention(*operands: Any, window: int | None) -> Tensor:
-    """The operator beneath `torch.nn.attention.varlen.varlen_attn`; its context only."""
+    """Return the context of the operator beneath `torch.nn.attention.varlen.varlen_attn`."""
     operator = name_of(NAMES[0])
     context: Tensor = operator(*operands, window_size_left=window, window_size_right=window)[0]
     return context
 
 
 def softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
-    """The derivative by the scores, of which `weights` are the softmax over the last dimension."""
+    """Return the gradient by the scores, where `weights` are their softmax over the last dimension."""
     found: Tensor = name_of(NAMES[1])(gradient, weights, -1, weights.dtype)
     return found
 
 
 def add_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> None:
-    """tensors[i] += factor * others[i], in place, by few kernels."""
+    """Add factor * others[i] to tensors[i], in place, with few kernels."""
     name_of(NAMES[2])(tensors, others, alpha=factor)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors in nested containers."""
+    """Return all tensors in nested containers."""
     return [leaf for leaf in name_of(NAMES[3])(tree) if isinstance(leaf, Tensor)]
 
 
 def dispatch_mode() -> Any:
-    """The class of contexts that see every operation."""
+    """Return the class of contexts that see every operation."""
     return name_of(NAMES[4])
 
 
 def mark_dynamic(tensor: Tensor) -> None:
-    """The compiler takes the first dimension for one that varies."""
+    """Tell the compiler that the first dimension varies."""
     name_of(COMPILING[0])(tensor, 0)
 
 
 def sizes_apart() -> AbstractContextManager[None]:
-    """While the compiler traces: two sizes that happen to be equal now are not the same size."""
+    """Return a context in which the compiler does not treat two sizes as the same just because they are equal now."""
     name_of(COMPILING[3])
     patch: AbstractContextManager[None] = name_of(COMPILING[2])(use_duck_shape=False)
     return patch
 
 
 def limit_graphs(most: int) -> None:
-    """Of one function, in this process: before torch 2.12, `torch.compile` takes no such limit."""
+    """Limit the graphs of one function in this process; before torch 2.12, `torch.compile` has no option for it."""
     name_of(COMPILING[4])
     name_of("_dynamo.config").recompile_limit = most
 
 
 def forget_graphs() -> None:
-    """What was compiled in this process, and the count of it."""
+    """Discard what was compiled in this process, and reset its count."""
     torch.compiler.reset()
     name_of(COMPILING[1]).clear()
 
 
 def graphs_compiled() -> int:
-    """In this process."""
+    """Return how many graphs this process has compiled."""
     return int(name_of(COMPILING[1])["stats"]["unique_graphs"])

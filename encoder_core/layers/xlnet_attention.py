@@ -1,13 +1,13 @@
 """XLNet's attention (Yang et al. 2019): relative positions, relative segments, and two streams over one memory.
 
-The content stream h sees the token at its own position; the query stream g sees only the position. Both look at the
-same keys: the carried memory and the content states of their row.
+The content stream h sees the token at its own position; the query stream g sees only the position. Both attend to the
+same keys: the memory and the content states of their row.
 
     score(i, j) = ((q_i + b_w) . k_j  +  (q_i + b_r) . r_{i-j}  +  (q_i + b_s) . s_{same or other segment}) / sqrt(D)
 
-A token sees another only if that one comes no later in the factorisation order; a query stream only if it comes before.
+A token sees another one only if that is not later in the factorisation order; a query stream only if it is earlier.
 
-Shapes: T tokens, M targets, H hidden, N heads, D head width; R rows, L longest row, C carried tokens, K = C + L keys,
+Shapes: T tokens, M targets, H hidden, N heads, D head width; R rows, L longest row, C memory tokens, K = C + L keys,
 Q queries of a row, P distances.
 """
 
@@ -44,13 +44,13 @@ class TwoStreamAttention(nn.Module):
         self.attention_dropout = attention_dropout
 
     def keys(self, content_RKH: Float[Tensor, "rows keys hidden"]) -> tuple[Tensor, Tensor]:
-        """Keys and values, [R, N, K, D] each, of the memory and the content states, in rows."""
+        """Return keys and values, [R, N, K, D] each, of the memory and the content states, in rows."""
         return self.key(content_RKH).transpose(1, 2), self.value(content_RKH).transpose(1, 2)
 
     def distances(
         self, table_PH: Float[Tensor, "distances hidden"]
     ) -> Float[Tensor, "heads distances width"]:
-        """Keys of the distances."""
+        """Return the keys of the distances."""
         distances_NPD: Tensor = self.distance(table_PH).transpose(0, 1)
         return distances_NPD
 
@@ -61,13 +61,13 @@ class TwoStreamAttention(nn.Module):
         distances_NPD: Float[Tensor, "heads distances width"],
         scope: AttentionScope,
     ) -> Float[Tensor, "queries heads width"]:
-        """What the kernel makes of one stream's states; `added` to them."""
+        """Return the kernel's context for one stream's states; `added` adds it to them."""
         return self._attend(self.query(x_MH), keys, distances_NPD, scope)
 
     def added(
         self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draw: Tensor | None
     ) -> Float[Tensor, "queries hidden"]:
-        """The states with what the kernel made, normalised."""
+        """Return the normalised sum of the states and the projected context."""
         return normed_sum(self.norm, x_MH, self.output(context_MND), self.dropout, keys_M, draw)
 
     def _attend(
@@ -91,8 +91,10 @@ class TwoStreamAttention(nn.Module):
     def fused(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "queries heads width"]:
-        """Without a score in memory; see `encoder_core/kernels`. Parameters come in the order of `padded`, which idle
-        ranks run: at ZeRO 3 all ranks gather them together."""
+        """Compute without scores in memory; see `encoder_core/kernels`.
+
+        Parameters are used in the order of `padded`, which idle ranks run: at ZeRO 3 all ranks gather them together.
+        """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
         content_MND, distance_MND, segment_scores = (
             self.content_bias(query_MND),
@@ -120,8 +122,10 @@ class TwoStreamAttention(nn.Module):
     def blocked(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "queries heads width"]:
-        """Row by row in cache-sized pieces on a CPU, without padding. Who sees nobody gets zeros. Parameters come in
-        the order of `padded`, as in `fused`."""
+        """Compute row by row in cache-sized pieces on a CPU, without padding. A query that sees no key gets zeros.
+
+        Parameters are used in the order of `padded`, as in `fused`.
+        """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
         scale = key_KND.shape[-1] ** -0.5
         content_MND, distance_MND = (
@@ -152,10 +156,10 @@ class TwoStreamAttention(nn.Module):
     def _with_segments(
         self, query_MND: Tensor, content_MND: Tensor, key_KND: Tensor, scope: AttentionScope, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys, wider by what makes their product count segments too.
+        """Return queries and keys with extra columns whose product adds the scores of segments.
 
-        What a query gets for its own segment, less what it gets for another, times one where the segments are the
-        same. The rest is the same for all keys of a query, which probabilities do not feel.
+        The product is the query's score for its own segment minus that for another, if the segments are equal, else
+        0. What is left out is the same for all keys of a query and does not change the probabilities.
         """
         scores_MNS = torch.einsum("mnd,snd->mns", self.segment_bias(query_MND), self.segment())
         own_MN1 = (scores_MNS[..., :1] - scores_MNS[..., 1:]) * scale
@@ -175,7 +179,9 @@ class TwoStreamAttention(nn.Module):
         *,
         by_torch: bool = True,
     ) -> Float[Tensor, "queries heads width"]:
-        """In a rectangle: all but the content scores joins torch's attention as a bias. Who sees nobody gets zeros."""
+        """Compute on a rectangle: all scores but those of contents enter torch's attention as a bias. A query that
+        sees no key gets zeros.
+        """
         key_RNKD, value_RNKD = keys
         scale = key_RNKD.shape[-1] ** -0.5
         shape = (len(key_RNKD), key_RNKD.shape[1], scope.distance.shape[1], key_RNKD.shape[2])
@@ -207,7 +213,7 @@ class TwoStreamAttention(nn.Module):
 
 
 def sinusoids(first: int, last: int, hidden: int, device: torch.device) -> Float[Tensor, "distances hidden"]:
-    """[last - first + 1, H] fp32: sines, then cosines, of the distances first .. last (Dai et al. 2019)."""
+    """Return [last - first + 1, H] fp32: sines, then cosines, of the distances first .. last (Dai et al. 2019)."""
     exponents = torch.arange(0, hidden, 2, device=device).float() / hidden
     angles = torch.arange(first, last + 1, device=device).float()[:, None] * (
         1 / torch.pow(10_000, exponents)

@@ -1,6 +1,6 @@
 """XLNet's encoder: Transformer-XL layers with recurrence, run by one stream or by two.
 
-Shapes: T tokens, M targets, H hidden; R rows, L longest row, C carried tokens, K = C + L keys.
+Shapes: T tokens, M targets, H hidden; R rows, L longest row, C memory tokens, K = C + L keys.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from encoder_core.layers.xlnet_scope import AttentionScope, reach
 from encoder_core.random_draws import table_keys
 
 Memory = tuple[Tensor, ...]
-"""For each layer, [R, C, H]: what it was last given for the tokens before these rows, without gradient."""
+"""For each layer, [R, C, H]: its inputs at the tokens that precede these rows, without gradient."""
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """How much is carried on: the first `reuse` tokens of each row join the memory, which keeps its last `length`."""
+    """How memory grows: the first `reuse` tokens of each row join it, and it keeps the last `length` tokens."""
 
     reuse: int
     length: int
@@ -39,12 +39,12 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Streams:
-    """What comes out.
+    """The states of both streams.
 
     Attributes:
-        content: [T, H].
-        query: [M, H], at the batch's targets; None where the batch has no factorisation order.
-        memory: to pass with the same rows' next tokens; empty without recurrence.
+        content: [T, H], states of the content stream.
+        query: [M, H], states of the query stream at the batch's targets; None if the batch has no factorisation order.
+        memory: memory to pass with the next segment of the same rows; empty without recurrence.
     """
 
     content: Float[Tensor, "tokens hidden"]
@@ -100,14 +100,14 @@ class TwoStreamLayer(PieceWise):
 
     @piece
     def after(self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
-        """What follows the kernel, in either stream."""
+        """Compute the part of the layer after the attention kernel, for either stream."""
         y_MH = self.attention.added(x_MH, context_MND, keys_M, draws[0])
         inner_MF = self.dropout.by(draws[1], activate(self.up(y_MH), self.activation), keys_M)
         return normed_sum(self.norm, y_MH, self.down(inner_MF), self.dropout, keys_M, draws[2])
 
 
 class WordEmbeddings(nn.Module):
-    """Word embeddings and dropout; positions and segments are the attention's business."""
+    """Word embeddings and dropout. Positions and segments enter in attention."""
 
     def __init__(self, vocab: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -122,8 +122,8 @@ class WordEmbeddings(nn.Module):
 class TwoStreamEncoder(nn.Module):
     """Word embeddings and layers; the query stream starts from one learned vector.
 
-    With `recurrence` the encoder carries memory on; with `checkpoint_activations` each layer keeps only its inputs
-    and runs again in the backward pass.
+    With `recurrence` the encoder has memory. With `checkpoint_activations` each layer saves only its inputs and is
+    recomputed in the backward pass.
     """
 
     def __init__(
@@ -145,23 +145,27 @@ class TwoStreamEncoder(nn.Module):
         self.checkpoint_activations = checkpoint_activations
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """The content stream's last states, without memory; what fine-tuning builds on."""
+        """Return the content stream's last states, without memory; fine-tuning builds on them."""
         return self.streams(batch).content
 
     def streams(self, batch: Batch, memory: Memory | None = None) -> Streams:
-        """Both streams where the batch has a factorisation order, else the content stream, which sees every token.
+        """Return both streams if the batch has a factorisation order, else only the content stream, which sees every
+        token.
 
-        `memory` is that of the same rows' previous tokens, () for the first; None to remember nothing.
+        `memory` is the one returned for the previous segment of the same rows, or () for the first segment. None: no
+        memory is made.
 
         Raises:
-            ModelError: memory of other rows or layers, or rows too short to carry `recurrence.reuse` tokens on.
+            ModelError: `memory` has other rows or layers, or a row has fewer than `recurrence.reuse` tokens.
         """
         last = self.states(batch, memory)[-1]
         query = None if last.query is None else self.dropout(last.query, _target_keys(batch))
         return replace(last, content=self.dropout(last.content, batch.keys), query=query)
 
     def states(self, batch: Batch, memory: Memory | None = None) -> list[Streams]:
-        """Both streams from the embeddings to the last layer, before the final dropout; memory with the last."""
+        """Return both streams from the embeddings to the last layer, before the final dropout; the last ones have the
+        memory.
+        """
         recurrence = self.recurrence if memory is not None and batch.rows else None
         memory = memory or ()
         self._check(batch, memory, recurrence)
@@ -218,19 +222,19 @@ class TwoStreamEncoder(nn.Module):
     def _check(self, batch: Batch, memory: Memory, recurrence: Recurrence | None) -> None:
         if memory and (len(memory) != len(self.layers) or len(memory[0]) != batch.rows):
             raise ModelError(
-                f"memory of {len(memory)} layers and {len(memory[0])} rows for {len(self.layers)} layers and "
-                f"{batch.rows} rows",
-                remedy="carry memory from the same rows' previous tokens, or none",
+                f"the memory has {len(memory)} layers and {len(memory[0])} rows, but the model has "
+                f"{len(self.layers)} layers and the batch has {batch.rows} rows",
+                remedy="pass the memory returned for the previous segment of the same rows, or pass None",
             )
         if recurrence is not None and _shortest(batch) < recurrence.reuse:
             raise ModelError(
-                f"a row shorter than the {recurrence.reuse} tokens that are carried on",
-                remedy="give rows of one length, at least `reuse`, or a model without memory",
+                f"a row has fewer than the {recurrence.reuse} tokens (`reuse`) that join the memory",
+                remedy="give rows of one length, at least `reuse`, or use a model without memory",
             )
 
 
 def _shortest(batch: Batch) -> int:
-    """Tokens of the shortest row, as the host knows them."""
+    """Return the number of tokens in the shortest row, from the host's copy."""
     return int(np.diff(batch.on_host.cu_seqlens.numpy()).min())
 
 

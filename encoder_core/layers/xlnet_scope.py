@@ -1,9 +1,10 @@
-"""Which keys the queries of one of XLNet's streams see, and how far away (Yang et al. 2019, sections 2.2, 2.3 and 2.5).
+"""Which keys the queries of one of XLNet's streams see, and their distances (Yang et al. 2019, sections 2.2, 2.3 and
+2.5).
 
-The keys of a row are its carried memory, which all see, and its tokens. Of those a content query sees the ones that
-come no later in the factorisation order, a prediction's query only those that come before.
+The keys of a row are its memory, which all queries see, and its tokens. A content query sees the tokens that are not
+later in the factorisation order; a query of a prediction sees only the earlier ones.
 
-Shapes: T tokens, M queries; R rows, L longest row, C carried tokens, K = C + L keys, Q queries of a row.
+Shapes: T tokens, M queries; R rows, L longest row, C memory tokens, K = C + L keys, Q queries of a row.
 """
 
 from collections.abc import Iterator
@@ -24,13 +25,13 @@ _MEMORY_RANK = -1  # before every token's
 
 @dataclass(frozen=True)
 class AttentionScope:
-    """The same in all layers. What a kernel wants to know of it is made when it first asks.
+    """The keys that one stream's queries see, the same in all layers. Derived tensors are computed when first used.
 
     Attributes:
-        batch: whose rows they are.
-        tokens: how its tokens lie in rows.
-        rows: how the queries lie in rows; the content stream's are `tokens` itself.
-        carried: C.
+        batch: the batch with these rows.
+        tokens: rows of its tokens.
+        rows: rows of the queries; those of the content stream are `tokens` itself.
+        carried: C, number of memory tokens.
     """
 
     batch: Batch
@@ -60,7 +61,7 @@ class AttentionScope:
 
     @cached_property
     def visible(self) -> Bool[Tensor, "#rows #queries keys"]:
-        """[R, Q or 1, K]."""
+        """[R, Q or 1, K] bool, whether a query sees a key."""
         lengths = self.tokens.cu_seqlens.diff()[:, None]
         columns = torch.arange(self.tokens.max_length, device=lengths.device)
         present = F.pad(columns < lengths, (self.carried, 0), value=True)[:, None, :]
@@ -74,8 +75,10 @@ class AttentionScope:
 
     @cached_property
     def other(self) -> Bool[Tensor, "rows queries keys"] | None:
-        """[R, Q, K], query and key are in different segments; None without segments. Memory counts as segment 0, as in
-        the published code."""
+        """[R, Q, K] bool, whether query and key are in different segments; None without segments.
+
+        Memory counts as segment 0, as in the published code.
+        """
         segments = self.batch.segments
         if segments is None:
             return None
@@ -84,7 +87,7 @@ class AttentionScope:
 
     @cached_property
     def segments(self) -> tuple[Int[Tensor, "queries segments"], Int[Tensor, "all_keys segments"]]:
-        """Ones where a query's, or a key's, segment is. There must be segments; memory counts as segment 0."""
+        """One-hot segments of the queries and of the keys. The batch must have segments; memory counts as segment 0."""
         segments = self.batch.segments
         assert segments is not None
         count = int(segments.max()) + 1
@@ -93,7 +96,7 @@ class AttentionScope:
 
     @cached_property
     def layout(self) -> dict[str, Tensor | int | None]:
-        """What the fused kernel wants: fields of `kernels.fused_attention.Layout`; nothing of Q times K."""
+        """Fields of `kernels.fused_attention.Layout` for the fused kernel; none has Q times K elements."""
         batch, order, segments = self.batch, self.batch.order, self.batch.segments
         backwards = batch.reversed_rows
         ranks = None if order is None else self._of_queries(order) + int(self._of_content)
@@ -108,8 +111,10 @@ class AttentionScope:
         }
 
     def relative_rows(self, dtype: torch.dtype) -> tuple[RelativeRow, ...]:
-        """What the blocked kernel on a CPU wants to know of each row. Rows that run backwards read the second half of a
-        table of both orders."""
+        """Return the rows as the blocked CPU kernel needs them.
+
+        Reversed rows read the second half of a table that has both directions.
+        """
         if dtype not in self._relative_rows:
             self._relative_rows[dtype] = tuple(self._each_row(dtype))
         return self._relative_rows[dtype]
@@ -135,7 +140,7 @@ class AttentionScope:
     def _hidden(
         self, row: int, queries: tuple[int, int], dtype: torch.dtype
     ) -> Float[Tensor, "queries keys"]:
-        """Of one row's queries and keys: 0 where they see, `UNSEEN` elsewhere."""
+        """Return, for one row, 0 where its queries see its keys and `UNSEEN` elsewhere."""
         visible_QK = self.visible[row, : queries[1] - queries[0]]
         keys = slice(*self._keys.bounds[row])
         visible_QK = visible_QK[:, : keys.stop - keys.start]
@@ -143,7 +148,7 @@ class AttentionScope:
 
     @cached_property
     def blind(self) -> Bool[Tensor, " queries"] | None:
-        """[M], queries that see no key; None where there cannot be any."""
+        """[M] bool, queries that see no key; None if there cannot be any."""
         if self._of_content or self.carried:
             return None
         return ~self.rows.unpad(self.visible.any(-1).expand(-1, self.rows.max_length))
@@ -152,12 +157,12 @@ class AttentionScope:
         return self.flat_keys(F.pad(self.tokens.pad(x), (self.carried, 0), value=of_memory))
 
     def flat_keys(self, x: Shaped[Tensor, "rows keys ..."]) -> Shaped[Tensor, "all_keys ..."]:
-        """Without the padding: of each row what is carried, then its tokens."""
+        """Return the keys without padding: of each row the memory, then its tokens."""
         return self._keys.unpad(x)
 
     @cached_property
     def _keys(self) -> Rows:
-        """How memory and tokens lie in rows."""
+        """The rows of memory and tokens."""
         edges = self.tokens.cu_seqlens
         first = edges + self.carried * torch.arange(len(edges), dtype=edges.dtype, device=edges.device)
         count = self.tokens.positions.numel() + self.tokens.count * self.carried
@@ -167,7 +172,9 @@ class AttentionScope:
 
 
 def reach(batch: Batch, carried: int) -> tuple[int, int]:
-    """Smallest and largest distance from key to query; rows that run backwards count theirs the other way."""
+    """Return the smallest and the largest distance from key to query; in reversed rows the sign of a distance
+    changes.
+    """
     ahead = max(batch.max_length - 1, 0)
     behind = ahead + carried
     return (-ahead, behind) if batch.reversed_rows is None else (-behind, behind)

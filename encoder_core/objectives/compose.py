@@ -1,6 +1,7 @@
-"""From the terms of an objective to the one module that trains them, and its cost; why some cannot be trained together.
+"""From the terms of an objective to the one module that trains them, and to its cost; also why terms cannot be
+combined.
 
-`network` makes one network of a configuration and its heads: what a folder in transformers' format holds.
+`network` builds one network with its heads, as a folder in transformers' format holds it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from encoder_core.objectives.term import AroundConfig, HeadConfig, ModuleConfig,
 
 
 def refusals(setting: Setting) -> list[Refusal]:
-    """Why the terms of `setting` cannot be trained there, each reason once and as its term states it."""
+    """Return why the terms of `setting` cannot be trained there, each reason once, in the words of its term."""
     found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
     whole = [
         name
@@ -41,7 +42,7 @@ def refusals(setting: Setting) -> list[Refusal]:
         found.append(
             Refusal(
                 ("objective",),
-                f"{' and '.join(whole)} each decide what the whole module is",
+                f"{' and '.join(whole)} cannot be combined: each builds the whole module",
                 "keep one of them",
             )
         )
@@ -50,7 +51,7 @@ def refusals(setting: Setting) -> list[Refusal]:
 
 @dataclass(frozen=True)
 class Parts:
-    """The terms of an objective by what they make: heads of one network, the whole module, or what is around it."""
+    """The terms of an objective by what they build: heads of one network, the whole module, or what is around it."""
 
     heads: Sequence[HeadConfig]
     whole: ModuleConfig | None
@@ -58,7 +59,7 @@ class Parts:
 
     @classmethod
     def of(cls, terms: Mapping[str, TermConfig]) -> "Parts":
-        """A term that can be around others is the whole module where it stands alone."""
+        """Sort the terms. A term that can be around others is the whole module if it is the only one."""
         around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
         if around is not None and len(terms) == 1:
             return cls((), around, None)
@@ -74,10 +75,11 @@ def compose(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> ObjectiveModule:
-    """The module that trains `terms`, by their names, on a model of any family; on the default device, weights not yet
+    """Build the module that trains `terms` (by name) on a model of any family, on the default device, weights not yet
     initialised (`initialise`).
 
-    Raises ModelError: they do not go together or not with this family, or the vocabulary is unknown.
+    Raises:
+        ModelError: the terms cannot be combined or do not suit this family, or the size of the vocabulary is unknown.
     """
     for refusal in refusals(Setting(model, terms)):
         raise ModelError(refusal.what, remedy=refusal.remedy)
@@ -88,7 +90,9 @@ def compose(
 
 
 def products(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape) -> list[Product]:
-    """Everything that one microbatch multiplies, in all networks and heads; products of one name and size as one."""
+    """Return all matrix products of one microbatch, in all networks and heads. Products of one name and size are one
+    entry.
+    """
     parts = Parts.of(terms)
     around = iter(()) if parts.around is None else parts.around.products_around(model, shape)
     if parts.whole is None:
@@ -103,7 +107,9 @@ def products(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape) 
 
 
 def first_pass(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape) -> int:
-    """FLOPs of the pass that makes texts' vectors before their gradients are known; 0 where none are compared."""
+    """Return the FLOPs of the pass that computes texts' vectors before their gradients are known; 0 if none are
+    compared.
+    """
     parts = Parts.of(terms)
     if parts.around is not None:
         vectors = parts.around.products_around(model, shape)
@@ -117,7 +123,9 @@ def first_pass(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape
 def activations(
     model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape, kernel: Kernel
 ) -> list[Activations]:
-    """What one microbatch keeps for the backward pass, for each update group of a step. Most objectives have one."""
+    """Return what one microbatch saves for the backward pass, for each update group of a step. Most objectives have
+    one group.
+    """
     parts = Parts.of(terms)
     if parts.whole is None:
         groups = [multitask_keeps(model, parts.heads, shape, kernel)]
@@ -130,13 +138,17 @@ def activations(
 
 
 def chunk_of_logits(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape, kernel: Kernel) -> int:
-    """Logits of the largest chunk of a microbatch; 0 where no tokens are predicted."""
+    """Return the number of logits in the largest chunk of a microbatch; 0 if no tokens are predicted."""
     scored = max(term.scored(shape) for term in terms.values())
     return min(CHUNKS["cuda" if kernel == "gpu" else "cpu"], scored * model.vocabulary)
 
 
 def network(config: ModelConfig, heads: Heads) -> nn.Module:
-    """The module whose parameter names the key table of (config, heads) knows. Raises ModelError if none is."""
+    """Build the module whose parameter names are in the key table of (config, heads).
+
+    Raises:
+        ModelError: the family has no such heads.
+    """
     match heads:
         case "mlm":
             return masked_language_model(config)

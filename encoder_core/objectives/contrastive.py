@@ -1,14 +1,14 @@
 """Contrastive training of text vectors: each query finds its positive among the texts of the whole global batch.
 
 The loss of one example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
-arXiv 2101.06983). The first pass has no graph and gives the vectors of all texts; the loss and its derivatives by the
-vectors are computed from these. The second pass has a graph and gives the derivatives by the weights. So memory grows
-with the microbatch; of the rest of the batch only the vectors are held. The gradient depends on neither ranks nor
-microbatches.
+arXiv 2101.06983). The first pass has no graph and computes the vectors of all texts; the loss and its gradients by
+the vectors are computed from them. The second pass has a graph and computes the gradients by the weights. So memory
+grows with the microbatch; of the rest of the batch only the vectors are stored. The gradient depends neither on ranks
+nor on microbatches.
 
-SimCSE (Gao et al. 2021, section 3) is the case of an example that holds the same text twice, read with different
-dropout. Beside other terms the examples are their rows, as the text was before it was masked, each read twice. The
-vectors are those of the encoder that is used after pretraining: the only one, or the discriminator's.
+SimCSE (Gao et al. 2021, section 3) is the case of an example with the same text twice, read with different dropout.
+If there are other terms, the examples are their rows: each row's text before masking, read twice. The vectors are
+those of the encoder that is used after pretraining: the only one, or the discriminator's.
 
 Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
 """
@@ -65,17 +65,17 @@ _METRICS = ("correct", "positive", "negative")
 
 
 class ContrastiveConfig(LateWeight, AroundConfig):
-    """What a text's vector is, and how vectors are compared.
+    """How a text's vector is computed, and how vectors are compared.
 
     Attributes:
-        temperature: similarities are divided by it; small ones let the nearest negatives decide.
-        pooling: a text's vector is the mean of its tokens' last states, or the state of the classification token.
-        projection: a dense layer and tanh follow the pooling, in training only (SimCSE, section 6.3): exports leave
-            them out.
-        normalize: vectors have length 1, so that similarity is the cosine; otherwise it is the dot product.
-        bidirectional: the mean of two losses: each query finds its positive, each positive its query.
-        matryoshka: the sum of the loss over the first so many numbers of each vector, a term for each (Kusupati et al.
-            2022): so vectors can be cut. None for whole vectors only.
+        temperature: divisor of similarities; with a small one the nearest negatives dominate.
+        pooling: the vector of a text is the mean of its tokens' last states, or the state of the classification token.
+        projection: whether a dense layer and tanh follow the pooling, in training only: not exported (SimCSE, section
+            6.3).
+        normalize: whether vectors get length 1, so that similarity is the cosine; otherwise it is the dot product.
+        bidirectional: whether the loss is the mean of two: each query finds its positive, each positive its query.
+        matryoshka: widths, largest first: a loss term for the first so many numbers of each vector, so that vectors
+            can be truncated (Kusupati et al. 2022). None: whole vectors only.
     """
 
     name = "contrastive"
@@ -112,7 +112,7 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         return MultitaskWithVectors(module, self, model.hidden)
 
     def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-        """Texts' vectors. Their similarities are left out: a thousandth of it, even in batches of tens of thousands."""
+        """Yield the products of texts' vectors. Similarities are left out: a thousandth, even in batches of 10,000s."""
         yield from encoder(model, shape)
         if self.projection:
             yield Product("projection", shape.rows, model.hidden, model.hidden)
@@ -129,7 +129,7 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         return self._vectors(model, shape.twice, kernel)
 
     def _vectors(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
-        """Texts' vectors, and their cached gradients."""
+        """Return what is saved for texts' vectors, and their cached gradients."""
         outside = [Saved("vectors and their gradients", shape.rows * model.hidden, FP32, 2)]
         if self.projection:
             outside.append(Saved("projection", shape.rows * model.hidden, count=2))
@@ -141,26 +141,26 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         return embeddings + vectors + Activations((), tuple(kept_by_layers(model, shape, kernel)))
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Alone it needs whole texts; beside others, rows that one update learns from."""
+        """Refuse running text if there is no other term, and several updates a step if there is one."""
         others = setting.terms.keys() - {self.name}
         if "plm" in others:
             yield Refusal(
                 ("objective",),
-                "contrastive does not go with plm: a lane's row begins with what the row before ended with, and is no "
-                "text of its own",
+                "contrastive cannot be combined with plm: a row in a lane begins with the end of the previous row, so "
+                "it is not a text by itself",
                 "leave contrastive or plm out",
             )
         elif "rtd" in others and getattr(setting.terms["rtd"], "embeddings", None) != "shared":
             yield Refusal(
                 ("objective", "rtd", "embeddings"),
-                "contrastive does not go with two updates a step: the vectors that are compared would be those of the "
-                "model before one of them, and their derivatives of after it",
+                "contrastive cannot be combined with two updates a step: the compared vectors would come from the "
+                "model before the first update, and their gradients from the model after it",
                 "set objective.rtd.embeddings to shared, or leave contrastive out",
             )
         elif not others and setting.rows is not None and not setting.rows.texts:
             yield Refusal(
                 ("input", "packing"),
-                f"a contrastive objective compares texts, and {setting.rows.packing} rows are running text",
+                f"a contrastive objective compares texts, but {setting.rows.packing} rows are running text",
                 "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add mlm, "
                 "whose rows are compared then",
             )
@@ -168,32 +168,32 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         if widest > hidden:
             yield Refusal(
                 ("objective", self.name, "matryoshka"),
-                f"the first {widest} numbers of a vector are asked for, and it has {hidden}",
+                f"the largest width is {widest}, but a vector has only {hidden} numbers",
                 f"give widths of at most {hidden}",
             )
         if setting.phases and setting.rows is not None:
             yield from self._of_phases(setting, setting.rows)
 
     def _of_phases(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
-        """Texts that do not differ, batches without negatives."""
+        """Refuse examples whose two texts do not differ, and batches without negatives."""
         model = setting.model
         rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
         if (rows.repeats or "mlm" in setting.terms) and not any(rates):
             yield Refusal(
                 ("model", "dropout"),
-                "the two texts of an example are the same, and differ by dropout alone, which is 0",
+                "the two texts of an example are the same and would differ only by dropout, which is 0",
                 "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
             )
         for index, phase in enumerate(setting.phases if rows.texts == 2 else ()):
             if phase.rows == 1:
                 yield Refusal(
                     ("phases", index, "batch", "sequences"),
-                    "the negatives of an example are the others of its batch, and there are none",
+                    "the negatives of an example are the other examples of its batch, but the batch has only one",
                     "use a larger batch",
                 )
 
     def small(self, form: SmallObjective) -> "ContrastiveConfig":
-        """Narrower vectors."""
+        """Return the term with narrower vectors."""
         if self.matryoshka is None:
             return self
         widths = (min(width, form.hidden >> place) for place, width in enumerate(self.matryoshka))
@@ -204,7 +204,7 @@ class ContrastiveModel(CoupledObjective):
     """An encoder, and the pooling that makes a vector of its states. Every text is a row; `Batch.group` rows are one
     example.
 
-    Terms: "contrastive" over examples; with Matryoshka widths "contrastive_768" and so on, one for each.
+    Terms: "contrastive" over examples; with Matryoshka widths one for each, such as "contrastive_768".
     """
 
     def __init__(self, encoder: AnyEncoder, config: ContrastiveConfig, width: int) -> None:
@@ -216,18 +216,18 @@ class ContrastiveModel(CoupledObjective):
         self.terms = cut or {config.name: width}
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch, known before the forward pass."""
+        """Return how many summands each term has for this batch; known before the forward pass."""
         return dict.fromkeys(self.terms, batch.rows // batch.group)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Without memory no terms, and the vectors as memory; with what `couple` made of these, this batch's sums."""
+        """Return the vectors as memory, without terms; with `memory` from `couple`, return this batch's sums."""
         vectors_nGD = self.embed(batch)
         if not memory:
             return LossSums((), memory=(vectors_nGD,))
         return self.losses(vectors_nGD, memory)
 
     def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
-        """The vectors, fp32 or wider, not yet normalised."""
+        """Return the vectors, fp32 or wider, not yet normalised."""
         states_TD = self.encoder(
             replace(batch, order=None)
         )  # which an idle batch has for XLNet's query stream
@@ -240,17 +240,17 @@ class ContrastiveModel(CoupledObjective):
         return pooled_RD.to(wide).view(batch.rows // batch.group, batch.group, pooled_RD.shape[-1])
 
     def _first(self, states_TD: Tensor, batch: Batch) -> Tensor:
-        """States of the classification tokens: the last ones of XLNet's rows, the first ones of all others'."""
+        """Return the states of the classification tokens: a row's last in XLNet, its first in all other families."""
         last = isinstance(self.encoder, TwoStreamEncoder)
         at_R = batch.cu_seqlens[1:] - 1 if last else batch.cu_seqlens[:-1]
         return states_TD.index_select(0, at_R)
 
     @torch.no_grad()
     def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
-        """Of the own examples: figures [n, terms, figures], then the derivatives [n, G, width] of each term's sum over
-        all examples of all ranks by their vectors.
+        """Return figures [n, terms, figures] of the own examples, then gradients [n, G, width] by their vectors for
+        each term.
 
-        `own` are their vectors. Collective.
+        The gradients are those of the sum over all examples of all ranks. `own` are the own vectors. Collective.
         """
         every = everyone.gather(own)
         found = [self._contrast(own, every, everyone, width) for width in self.terms.values()]
@@ -258,7 +258,7 @@ class ContrastiveModel(CoupledObjective):
         return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
 
     def _contrast(self, own: Tensor, every: Tensor, everyone: AllExamples, width: int) -> Contrast:
-        """Loss and gradient for the vectors' first `width` numbers."""
+        """Return loss and gradient for the first `width` numbers of the vectors."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():
             compared = self._compared(cut)
@@ -276,8 +276,9 @@ class ContrastiveModel(CoupledObjective):
         return F.normalize(vectors, dim=-1) if self.config.normalize else vectors.clone()
 
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Terms whose derivatives by the vectors `own` are those of the loss of all ranks' examples. Metrics of each
-        term: its name with "_correct", "_positive" and "_negative"."""
+        """Return terms with the gradients by the vectors `own` of all ranks' loss, and metrics by `_METRICS` for each
+        term.
+        """
         figures, *gradients = coupled
         sums, weight = figures.sum(0), last_weight(self.config.weight)
         terms = tuple(
@@ -299,7 +300,7 @@ class ContrastiveModel(CoupledObjective):
 
 
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
-    """The mean of each row's states, fp32 or wider."""
+    """Return the mean of each row's states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
     return Rows.of(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
 
@@ -311,10 +312,10 @@ def contrastive_model(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> ContrastiveModel:
-    """Any family's encoder on the current default device (of two networks the discriminator's); weights not yet
-    initialised (`initialise`). Parameters that no vector depends on are frozen.
+    """Build any family's encoder (of two networks the discriminator's) on the default device, weights not yet
+    initialised.
 
-    Raises ModelError if the vocabulary is unknown.
+    Parameters that no vector depends on are frozen. Raises ModelError: the size of the vocabulary is unknown.
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     if isinstance(encoder, TwoStreamEncoder):
@@ -323,13 +324,13 @@ def contrastive_model(
 
 
 class WithVectors(CoupledObjective):
-    """A module of other terms and, of every row, two vectors. `vectors` has the module's own encoder.
+    """A module of other terms that also computes two vectors of every row. `vectors` shares the module's encoder.
 
-    Both passes make the vectors first, whatever else is computed, so that they draw the same dropout.
+    Both passes compute the vectors first, so that they draw the same dropout.
     """
 
     def hold(self, vectors: ContrastiveModel) -> None:
-        """Once the other terms' networks are there: parameters have one name each."""
+        """Set the vectors' model, once the networks of the other terms exist: every parameter has one name."""
         self._vectors = (vectors,)  # no submodule
         self.projection = vectors.projection
 
@@ -339,19 +340,20 @@ class WithVectors(CoupledObjective):
 
     @abstractmethod
     def others(self, batch: Batch) -> LossSums:
-        """The sums of the other terms."""
+        """Return the sums of the other terms."""
 
     @abstractmethod
     def counts_of_others(self, batch: Batch) -> dict[str, int]:
-        """How many summands each of them has."""
+        """Return how many summands each of the other terms has."""
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch: of the vectors' one a row."""
+        """Return how many summands each term has for this batch; terms of the vectors have one a row."""
         return self.counts_of_others(batch) | dict.fromkeys(self.vectors.terms, batch.rows)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Without memory the vectors as memory, and in evaluation, which has one pass, the other terms; with what
-        `couple` made of the vectors, the sums of all terms."""
+        """Return the vectors as memory (in evaluation also the other terms); with `memory` from `couple`, all terms'
+        sums.
+        """
         own_R2D = self.embed(batch)
         if memory:
             compared, others = self.vectors.losses(own_R2D, memory), self.others(batch)
@@ -360,7 +362,7 @@ class WithVectors(CoupledObjective):
         return replace(others, memory=(own_R2D,))
 
     def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
-        """Of each row's text, read twice."""
+        """Return vectors of each row's text, read twice."""
         return self.vectors.embed(twice(batch))
 
     def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
@@ -371,7 +373,7 @@ class WithVectors(CoupledObjective):
 
 
 class MultitaskWithVectors(WithVectors, MultitaskModel):
-    """One network."""
+    """One network with other terms and vectors."""
 
     def __init__(self, module: MultitaskModel, config: ContrastiveConfig, width: int) -> None:
         MultitaskModel.__init__(self, module.encoder, module.terms, module.decoder)
@@ -385,7 +387,7 @@ class MultitaskWithVectors(WithVectors, MultitaskModel):
 
 
 class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
-    """A generator, and a discriminator whose encoder makes the vectors."""
+    """A generator, and a discriminator whose encoder also computes the vectors."""
 
     def __init__(self, module: ReplacedTokenDetection, config: ContrastiveConfig, width: int) -> None:
         ReplacedTokenDetection.__init__(self, module.generator, module.discriminator, module.config)

@@ -1,11 +1,11 @@
 """Distillation: a student learns its teachers' distributions, the direction of their last states, and chosen layers.
 
-`distil` and `cosine` are DistilBERT's losses (Sanh et al. 2019, section 3), `hidden` is TinyBERT's loss on states (Jiao
-et al. 2020, section 3.1). TinyBERT's loss on attention scores is left out: our kernels keep no scores, and keeping them
-would take a square of every row, of student and teacher alike.
+`distil` and `cosine` are DistilBERT's losses (Sanh et al. 2019, section 3), `hidden` is TinyBERT's loss on states
+(Jiao et al. 2020, section 3.1). TinyBERT's loss on attention scores is left out: our kernels store no scores, and
+storing them would take the square of every row's length, for student and teacher.
 
-The teachers are frozen networks that read the same rows, masks included. They are no part of the module (`teacher.py`);
-`hold_teachers` gives them to it after it is built.
+The teachers are frozen networks that read the same rows, masks included. They are not part of the module
+(`teacher.py`); `hold_teachers` passes them to it after it is built.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,12 +44,13 @@ Places = Literal["all", "targets"]
 
 
 class TeacherSource(BaseModel):
-    """Where a teacher is, and what.
+    """Where a teacher is stored, and its shape.
 
     Attributes:
         uri: a run, or a folder in the transformers format.
-        step: of the run's commit; None: its newest when the student's run is created.
-        model: its shape, as a recipe's `model`: what is computed is counted by it, and what is read is held to it.
+        step: step of the run's commit; None: the newest when the student's run is created.
+        model: the teacher's shape, like a recipe's `model`: costs are counted by it, and the stored teacher must
+            match it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,10 +65,10 @@ class DistilConfig(HeadConfig):
 
     Attributes:
         temperature: T.
-        places: where: at every token (the official code), or at the targets of mlm alone.
-        layers: the teacher's layers that the student's begin as, where the run starts from its teacher; None: evenly
-            from the first to the last.
-        teachers: with several, the student learns the mean of their distributions.
+        places: the tokens where the student learns: all (the official code), or only the targets of mlm.
+        layers: the teacher's layers with which the student's are initialised, if the run starts from its teacher;
+            None: evenly from the first to the last.
+        teachers: the teachers; with several, the student learns the mean of their distributions.
     """
 
     name = "distil"
@@ -82,7 +83,9 @@ class DistilConfig(HeadConfig):
         return Distillation(self)
 
     def products(self, states: CountedStates) -> Iterator[Product]:
-        """The student's head once more, at the places where it learns, and the teachers, of which nothing goes back."""
+        """Yield the products of the student's head at the places where it learns, and of the teachers, which have no
+        backward pass.
+        """
         model, shape = states.model, states.shape
         per_row = self._per_row(shape)
         yield from states.at_targets(per_row)
@@ -95,14 +98,14 @@ class DistilConfig(HeadConfig):
                 yield replace(product, layer=False)  # nor is it computed again
 
     def keeps(self, states: CountedStates) -> Activations:
-        """Of the student's head (of DeBERTa the mask decoder too), and what teachers said."""
+        """Return what the student's head (and DeBERTa's mask decoder) saves, and the teachers' outputs."""
         shape, per_row = states.shape, self._per_row(states.shape)
         teachers = (Saved("teacher's states", shape.tokens * source.model.hidden) for source in self.teachers)
         outside = (*kept_by_head(states.model, shape.rows * per_row, "places"), *teachers)
         return Activations(outside, ()) + states.at_targets_keeps(per_row)
 
     def small(self, form: SmallObjective) -> "DistilConfig":
-        """Teachers as their recipes' own small forms."""
+        """Return the term with the small forms of the teachers."""
         teachers = tuple(
             source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers
         )
@@ -112,21 +115,22 @@ class DistilConfig(HeadConfig):
         return shape.rows * self._per_row(shape)
 
     def _per_row(self, shape: Shape) -> int:
-        """Places of a row where the student learns."""
+        """Return the number of places in a row where the student learns."""
         return shape.length if self.places == "all" else shape.targets_per_row
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Needs the head of mlm, and one network that is the student."""
+        """Refuse objectives without the head of mlm, or with a generator."""
         if "mlm" not in setting.terms:
             yield Refusal(
                 ("objective", self.name),
-                "distil goes with mlm: the student's distribution is that of mlm's head",
-                "add objective.mlm, with a small weight if it is to count little",
+                "distil needs mlm: the student's distribution is that of mlm's head",
+                "add objective.mlm, with a small weight if it shall count little",
             )
         if "rtd" in setting.terms:
             yield Refusal(
                 ("objective", self.name),
-                "with rtd it is the generator that predicts tokens, and the generator is no model to keep",
+                "distil cannot be combined with rtd: the generator would be the student, but it is "
+                "discarded after training",
                 "leave rtd or distil out",
             )
         yield from self._of_layers(setting)
@@ -138,7 +142,7 @@ class DistilConfig(HeadConfig):
         ):
             yield Refusal(
                 ("objective", self.name, "layers"),
-                f"the student has {own} layers, which cannot begin as layers {list(self.layers)} of {its}",
+                f"the student's {own} layers cannot be initialised with layers {list(self.layers)} of {its}",
                 f"name one of the teacher's layers, 0 to {its - 1}, for each of the student's",
             )
 
@@ -159,12 +163,12 @@ class CosineConfig(HeadConfig):
         return NOTHING
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Needs teachers of the student's width."""
+        """Refuse objectives without teachers of the student's width."""
         distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
                 ("objective", self.name),
-                "cosine compares the student's states with those of distil's teachers, and there are none",
+                "cosine compares the student's states with those of distil's teachers, but there are none",
                 "add objective.distil, or leave cosine out",
             )
             return
@@ -172,13 +176,13 @@ class CosineConfig(HeadConfig):
             if teacher.model.hidden != setting.model.hidden:
                 yield Refusal(
                     ("objective", self.name),
-                    f"teacher {number} has states of {teacher.model.hidden}, the student of {setting.model.hidden}",
+                    f"teacher {number} has states of width {teacher.model.hidden}, the student {setting.model.hidden}",
                     f"set model.hidden to {teacher.model.hidden}, or leave cosine out",
                 )
 
 
 class Teachers(FrozenNetworks):
-    """The teachers of a module that distils, none at first."""
+    """The teachers of a module that distils; none at first."""
 
     @property
     def teachers(self) -> list[Teacher]:
@@ -186,14 +190,14 @@ class Teachers(FrozenNetworks):
 
 
 def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
-    """Let `module` learn from these from now on; nothing in one that does not distil."""
+    """Let `module` learn from these teachers from now on. A module that does not distil is unchanged."""
     for part in module.modules():
         if isinstance(part, Teachers):
             part.hold(teachers)
 
 
 class Distillation(HeadTerm):
-    """Sums over places; metric "correct", where the student's first choice is its teachers'."""
+    """Sums of the distillation loss over places; metric "correct": the student's first choice is its teachers'."""
 
     def __init__(self, config: DistilConfig) -> None:
         self._teachers = Teachers()
@@ -205,11 +209,11 @@ class Distillation(HeadTerm):
 
     @property
     def teacher(self) -> ModelConfig:
-        """The shape of the first one."""
+        """The shape of the first teacher."""
         return self._config.teachers[0].model
 
     def keep(self, layers: tuple[int, ...]) -> None:
-        """Take these states of the teachers' layers along, for another term (`Teacher.say`)."""
+        """Let the teachers also return the states of these layers, for another term (`Teacher.say`)."""
         self._layers = layers
 
     def meet(self, others: Mapping[str, HeadTerm]) -> None:
@@ -229,7 +233,7 @@ class Distillation(HeadTerm):
         return TermSums(found.loss_sum, asked.target_ids.numel(), {"correct": found.agreeing})
 
     def taught(self, states: States, batch: Batch) -> list[TeacherOutputs]:
-        """What each teacher says, computed once for all terms of a batch."""
+        """Return what each teacher returns, computed once for all terms of a batch."""
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
             asked = self._asked(batch)
@@ -237,21 +241,21 @@ class Distillation(HeadTerm):
         return self._taught[states]
 
     def _asked(self, batch: Batch) -> Batch:
-        """The batch with the places where the student learns for targets."""
+        """Return the batch whose targets are the places where the student learns."""
         if self._config.places == "targets":
             return batch
         return _everywhere(batch)
 
 
 def _everywhere(batch: Batch) -> Batch:
-    """Every token a target, in the host's memory too."""
+    """Return the batch with every token as a target, also in its copy on the host."""
     at_T = torch.arange(len(batch.tokens), device=batch.tokens.device)
     host = None if batch.host is None else _everywhere(batch.host)
     return replace(batch, target_positions=at_T, target_ids=batch.tokens, host=host)
 
 
 class StatesAlike(HeadTerm):
-    """Sums over all tokens, each teacher's divided by how many there are."""
+    """Sums of the cosine loss over all tokens, as the mean over teachers."""
 
     def __init__(self, config: CosineConfig) -> None:
         super().__init__(config, {})
@@ -273,13 +277,13 @@ class StatesAlike(HeadTerm):
 
 
 class HiddenConfig(HeadConfig):
-    """Mean squared differences of states, summed over the student's layers, its embeddings among them.
+    """Mean squared differences of states, summed over the student's embeddings and layers.
 
     Attributes:
-        layers: for the student's embeddings and each of its layers, in order, the teacher's states that they learn:
-            0 the embeddings, n the output of its n-th layer. None: evenly.
-        projection: width of the teacher's states where the student's are of another: a learned Linear, one for all
-            layers, brings these to it. It is no part of the exported model. None: the widths are the same.
+        layers: for the student's embeddings and each of its layers, in order, the number of the teacher's states that
+            they learn: 0 the embeddings, n the output of its n-th layer. None: evenly.
+        projection: width of the teacher's states, if the student's differ: one learned Linear projects the states of
+            all layers to it. It is not exported. None: the widths are equal.
     """
 
     name = "hidden"
@@ -300,7 +304,7 @@ class HiddenConfig(HeadConfig):
             yield from times(iter([once]), model.layers + 1)
 
     def keeps(self, states: CountedStates) -> Activations:
-        """What a squared difference is made of, in fp32, for all states."""
+        """Return the inputs of the squared differences, in fp32, for all states."""
         width = states.shape.tokens * (self.projection or states.model.hidden)
         layers = states.model.layers
         theirs = Saved("teacher's layers", width, FP32, layers)  # of the last one distil keeps the states
@@ -309,19 +313,19 @@ class HiddenConfig(HeadConfig):
         return Activations((theirs, Saved("student's layers, projected", width, FP32, layers + 1)), ())
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Needs one teacher, of the width that the states are projected to, and its layers."""
+        """Refuse objectives without exactly one teacher, and widths or layers that do not match it."""
         distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
                 ("objective", self.name),
-                "hidden compares the student's layers with those of distil's teacher, and there is none",
+                "hidden compares the student's layers with those of distil's teacher, but there is none",
                 "add objective.distil, or leave hidden out",
             )
             return
         if len(distil.teachers) > 1:
             yield Refusal(
                 ("objective", self.name),
-                f"the student's layers learn those of one teacher, and there are {len(distil.teachers)}",
+                f"the student's layers learn from one teacher, but there are {len(distil.teachers)}",
                 "keep one teacher, or leave hidden out",
             )
         teacher = distil.teachers[0].model
@@ -333,7 +337,7 @@ class HiddenConfig(HeadConfig):
         if own != wanted:
             yield Refusal(
                 ("objective", self.name, "projection"),
-                f"the teacher has states of {wanted}, and the student's are of {own}",
+                f"the teacher's states are {wanted} wide, but the student's are {own}",
                 f"set objective.hidden.projection to {'null' if student.hidden == wanted else wanted}",
             )
 
@@ -343,24 +347,26 @@ class HiddenConfig(HeadConfig):
         ):
             yield Refusal(
                 ("objective", self.name, "layers"),
-                f"the student has embeddings and {student} layers, which cannot learn states {[*self.layers]} of a "
-                f"teacher of {teacher} layers",
-                f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of {student + 1}",
+                f"the student's embeddings and {student} layers cannot learn states {[*self.layers]} of a teacher with "
+                f"{teacher} layers",
+                f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of the student's {student + 1}",
             )
 
     def small(self, form: SmallObjective) -> "HiddenConfig":
-        """Small networks are all of one width."""
+        """Return the term without projection, because all small networks have the same width."""
         return self.model_copy(update={"layers": None, "projection": None})
 
     def teacher_layers(self, student: int, teacher: int) -> tuple[int, ...]:
-        """The teacher's states in the order of the student's, given their numbers of layers."""
+        """Return the numbers of the teacher's states in the order of the student's; `student` and `teacher` are
+        numbers of layers.
+        """
         if self.layers is not None:
             return self.layers
         return tuple(round(number * teacher / student) for number in range(student + 1))
 
 
 class LayersAlike(HeadTerm):
-    """Sums over all tokens."""
+    """Sums of the loss on layers over all tokens."""
 
     def __init__(self, config: HiddenConfig, layers: int, projection: nn.Linear | None) -> None:
         super().__init__(config, {} if projection is None else {"hidden_projection": projection})

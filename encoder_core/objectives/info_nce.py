@@ -1,14 +1,14 @@
 """InfoNCE with the other examples of a batch as negatives: loss and gradient of some of its examples.
 
-The loss of a query q with the positive p among the candidates C is -log(exp(q p / t) / sum over c in C of
-exp(q c / t)), t the temperature (van den Oord et al. 2018, equation 4). C are the positives and hard negatives of all
-examples of the batch (Henderson et al. 2017, section 4.4). In both directions it is the mean of that and of the same
-for each positive among all queries (CLIP: Radford et al. 2021, figure 3).
+The loss of a query q with the positive p among the candidates C is -log(exp(q p / t) / sum over c in C of exp(q c /
+t)), with t the temperature (van den Oord et al. 2018, equation 4). C are the positives and hard negatives of all
+examples of the batch (Henderson et al. 2017, section 4.4). In both directions it is the mean of that loss and of the
+same loss for each positive among all queries (CLIP: Radford et al. 2021, figure 3).
 
-A process has n examples of its own and the vectors of all N. It computes the losses of its own queries, and the
-derivatives of the sum of all N losses by its own texts. For the derivatives it needs one number for each query of the
-other processes: the logarithm of the denominator. So nothing is summed over processes, and results do not depend on
-their number, up to rounding. Similarities are held a chunk of rows at a time, never all of them.
+A process has n own examples and the vectors of all N. It computes the losses of its own queries, and the gradients of
+the sum of all N losses by its own texts. The gradients need one number for each query of the other processes: the
+logarithm of the denominator. So nothing is summed over processes, and results do not depend on their number, up to
+rounding. Similarities are computed one chunk of rows at a time and never all stored.
 
 Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns.
 """
@@ -32,11 +32,11 @@ class Contrast:
     """Loss and gradient of this process's examples.
 
     Attributes:
-        loss: [n] of each.
-        correct: [n] bool, whether the query is nearest to its positive.
-        positive, negative: [n] similarity of the query with its positive, and the mean of that with all other
+        loss: [n], loss of each example.
+        correct: [n] bool, whether the positive is the nearest candidate of the query.
+        positive, negative: [n], similarity of the query with its positive, and its mean similarity with all other
             candidates.
-        gradient: [n, G, D] derivative of the sum of all N losses.
+        gradient: [n, G, D], gradient of the sum of all N losses.
     """
 
     loss: Float[Tensor, " own"]
@@ -54,9 +54,10 @@ def info_nce(
     temperature: float,
     bidirectional: bool = False,
 ) -> Contrast:
-    """Loss and gradient in the precision of the vectors, which should be fp32 or wider. G at least 2; n may be 0.
+    """Return loss and gradient in the precision of the vectors, which should be fp32 or wider. Collective.
 
-    A text's similarity with another is their dot product. `own_nGD` is `all_NGD[everyone.at]`. Collective.
+    The similarity of two texts is the dot product of their vectors. `own_nGD` must be `all_NGD[everyone.at]`. G is at
+    least 2; n may be 0.
     """
     at_n, negatives = everyone.at, own_nGD.shape[1] - 1
     queries_nD, queries_ND = own_nGD[:, 0], all_NGD[:, 0]
@@ -84,7 +85,7 @@ def info_nce(
 
 @dataclass(frozen=True)
 class _Ranked:
-    """How rows see all columns, each [k]. `log_sum`: of the exponentials of similarity / temperature."""
+    """The comparison of rows with all columns, [k] each. `log_sum`: of the exponentials of similarity / temperature."""
 
     log_sum: Tensor
     loss: Tensor
@@ -94,7 +95,7 @@ class _Ranked:
 
 
 def _rank(rows_kD: Tensor, columns_CD: Tensor, own_k: Tensor, temperature: float) -> _Ranked:
-    """Each row has one column of its own, `own_k`."""
+    """Compare rows with all columns; `own_k` is the column that is the positive of each row."""
     count = len(columns_CD)
     log_sum, loss, positive, negative = (rows_kD.new_empty(len(rows_kD)) for _ in range(4))
     correct = torch.empty_like(own_k, dtype=torch.bool)
@@ -111,10 +112,11 @@ def _rank(rows_kD: Tensor, columns_CD: Tensor, own_k: Tensor, temperature: float
 def _pull(
     rows_kD: Tensor, columns_CD: Tensor, log_sum: Tensor, own_k: Tensor, temperature: float
 ) -> Float[Tensor, "rows width"]:
-    """[k, D] derivative by the rows of a sum of losses: ((p - 1 at a row's own column) columns) / temperature.
+    """Return [k, D], the gradient by the rows of a sum of losses: ((p - 1 at a row's own column) columns) /
+    temperature.
 
-    p is exp(similarity / temperature - `log_sum`), [k, 1] where rows choose among columns, [1, C] where columns choose
-    among rows. `own_k` is -1 for a row without a column of its own.
+    p is exp(similarity / temperature - `log_sum`), where `log_sum` is [k, 1] if rows choose among columns, and [1, C]
+    if columns choose among rows. `own_k` is -1 for a row without a column of its own.
     """
     gradient_kD = torch.empty_like(rows_kD)
     log_sum_kC = log_sum.expand(len(rows_kD), len(columns_CD))
@@ -134,7 +136,7 @@ def _chunks(rows: int, columns: int) -> Iterator[slice]:
 
 
 class _CachedLoss(torch.autograd.Function):
-    """A loss that was computed in the first pass, and its derivative by the vectors that it was computed from."""
+    """A loss that was computed in the first pass, and its gradient by the vectors from which it was computed."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
@@ -154,4 +156,4 @@ class _CachedLoss(torch.autograd.Function):
 
 
 cached_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
-"""The loss, whose derivative by the vectors is the cached one: of (vectors, derivative, loss)."""
+"""(vectors, gradient, loss) -> the loss, whose gradient by the vectors is the cached one."""

@@ -1,7 +1,7 @@
-"""What an objective is, what it returns, and what a term weighs.
+"""What an objective is, what it returns, and the weights of terms.
 
-An objective returns sums, not means: only the trainer knows the targets of the whole step. The weight of a term is a
-number, or a function of the step.
+An objective returns sums, not means, because only the trainer knows the targets of the whole step. The weight of a
+term is a number, or a function of the step.
 """
 
 from abc import ABC, abstractmethod
@@ -26,11 +26,12 @@ class Term:
     microbatches of all ranks.
 
     Attributes:
-        name: key of `target_counts`, and of the metric it is reported under.
+        name: key of `target_counts`, and of the metrics.
         loss_sum: scalar, fp32 or wider, summed over targets.
         targets: number of summands.
-        weight: factor of the term in the loss. Of a schedule, where it ends: a trainer has the weight of each step.
-        part: the name in a recipe of the term that it is part of, where that has several; None where it is `name`.
+        weight: factor of the term in the loss. For a schedule it is the final weight; a trainer has the weight of
+            each step.
+        part: name of the recipe's term to which it belongs, if that has several; None: `name`.
     """
 
     name: str
@@ -40,7 +41,9 @@ class Term:
     part: str | None = None
 
     def weight_in(self, weights: Mapping[str, float]) -> float:
-        """Its weight under `weights` of a recipe's terms by name; its own where they do not say."""
+        """Return the term's weight under `weights` of a recipe's terms by name; its own weight if they do not have
+        it.
+        """
         return weights.get(self.part or self.name, self.weight)
 
 
@@ -48,9 +51,12 @@ class Term:
 class LossSums:
     """All terms of one microbatch, and sums for metrics.
 
-    `metrics` maps a name such as "mlm_correct" to a scalar without gradient; it is divided by the targets of
-    the term that its name begins with. `memory` is what the module wants back with the same microbatch: for the
-    next update group of this step, or in the next step (XLNet: the states of the rows' last tokens). Empty for most.
+    Attributes:
+        terms: the terms.
+        metrics: scalars without gradient by name, such as "mlm_correct"; each is divided by the targets of the term
+            with which its name begins.
+        memory: tensors that the module needs again with the same microbatch: for the next update group of this step,
+            or in the next step (XLNet: the states of the rows' last tokens). Empty for most objectives.
     """
 
     terms: tuple[Term, ...]
@@ -65,54 +71,55 @@ class ObjectiveModule(nn.Module, ABC):
     """
 
     def update_groups(self) -> UpdateGroups:
-        """The updates of one step, by name and in order, and the parameters that each of them moves. By default one
-        update moves all parameters.
+        """Return the updates of one step, by name and in order, with the parameters that each changes. By default one
+        update changes all.
 
-        With several groups the module is called once for each: for the first group without memory, then with the memory
-        that the call before returned.
+        With several groups the module is called once for each: for the first group without memory, then with the
+        memory that the previous call returned.
         """
         return {WHOLE: list(self.parameters())}
 
     @abstractmethod
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch, known before the forward pass."""
+        """Return how many summands each term has for this batch; known before the forward pass."""
 
 
 class AllExamples(ABC):
     """The examples of all ranks, in an order that does not depend on the ranks; and which of them are this rank's."""
 
     at: Int[Tensor, " own"]
-    """Where the own examples lie among all."""
+    """Indices of the own examples among all."""
 
     @abstractmethod
     def gather(self, own: Tensor) -> Tensor:
-        """All examples' [N, ...] from each rank's own [n, ...]. Collective."""
+        """Return all examples' [N, ...] from each rank's own [n, ...]. Collective."""
 
 
 class CoupledObjective(ObjectiveModule):
     """An objective whose loss of an example depends on all examples of the global batch.
 
-    A step runs twice over its microbatches. In the first pass there is no graph; the module is called without memory,
-    and returns no terms, and one tensor [examples, ...] as memory. `couple` takes these tensors. In the second pass the
-    module is called with what `couple` returned as memory. Both passes draw the same random numbers.
+    A step runs twice over its microbatches. The first pass has no graph: the module is called without memory, and
+    returns no terms, and one tensor [examples, ...] as memory. `couple` takes these tensors. In the second pass the
+    module is called with the result of `couple` as memory. Both passes draw the same random numbers.
     """
 
     @abstractmethod
     def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
-        """Tensors [n, ...] for the n own examples of a step, from `own`: their microbatches' memories joined.
+        """Return tensors [n, ...] for the n own examples of a step, from `own`: their microbatches' memories joined.
+        Collective.
 
-        The second pass calls each microbatch with its rows of them. Collective.
+        The second pass calls each microbatch with its rows of them.
         """
 
     @abstractmethod
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Sums over this rank's examples, from both passes: the `own` tensor, and its rows of what `couple`
-        returned.
+        """Return sums over this rank's examples from both passes: from the `own` tensor, and its rows of what
+        `couple` returned.
         """
 
 
 class WeightSchedule(BaseModel):
-    """A weight that goes in a straight line from `start` to `end` in `steps` steps, and stays there."""
+    """A weight that changes linearly from `start` to `end` in `steps` steps, and then stays."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -128,11 +135,13 @@ class WeightSchedule(BaseModel):
 
 
 Weight = Annotated[float, Field(gt=0)] | WeightSchedule
-"""Of a term beside the others; of a schedule, the steps of the run count, or those of the phase that sets it."""
+"""The weight of a term. A schedule counts the steps of the run, or those of the phase that sets it."""
 
 
 def weight_at(weight: Weight, step: int) -> float:
-    """The weight in step number `step`, counted from 0: step 0 has a schedule's `start`, step `steps` its `end`."""
+    """Return the weight in step number `step`, counted from 0: step 0 has a schedule's `start`, step `steps` its
+    `end`.
+    """
     if not isinstance(weight, WeightSchedule):
         return weight
     done = min(step, weight.steps) / weight.steps
@@ -140,5 +149,5 @@ def weight_at(weight: Weight, step: int) -> float:
 
 
 def last_weight(weight: Weight) -> float:
-    """The number, or where the schedule ends: what held-out losses are weighed by, in every step."""
+    """Return the number, or a schedule's final weight, which weighs held-out losses in every step."""
     return weight.end if isinstance(weight, WeightSchedule) else weight

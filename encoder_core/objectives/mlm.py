@@ -1,4 +1,4 @@
-"""Masked language modelling: the original ids at the target positions."""
+"""Masked language modelling: predicts the original ids at the target positions."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ from encoder_core.objectives.term import (
 
 
 class MlmConfig(LateWeight, HeadConfig):
-    """Masked language modelling (BERT, section 3.1). Which tokens are masked, the data service is told."""
+    """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
 
     name = "mlm"
     exported = "mlm"
@@ -48,24 +48,24 @@ class MlmConfig(LateWeight, HeadConfig):
         return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Not XLNet; not where nothing is masked."""
+        """Refuse XLNet, and rows without masks."""
         rows = setting.rows
         if isinstance(setting.model, XlnetConfig):
             yield Refusal(
                 ("objective",),
-                "a model of family xlnet is not trained by mlm: it predicts tokens in an order, not behind masks",
-                "xlnet goes with plm, every other family with mlm",
+                "a model of family xlnet is not trained by mlm: it predicts tokens in a random order, without masks",
+                "use plm for xlnet, and mlm for every other family",
             )
         elif rows is not None and rows.lanes:
             yield Refusal(
                 ("input", "packing"),
-                "lanes are laid out for permuted language modelling, and the objective is another",
+                "rows in lanes are for permuted language modelling, but the objective is another",
                 "set objective to plm, or input.packing to full_sentences",
             )
         elif rows is not None and rows.texts:
             yield Refusal(
                 ("input", "packing"),
-                f"{rows.packing} rows hold whole texts to be compared, and the objective predicts tokens",
+                f"{rows.packing} rows hold whole texts to be compared, but the objective predicts tokens",
                 "set objective to contrastive, or input.packing to full_sentences",
             )
 
@@ -73,7 +73,7 @@ class MlmConfig(LateWeight, HeadConfig):
 class MaskedTokens(HeadTerm):
     """Cross-entropy of the original ids at the target positions; metric "correct".
 
-    Draws an id for each target where a temperature is set (`States.temperature`).
+    It draws an id for each target if a temperature is set (`States.temperature`).
     """
 
     def __init__(self, config: MlmConfig, head: MaskedLanguageModelHead) -> None:
@@ -94,14 +94,14 @@ class MaskedTokens(HeadTerm):
 def masked_language_model(
     config: ModelConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
 ) -> MultitaskModel:
-    """A network of any family with this term alone; see `multitask_model`."""
+    """Build a network of any family with this term alone; see `multitask_model`."""
     return multitask_model(
         config, [MlmConfig()], checkpoint_activations=checkpoint_activations, attend=attend
     )
 
 
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
-    """The family's head, its decoder tied to these word embeddings, or of their size with weights of its own."""
+    """Return the family's head with a decoder tied to these word embeddings, or of their size with its own weights."""
     return MaskedLanguageModelHead(
         config.hidden,
         word,

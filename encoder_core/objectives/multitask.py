@@ -1,4 +1,4 @@
-"""One encoder and the terms of the loss that share it: what each term needs of the states is computed once."""
+"""One encoder and the loss terms that share it; states that several terms need are computed once."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +22,9 @@ from encoder_core.objectives.term import HeadConfig, HeadTerm, Reads, States, Te
 
 
 class MultitaskModel(ObjectiveModule):
-    """An encoder, the heads of its terms under their own names, and DeBERTa's mask decoder where it has one."""
+    """An encoder, the heads of its terms under their own names, and the mask decoder if the model is a DeBERTa with
+    one.
+    """
 
     if TYPE_CHECKING:  # which of them there are, the terms decide
         head: MaskedLanguageModelHead
@@ -46,21 +48,21 @@ class MultitaskModel(ObjectiveModule):
         self._whole = _whole(reading, decodes=decoder is not None)
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch, known before the forward pass."""
+        """Return how many summands each term has for this batch; known before the forward pass."""
         return {term.name: term.targets(batch) for term in self.terms}
 
     def forward(self, batch: Batch) -> LossSums:
-        """Sums of all terms; their metrics begin with the term's name."""
+        """Return the sums of all terms; their metrics begin with the term's name."""
         return self._run(self.states(batch), batch)[0]
 
     def generate(self, batch: Batch, temperature: float) -> tuple[LossSums, Int[Tensor, " targets"]]:
-        """The same, and an id drawn for each target from the masked-token term's softmax at `temperature`."""
+        """Return the sums, and an id drawn for each target from the masked-token term's softmax at `temperature`."""
         sums, drawn_M = self._run(self.states(batch, temperature), batch)
         assert drawn_M is not None  # a generator has the masked-token term
         return sums, drawn_M
 
     def states(self, batch: Batch, temperature: float | None = None) -> States:
-        """What terms read; nothing is computed yet."""
+        """Return the states that terms read; nothing is computed yet."""
         return States(
             self.encoder,
             self.decoder,
@@ -71,7 +73,7 @@ class MultitaskModel(ObjectiveModule):
         )
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Scores of all ids at the target positions, by the masked-language-model head."""
+        """Return scores of all ids at the target positions, by the masked-language-model head."""
         return self.head.logits(self.states(batch).at_targets)
 
     def _run(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
@@ -97,9 +99,13 @@ def multitask_model(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> MultitaskModel:
-    """Encoder and heads of any family on the current default device; weights not yet initialised (`initialise`).
+    """Build encoder and heads of any family on the default device; weights not yet initialised (`initialise`).
 
-    `embeddings`: shared with another network, if given. Raises ModelError if the configuration's vocabulary is unknown.
+    Args:
+        embeddings: embeddings to share with another network; None: its own.
+
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
     """
     encoder = build_encoder(
         config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
@@ -109,7 +115,7 @@ def multitask_model(
 
 
 def multitask_products(model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-    """What the network and all of these terms multiply on one microbatch."""
+    """Yield the matrix products of the network and all of these terms for one microbatch."""
     states = _counted(model, terms, shape)
     yield from states.encoder()
     for term in terms:
@@ -119,7 +125,7 @@ def multitask_products(model: ModelConfig, terms: Sequence[HeadConfig], shape: S
 def multitask_keeps(
     model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape, kernel: Kernel
 ) -> Activations:
-    """What of that is kept for the backward pass."""
+    """Return what the network and these terms save for the backward pass."""
     states = _counted(model, terms, shape, kernel)
     return sum((term.keeps(states) for term in terms), states.encoder_keeps())
 
@@ -132,12 +138,15 @@ def _counted(
 
 
 def _whole(reading: Iterable[Reads], *, decodes: bool) -> bool:
-    """Whether the last layer runs for all tokens: for a term that reads these, or if two terms read its output, which
-    targets are not predicted from where DeBERTa's mask decoder does that."""
+    """Return whether the last layer runs for all tokens.
+
+    It does if a term reads all of them, or if two terms read its output. Targets that DeBERTa's mask decoder predicts
+    do not read its output.
+    """
     output = [reads for reads in reading if not (decodes and reads == "targets")]
     return "all" in output or "layers" in output or len(output) > 1
 
 
 def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
-    """DeBERTa's, if the configuration has it."""
+    """Return DeBERTa's mask decoder, if the configuration has it."""
     return EnhancedMaskDecoder(config.max_length, config.hidden) if is_enhanced(config) else None

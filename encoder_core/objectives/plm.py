@@ -1,4 +1,4 @@
-"""Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module the engine wraps."""
+"""Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module that the engine wraps."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ from encoder_core.objectives.term import HeadConfig, LateWeight, ModuleConfig, R
 
 
 class PlmConfig(LateWeight, ModuleConfig):
-    """Permuted language modelling. Which tokens are predicted in which order, the data service is told."""
+    """Permuted language modelling. The prediction order is a setting of the data service."""
 
     name = "plm"
     exported = "plm"
@@ -56,33 +56,33 @@ class PlmConfig(LateWeight, ModuleConfig):
         return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """XLNet alone, on rows in lanes, beside no other term."""
+        """Refuse all but XLNet, on rows in lanes, with no other term."""
         others = [name for name in setting.terms if name != self.name]
         if others:
             yield Refusal(
                 ("objective",),
-                f"plm does not go with {others[0]}: XLNet's two streams see rows in a drawn order with memory behind "
-                "them, and no masks",
+                f"plm cannot be combined with {others[0]}: XLNet's two streams read rows in a random order with "
+                "memory, without masks",
                 "choose exactly one of mlm, plm and contrastive",
             )
         elif not isinstance(setting.model, XlnetConfig):
             yield Refusal(
                 ("objective",),
                 f"a model of family {setting.model.family} is not trained by plm: it has no query stream",
-                "xlnet goes with plm, every other family with mlm",
+                "use plm for xlnet, and mlm for every other family",
             )
         elif setting.rows is not None and not setting.rows.lanes:
             yield Refusal(
                 ("objective", "plm"),
-                "permuted language modelling needs rows that go on from step to step, which "
+                "permuted language modelling needs rows that continue from step to step, but "
                 f"{setting.rows.packing} rows do not",
                 "set input.packing to lanes",
             )
 
 
 class PermutedLanguageModel(ObjectiveModule):
-    """Cross-entropy of the ids at the target positions, each predicted from what comes before it in the
-    factorisation order.
+    """Cross-entropy of the ids at the target positions, each predicted from the tokens before it in the factorisation
+    order.
 
     Terms: "plm".
     """
@@ -94,14 +94,14 @@ class PermutedLanguageModel(ObjectiveModule):
         self.weight = weight
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch, known before the forward pass."""
+        """Return how many summands each term has for this batch; known before the forward pass."""
         return {"plm": batch.target_ids.numel()}
 
     def forward(self, batch: Batch, memory: Memory | None = ()) -> LossSums:
-        """Sums for this batch; metrics: "plm_correct".
+        """Return the sums for this batch, and the memory for the next step; metrics: "plm_correct".
 
-        `memory` is that of the same rows' previous tokens, () where there is none. The returned sums hold the memory
-        for the next step. With None nothing is remembered.
+        `memory` is the one returned for the previous segment of the same rows, or () for the first. None: no memory
+        is made.
         """
         streams = self.encoder.streams(batch, memory)
         sums = self.head(_query(streams), batch.target_ids)
@@ -109,7 +109,7 @@ class PermutedLanguageModel(ObjectiveModule):
         return LossSums((term,), {"plm_correct": sums.correct}, memory=streams.memory)
 
     def logits(self, batch: Batch, memory: Memory | None = None) -> Float[Tensor, "targets vocab"]:
-        """Scores of all ids at the target positions."""
+        """Return scores of all ids at the target positions."""
         return self.head.logits(_query(self.encoder.streams(batch, memory)))
 
 
@@ -125,9 +125,10 @@ def _query(streams: Streams) -> Tensor:
 def permuted_language_model(
     config: XlnetConfig, weight: float = 1.0, *, checkpoint_activations: bool = False
 ) -> PermutedLanguageModel:
-    """Encoder and head on the current default device; weights not yet initialised (`initialise`).
+    """Build encoder and head on the default device; weights not yet initialised (`initialise`).
 
-    Raises ModelError if the configuration's vocabulary is unknown.
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
     """
     encoder = config.encoder(checkpoint_activations=checkpoint_activations)
     return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word), weight)

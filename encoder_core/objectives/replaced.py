@@ -1,11 +1,11 @@
-"""Replaced-token detection: a generator fills the masks, a discriminator says which tokens it replaced.
+"""Replaced-token detection: a generator fills the masks, a discriminator predicts which tokens it replaced.
 
 ELECTRA (Clark et al. 2020) updates both networks at once, and they share their embeddings.
 
 DeBERTa v3 (DeBERTaV3: He et al. 2021, section 3.2) shares them gradient-disentangled. The discriminator reads
 stop_gradient(E_G) + E_delta: it uses the generator's embeddings, but its loss does not change them. A step first
 updates the generator, then the discriminator, which reads the updated embeddings. Every table of the input embeddings
-is shared in this way; in DeBERTa v3 that is the word embedding alone, since absolute positions enter only in the
+is shared in this way; in DeBERTa v3 that is only the word embedding, because absolute positions enter in the
 generator's mask decoder. Each network has its own table of relative positions and its own LayerNorms (the paper and
 microsoft/DeBERTa, rtd_task.py, share embeddings only).
 """
@@ -42,19 +42,19 @@ from encoder_core.optim.groups import UpdateGroups
 
 Part = Literal["generator", "discriminator"]
 EMBEDDINGS = "encoder.embeddings."
-"""How the names of parameters begin that both networks may share."""
+"""Prefix of the names of parameters that both networks may share."""
 Sharing = Literal["shared", "gradient_disentangled"]
 
 
 class ReplacedTokenConfig(ModuleConfig):
-    """How a second network, the discriminator, is trained beside the generator, which learns all other terms.
+    """How the discriminator, a second network, is trained beside the generator, which learns all other terms.
 
     Attributes:
         weight: factor of the discriminator's loss (ELECTRA's lambda).
-        temperature: of the softmax that the generator's tokens are drawn from.
-        embeddings: shared (ELECTRA): one set, and one update of both networks. gradient_disentangled (DeBERTa v3): the
-            discriminator's embeddings are the generator's plus a difference, and the discriminator's loss trains only
-            the difference; the generator is updated first, then the discriminator, each with its own clipping.
+        temperature: temperature of the softmax from which the generator's tokens are drawn.
+        embeddings: shared (ELECTRA): one set, and one update of both networks. gradient_disentangled (DeBERTa v3):
+            the discriminator's embeddings are the generator's plus a difference, and the discriminator's loss trains
+            only the difference; the generator is updated first, then the discriminator, each with its own clipping.
     """
 
     name = "rtd"
@@ -97,26 +97,26 @@ class ReplacedTokenConfig(ModuleConfig):
         return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Needs a generator: a model that learns masked tokens."""
+        """Refuse objectives and families without a generator that learns masked tokens."""
         others = [name for name in setting.terms if name != "rtd"]
         if "mlm" not in others:
-            beside = f", not with {others[0]}" if others else ""
+            beside = f", not {others[0]}" if others else ""
             yield Refusal(
                 ("objective",),
-                f"rtd goes with mlm{beside}: a generator that learns masked tokens fills in what is to be detected",
+                f"rtd needs mlm{beside}: the generator, which learns masked tokens, makes the replacements to detect",
                 "add objective.mlm, or leave rtd out",
             )
         if not isinstance(setting.model, DetectorConfig):
             yield Refusal(
                 ("objective",),
-                f"a model of family {setting.model.family} has no generator for rtd: no smaller network of its kind "
-                "fills masks",
+                f"a model of family {setting.model.family} has no generator for rtd, a smaller network of its kind "
+                "that fills masks",
                 "choose another family, or leave rtd out",
             )
 
 
 class Discriminator(nn.Module):
-    """An encoder that judges every token."""
+    """An encoder and a head that classify every token as original or replaced."""
 
     def __init__(self, encoder: AnyEncoder, head: ReplacedTokenHead) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Discriminator(nn.Module):
         self.head = head
 
     def logits(self, batch: Batch) -> Float[Tensor, " tokens"]:
-        """One score a token; positive means replaced."""
+        """Return one score a token; a positive score means replaced."""
         first_T = torch.arange(batch.tokens.numel(), device=batch.tokens.device) - batch.positions
         scores_T: Tensor = self.head(self.encoder(batch), first_T)
         return scores_T
@@ -136,8 +136,8 @@ class Discriminator(nn.Module):
 class ReplacedTokenDetection(ObjectiveModule):
     """Both networks as one module with one set of embeddings, so that one engine trains them together.
 
-    Terms: the generator's, of which "mlm" is one, and "rtd" over all tokens, weighted. No gradient passes through the
-    generator's choice. A drawn token that equals the original counts as original.
+    Terms: those of the generator, including "mlm", and "rtd" over all tokens, weighted. No gradient passes through
+    the generator's choice. A drawn token that equals the original counts as original.
     """
 
     def __init__(
@@ -149,21 +149,23 @@ class ReplacedTokenDetection(ObjectiveModule):
         self.config = config
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """How many summands each term will have for this batch, known before the forward pass."""
+        """Return how many summands each term has for this batch; known before the forward pass."""
         return self.generator.target_counts(batch) | {"rtd": batch.tokens.numel()}
 
     def forward(self, batch: Batch) -> LossSums:
-        """Sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged", "rtd_found"."""
+        """Return the sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged",
+        "rtd_found".
+        """
         generated, drawn_M = self.generate(batch)
         detected = self.detect(batch, drawn_M)
         return LossSums(generated.terms + detected.terms, generated.metrics | detected.metrics)
 
     def generate(self, batch: Batch) -> tuple[LossSums, Int[Tensor, " targets"]]:
-        """The generator's terms, and the ids it draws for the targets."""
+        """Return the generator's terms, and the ids that it draws for the targets."""
         return self.generator.generate(batch, self.config.temperature)
 
     def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
-        """The discriminator's term on the batch with `drawn_M` at its targets."""
+        """Return the discriminator's term on the batch with `drawn_M` at its targets."""
         sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
         term = Term("rtd", sums.loss_sum, batch.tokens.numel(), last_weight(self.config.weight))
         metrics = {
@@ -175,17 +177,17 @@ class ReplacedTokenDetection(ObjectiveModule):
         return LossSums((term,), metrics)
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """The generator's scores of all ids at the target positions."""
+        """Return the generator's scores of all ids at the target positions."""
         return self.generator.logits(batch)
 
 
 def stored_name(part: Part, name: str) -> str:
-    """A parameter of one network by its name in `ReplacedTokenDetection`, where the embeddings are stored once."""
+    """Return the name in `ReplacedTokenDetection` of one network's parameter; shared embeddings are stored once."""
     return f"generator.{name}" if name.startswith(EMBEDDINGS) else f"{part}.{name}"
 
 
 def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool[Tensor, " tokens"]]:
-    """The batch with drawn ids at the target positions, and which tokens now differ from the original text."""
+    """Return the batch with drawn ids at the target positions, and which tokens now differ from the original text."""
     replaced_T = torch.zeros_like(batch.tokens, dtype=torch.bool)
     replaced_T = replaced_T.index_copy(0, batch.target_positions, drawn_M != batch.target_ids)
     return replace(batch, tokens=batch.tokens.index_copy(0, batch.target_positions, drawn_M)), replaced_T
@@ -199,10 +201,14 @@ def replaced_token_detection(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> ReplacedTokenDetection:
-    """Both networks on the default device, embeddings shared; weights not yet initialised (`initialise`).
+    """Build both networks on the default device with shared embeddings; weights not yet initialised (`initialise`).
 
-    `heads` are the generator's terms; `attend` is the kernel of plain attention. Raises ModelError if the
-    configuration's vocabulary is unknown.
+    Args:
+        heads: the generator's terms.
+        attend: kernel of plain attention.
+
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
     """
     generator = multitask_model(
         config.generator, heads, checkpoint_activations=checkpoint_activations, attend=attend
@@ -222,8 +228,10 @@ def discriminator_model(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> Discriminator:
-    """A discriminator alone, on `embeddings` shared with another network if given. A generator alone is
-    `masked_language_model(config.generator)`. DeBERTa's head knows the row's first token, too."""
+    """Build a discriminator alone. A generator alone is `masked_language_model(config.generator)`.
+
+    `embeddings` are shared with another network; None: its own. DeBERTa's head also reads the row's first token.
+    """
     encoder = build_encoder(
         config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
     )
@@ -233,7 +241,7 @@ def discriminator_model(
 
 
 def discriminator_keeps(model: DetectorConfig, shape: Shape, kernel: Kernel) -> Activations:
-    """What the discriminator's forward pass leaves for the backward pass."""
+    """Return what the discriminator's forward pass saves for the backward pass."""
     states = shape.tokens * model.hidden
     outside = [
         Saved("head: states, before and after the activation", states, count=3),
@@ -247,14 +255,14 @@ def discriminator_keeps(model: DetectorConfig, shape: Shape, kernel: Kernel) -> 
 
 
 class GradientDisentangledDetection(ReplacedTokenDetection):
-    """Two update groups a step: "generator" with the terms of that, then "discriminator" with the term "rtd".
+    """Two update groups a step: "generator" with the generator's terms, then "discriminator" with the term "rtd".
 
-    In training a call without memory is for the first group; the ids it draws come back as the memory of the second, so
+    In training a call without memory is for the first group. The ids it draws are the memory of the second group, so
     they are those of the generator before its update. In evaluation one call does both.
     """
 
     def update_groups(self) -> UpdateGroups:
-        """The parameters of either network; E_G belongs to the generator."""
+        """Return the parameters of either network; E_G belongs to the generator."""
         generator = list(self.generator.parameters())
         known = {id(p) for p in generator}
         return {
@@ -263,7 +271,7 @@ class GradientDisentangledDetection(ReplacedTokenDetection):
         }
 
     def forward(self, batch: Batch, memory: tuple[Int[Tensor, " targets"], ...] = ()) -> LossSums:
-        """Sums for this batch; metrics as `ReplacedTokenDetection`."""
+        """Return the sums for this batch; metrics as in `ReplacedTokenDetection`."""
         if memory:
             (drawn_M,) = memory
             return self.detect(batch, drawn_M)
@@ -274,7 +282,9 @@ class GradientDisentangledDetection(ReplacedTokenDetection):
 
 
 def is_difference(name: str) -> bool:
-    """Whether the discriminator's parameter of this name is a table of E_delta, to which the generator's is added."""
+    """Return whether the discriminator's parameter of this name is a table of E_delta, to which the generator's is
+    added.
+    """
     return name.startswith("encoder.embeddings.") and ".norm." not in name
 
 
@@ -286,10 +296,14 @@ def gradient_disentangled_detection(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> GradientDisentangledDetection:
-    """Both networks on the default device; weights not yet initialised (`initialise`: E_delta begins at zero).
+    """Build both networks on the default device; weights not yet initialised (`initialise`: E_delta begins at zero).
 
-    `heads` are the generator's terms; `attend` is the kernel of plain attention. Raises ModelError if the
-    configuration's vocabulary is unknown.
+    Args:
+        heads: the generator's terms.
+        attend: kernel of plain attention.
+
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
     """
     generator = multitask_model(
         config.generator, heads, checkpoint_activations=checkpoint_activations, attend=attend

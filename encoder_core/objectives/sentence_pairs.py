@@ -1,6 +1,6 @@
 """Whether the two segments of a row belong together: next sentence prediction and sentence order prediction.
 
-Of a generator and a discriminator the generator learns it, which reads the masked text.
+If there are a generator and a discriminator, the generator learns this loss; it reads the masked text.
 """
 
 from abc import abstractmethod
@@ -32,7 +32,7 @@ class _PairConfig(HeadConfig):
         return SentencePair(self, PairHead(model.hidden))
 
     def products(self, states: CountedStates) -> Iterator[Product]:
-        """The pooler and two classes."""
+        """Yield the products of the pooler and the classifier."""
         hidden = states.model.hidden
         yield from states.at(1)
         yield Product("head: pairs", states.shape.rows, hidden, hidden)
@@ -43,13 +43,13 @@ class _PairConfig(HeadConfig):
         return Activations((pairs,), ()) + states.at_keeps(1)
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Needs masked tokens to learn words from, and the label of its own kind of row."""
+        """Refuse objectives without mlm, and rows without the label of this term."""
         others = [name for name in setting.terms if name != self.name]
         if "mlm" not in others:
-            beside = f", not with {others[0]}" if others else ""
+            beside = f", not {others[0]}" if others else ""
             yield Refusal(
                 ("objective",),
-                f"{self.name} goes with mlm{beside}: a row's one label teaches no words, and other rows have none",
+                f"{self.name} needs mlm{beside}: one label a row does not suffice to learn words",
                 f"add objective.mlm, or leave {self.name} out",
             )
         yield from self._of_rows(setting)
@@ -59,7 +59,7 @@ class _PairConfig(HeadConfig):
 
 
 class NspConfig(_PairConfig):
-    """Whether the second segment follows the first (BERT, section 3.1)."""
+    """Next sentence prediction: whether the second segment follows the first (BERT, section 3.1)."""
 
     name = "nsp"
 
@@ -67,20 +67,21 @@ class NspConfig(_PairConfig):
         if "sop" in setting.terms:
             yield Refusal(
                 ("objective", "sop"),
-                "nsp and sop read the same label of a row: its second segment is either from elsewhere or swapped",
+                "nsp and sop need the same label of a row: either its second segment is from "
+                "elsewhere, or it is swapped",
                 "keep one of the two",
             )
         elif setting.rows is not None and setting.rows.label != "next":
             yield Refusal(
                 ("objective", "nsp"),
-                f"next sentence prediction needs two segments and a label, which {setting.rows.packing} rows do not "
-                "have",
+                f"next sentence prediction needs rows with two segments and a label, but {setting.rows.packing} rows "
+                "have none",
                 "set input.packing to segment_pair or sentence_pair, or leave nsp out",
             )
 
 
 class SopConfig(_PairConfig):
-    """Whether two segments are in order (ALBERT, section 3.1)."""
+    """Sentence order prediction: whether two segments are in order (ALBERT, section 3.1)."""
 
     name = "sop"
 
@@ -88,7 +89,7 @@ class SopConfig(_PairConfig):
         if setting.rows is not None and setting.rows.label != "order" and "nsp" not in setting.terms:
             yield Refusal(
                 ("objective", "sop"),
-                f"sentence order prediction needs rows that may be swapped, which {setting.rows.packing} rows are not",
+                f"sentence order prediction needs swapped segments, but {setting.rows.packing} rows have none",
                 "set input.packing to ordered_pair, or leave sop out",
             )
 
@@ -121,7 +122,7 @@ def masked_language_model_with_pairs(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> MultitaskModel:
-    """A network of any family with masked tokens and this term; see `multitask_model`."""
+    """Build a network of any family with masked tokens and this term; see `multitask_model`."""
     pairs = NspConfig(weight=weight) if task == "nsp" else SopConfig(weight=weight)
     return multitask_model(
         config, [MlmConfig(), pairs], checkpoint_activations=checkpoint_activations, attend=attend

@@ -1,4 +1,4 @@
-"""SpanBERT (Joshi et al., 2020): masked spans predicted from their own positions and from their boundaries."""
+"""SpanBERT (Joshi et al., 2020): masked spans are predicted from their own positions and from their boundaries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting,
 
 
 class SboConfig(HeadConfig):
-    """Masked spans from the two tokens around them (section 3.2).
+    """Span boundary objective: predicts masked spans from the two tokens around them (section 3.2).
 
-    For costs every target is taken to have a boundary. Those of spans at the ends of a row have none, nor those of a
-    span from its sixteenth on.
+    Costs assume that every target has a boundary. In fact, targets of spans at the ends of a row have none, nor have
+    targets of a span from its sixteenth on.
     """
 
     name = "sbo"
@@ -62,19 +62,19 @@ class SboConfig(HeadConfig):
         return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Needs masked spans."""
+        """Refuse objectives without masked spans."""
         others = [name for name in setting.terms if name != self.name]
         if "mlm" not in others:
-            beside = f", not with {others[0]}" if others else ""
+            beside = f", not {others[0]}" if others else ""
             yield Refusal(
                 ("objective",),
-                f"sbo goes with mlm{beside}: it predicts the tokens that mlm masks",
+                f"sbo needs mlm{beside}: it predicts the tokens that mlm masks",
                 "add objective.mlm, or leave sbo out",
             )
         elif setting.rows is not None and setting.rows.unit != "span":
             yield Refusal(
                 ("objective", "sbo"),
-                f"the span boundary objective needs masked spans, and masks are drawn by {setting.rows.unit}",
+                f"the span boundary objective needs masked spans, but the unit of masks is {setting.rows.unit}",
                 "set objective.mlm.unit to span, or leave sbo out",
             )
 
@@ -85,8 +85,8 @@ class BoundaryTargets:
 
     Attributes:
         left, right: flat positions of the tokens just outside the span.
-        place: from 0, the target's place in its span.
-        ids: what to predict.
+        place: index of the target in its span, from 0.
+        ids: ids to predict.
     """
 
     left: Int[Tensor, " targets"]
@@ -96,10 +96,12 @@ class BoundaryTargets:
 
 
 def boundary_targets(batch: Batch) -> BoundaryTargets:
-    """Spans are the runs of consecutive targets inside rows, since adjacent spans count as one.
+    """Return the targets with a boundary. Spans are runs of consecutive targets inside rows; adjacent spans count as
+    one.
 
-    A span next to a row's first or last token (the special ones) has no boundary and no target; of a longer span
-    only the first `MAX_TARGETS` tokens are targets. Found in the host's memory: how many there are, no device is asked.
+    A span next to a row's first or last token (the special ones) has no boundary and no target. Of a longer span only
+    the first `MAX_TARGETS` tokens are targets. They are found in the host's copy, so that nothing waits for the
+    device.
     """
     host, device = batch.on_host, batch.tokens.device
     at, positions, ends = host.target_positions.numpy(), host.positions.numpy(), host.cu_seqlens.numpy()[1:]
@@ -139,7 +141,7 @@ def span_boundary_model(
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> MultitaskModel:
-    """A network of any family with masked tokens and this term; see `multitask_model`."""
+    """Build a network of any family with masked tokens and this term; see `multitask_model`."""
     return multitask_model(
         config,
         [MlmConfig(), SboConfig(weight=weight)],

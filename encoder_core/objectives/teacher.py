@@ -1,7 +1,7 @@
-"""A student's teachers: frozen networks that an objective computes with and never trains.
+"""A student's teachers: frozen networks that an objective runs and never trains.
 
-A teacher gives its scores at each place and its states. Any family that predicts masked tokens can teach; the student
-may be of another.
+A teacher returns its scores at each place and its states. Any family that predicts masked tokens can teach; the
+student may be of another family.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from encoder_core.objectives.multitask import mask_decoder
 
 
 class FrozenNetworks(nn.Module):
-    """Holds networks that follow their holder to its device and precision, and are nothing else to it.
+    """Holds networks that follow their holder to its device and precision, but are not part of it otherwise.
 
-    They are no submodules, so that their weights are not among the holder's parameters: no optimizer, no gradient, no
-    ZeRO stage and no checkpoint knows of them, and every rank has them whole. They stay in evaluation mode, without
-    dropout. What they compute must not be trained either: call them under `torch.no_grad`.
+    They are not submodules, so their weights are not among the holder's parameters: optimizers, gradients, ZeRO and
+    checkpoints do not include them, and every rank has them whole. They stay in evaluation mode, without dropout.
+    Call them under `torch.no_grad`, so that no graph is built.
     """
 
     def __init__(self) -> None:
@@ -34,19 +34,19 @@ class FrozenNetworks(nn.Module):
         self.networks: tuple[nn.Module, ...] = ()  # nn.Module looks for submodules in no tuple
 
     def hold(self, networks: Sequence[nn.Module]) -> None:
-        """Take these in place of what is held."""
+        """Replace the held networks with these."""
         for network in networks:
             network.requires_grad_(False).eval()
         self.networks = tuple(networks)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights, by names that no parameter of the holder has."""
+        """Yield all weights, by names that no parameter of the holder has."""
         for number, network in enumerate(self.networks):
             for name, weight in network.named_parameters():
                 yield f"frozen.{number}.{name}", weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetworks":
-        """What `to`, `bfloat16`, `cuda` and the like come down to."""
+        """Apply what `to`, `bfloat16`, `cuda` and the like do."""
         everything: list[Any] = [*self.networks, super()]  # torch says nothing of the types
         for part in everything:
             part._apply(fn, recurse)
@@ -54,14 +54,19 @@ class FrozenNetworks(nn.Module):
 
 
 def frozen_weights(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The weights of all frozen networks that `module` computes with."""
+    """Return the weights of all frozen networks that `module` runs."""
     held: list[Any] = [part for part in module.modules() if isinstance(part, FrozenNetworks)]
     return [named for networks in held for named in networks.weights()]
 
 
 class TeacherOutputs(NamedTuple):
-    """What a teacher says of a batch: the last layer's states of all tokens, the scores of all ids at the batch's
-    targets, and the states that were asked for."""
+    """The outputs of a teacher for a batch.
+
+    Attributes:
+        last: states of all tokens in the last layer.
+        scores: scores of all ids at the batch's targets.
+        layers: states of the requested layers.
+    """
 
     last: Float[Tensor, "tokens hidden"]
     scores: Scores
@@ -78,13 +83,13 @@ class Teacher(nn.Module):
         self.decoder = mask_decoder(config)
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], Scores]:
-        """The last layer's states of all tokens, and the scores of all ids at the batch's targets."""
+        """Return the last layer's states of all tokens, and the scores of all ids at the batch's targets."""
         said = self.say(batch, ())
         return said.last, said.scores
 
     @torch.no_grad()
     def say(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
-        """The same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
+        """Return the same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
         assert not isinstance(self.encoder, TwoStreamEncoder)  # which predicts no masked tokens
         kept: dict[int, Tensor] = {}
         before_TH = states_TH = torch.empty(0)
@@ -102,9 +107,10 @@ class Teacher(nn.Module):
 
 
 def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
-    """A teacher with these weights, which stay where they are: nothing is copied.
+    """Return a teacher with these weights, which are not copied.
 
-    Raises KeyError: a weight is missing.
+    Raises:
+        KeyError: a weight is missing.
     """
     with on_meta():
         teacher = Teacher(config)
@@ -117,13 +123,17 @@ def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
 
 
 def every_other_layer(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """The layers of a teacher that a student's begin as: from the first to the last, evenly. Of 12 for 6 they are 0, 2,
-    4, 7, 9 and 11, which DistilBERT begins with.
+    """Return the teacher's layers with which a student's are initialised: evenly from the first to the last.
 
-    Raises ValueError: the student has more layers.
+    For 6 of 12 they are 0, 2, 4, 7, 9 and 11, as in DistilBERT.
+
+    Raises:
+        ValueError: the student has more layers than the teacher.
     """
     if student_layers > teacher_layers:
-        raise ValueError(f"{teacher_layers} layers are too few for a student of {student_layers}")
+        raise ValueError(
+            f"the teacher has {teacher_layers} layers, fewer than the student's {student_layers}"
+        )
     if student_layers == 1:
         return (0,)
     step = (teacher_layers - 1) / (student_layers - 1)
@@ -131,8 +141,10 @@ def every_other_layer(student_layers: int, teacher_layers: int) -> tuple[int, ..
 
 
 def student_names(names: Sequence[str], layers: Sequence[int]) -> dict[str, str]:
-    """By a student's parameter name, the teacher's that it begins as: layer i is the teacher's layer `layers[i]`, and
-    what is in no layer has the same name in both."""
+    """Return, by a student's parameter name, the teacher's parameter with which it is initialised.
+
+    Layer i is initialised with the teacher's layer `layers[i]`; parameters in no layer have the same name in both.
+    """
     found: dict[str, str] = {}
     for name in names:
         before, marker, rest = name.partition("encoder.layers.")

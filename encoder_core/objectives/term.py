@@ -1,8 +1,8 @@
 """The contract of a term of the loss, and the states of one network that several terms read.
 
-A term has two sides in one file of this folder. Its description (`TermConfig`) is what a recipe says, what the term
-cannot go together with, and what it costs. It makes the device half: heads on the states of a network that terms share
-(`HeadTerm`), or a whole module around it (`ModuleConfig`). The package's README, "Terms", says how to write one.
+A term has two sides in one file of this folder. Its description (`TermConfig`) is what a recipe says, with what the
+term cannot be combined, and what it costs. It builds the device half: heads on the states of a network that terms
+share (`HeadTerm`), or a whole module (`ModuleConfig`). The package's README, "Terms", explains how to write one.
 """
 
 from abc import ABC, abstractmethod
@@ -32,12 +32,12 @@ from encoder_core.objectives.losses import ObjectiveModule, Weight, last_weight
 class States:
     """The hidden states of one batch, each computed when a term first asks for it.
 
-    DeBERTa's last layer runs for all tokens only if some term needs that, or several read its output. Otherwise it runs
-    for the tokens that are asked for.
+    DeBERTa's last layer runs for all tokens only if a term needs that, or if several read its output. Otherwise it
+    runs for the requested tokens.
 
     Attributes:
-        layered: some term reads the states of all layers, which are kept then.
-        temperature: an id is to be drawn for every target, at this temperature; None for none.
+        layered: whether a term reads the states of all layers, which are then stored.
+        temperature: temperature at which an id is drawn for every target; None: none are drawn.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class States:
     def at(
         self, at_N: Int[Tensor, " positions"], most: int | None = None
     ) -> Float[Tensor, "positions hidden"]:
-        """The last layer's output at sorted flat positions; `most` of them in a row, where those are no targets."""
+        """Return the last layer's output at sorted flat positions. `most`: largest number of them in a row, if they
+        are not the targets.
+        """
         if self._whole or not isinstance(self._encoder, DisentangledEncoder):
             return self.everywhere.index_select(0, at_N)
         if self._decoder is None:
@@ -84,11 +86,13 @@ class States:
 
     @cached_property
     def at_targets(self) -> Float[Tensor, "targets hidden"]:
-        """What hidden tokens are predicted from: the last layer's output there, or the mask decoder's."""
+        """The states from which hidden tokens are predicted: the last layer's output at the targets, or the mask
+        decoder's.
+        """
         return self.predicting(self._batch)
 
     def predicting(self, batch: Batch) -> Float[Tensor, "targets hidden"]:
-        """The same for other targets: those of `batch`, whose rows are this batch's."""
+        """Return the same for the targets of `batch`, which has the rows of this batch."""
         if self._decoder is None:
             return self.at(batch.target_positions)
         assert isinstance(self._encoder, DisentangledEncoder)  # only this family has the decoder
@@ -110,21 +114,21 @@ class States:
 
 
 Label = Literal["next", "order"]
-"""What a row's label says: whether its second segment follows the first, or whether the two are in order."""
+"""The meaning of a row's label: whether its second segment follows the first, or whether the two are in order."""
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What rows are like, as far as terms care.
+    """The properties of rows that matter to terms.
 
     Attributes:
-        packing: the name of how they are cut, for messages.
-        label: of each row; None for rows without one.
-        texts: of a row that holds several whole texts, in which nothing is masked; 0 for rows of running text.
-        repeats: those texts are one text.
-        lanes: a row goes on where its lane's row of the step before ended.
-        reuse: tokens that it begins with once more.
-        unit: what is masked at once: token, whole_word, ngram, span.
+        packing: name of the packing, for messages.
+        label: meaning of each row's label; None for rows without labels.
+        texts: number of whole texts in a row, in which nothing is masked; 0 for rows of running text.
+        repeats: whether these texts are the same text.
+        lanes: whether a row continues where its lane's row of the previous step ended.
+        reuse: number of tokens that a row repeats from the previous one.
+        unit: unit of masking: token, whole_word, ngram, span.
     """
 
     packing: str
@@ -138,7 +142,9 @@ class RowFacts:
 
 @dataclass(frozen=True)
 class PhaseFacts:
-    """What terms look at in a phase: tokens of its longest row, and rows of a step, None where tokens are counted."""
+    """The properties of a phase that matter to terms: tokens of its longest row, and rows of a step (None if it
+    counts tokens).
+    """
 
     length: int
     rows: int | None
@@ -146,13 +152,13 @@ class PhaseFacts:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a term finds around it.
+    """The surroundings of a term.
 
     Attributes:
-        model: of the network that is used after pretraining.
-        terms: all of the objective, by name.
-        rows: None where they are not known.
-        phases: of the run; empty where they are not known.
+        model: configuration of the network that is used after pretraining.
+        terms: all terms of the objective, by name.
+        rows: properties of the rows; None if unknown.
+        phases: phases of the run; empty if unknown.
     """
 
     model: ModelConfig
@@ -163,7 +169,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a term cannot be trained here. `path`: the place in the recipe that is to be changed."""
+    """Why a term cannot be trained here. `path`: the place in the recipe to change."""
 
     path: tuple[str | int, ...]
     what: str
@@ -172,12 +178,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class SmallObjective:
-    """What a recipe's terms are shrunk to, as its model is.
+    """The size to which a recipe's terms are shrunk, together with its model.
 
     Attributes:
-        length: of the longest row, in tokens.
+        length: number of tokens in the longest row.
         hidden: width of the small model.
-        model: the small form of another model, such as a teacher.
+        model: function to the small form of another model, such as a teacher.
     """
 
     length: int
@@ -186,12 +192,12 @@ class SmallObjective:
 
 
 class TermConfig(BaseModel, ABC):
-    """A term as a recipe describes it. A subclass is frozen, and refuses unknown keys.
+    """A term as a recipe describes it. Subclasses are frozen, and refuse unknown keys.
 
     Attributes:
-        name: the key in a recipe, and what the term's figures are called.
-        exported: which of the heads that transformers has classes for it trains; None for another head, or none.
-        weight: of the term's mean loss in the whole loss.
+        name: the term's key in a recipe and in metrics.
+        exported: the heads that it trains, among those for which transformers has classes; None: other heads or none.
+        weight: factor of the term's mean loss in the whole loss.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -203,20 +209,21 @@ class TermConfig(BaseModel, ABC):
 
     @abstractmethod
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Every reason why this term cannot be trained in `setting`, none if it can."""
+        """Yield every reason why this term cannot be trained in `setting`."""
 
     def small(self, form: SmallObjective) -> "TermConfig":
-        """This term for a small model and short rows: only settings that depend on their size change."""
+        """Return this term for a small model and short rows. Only settings that depend on their size change."""
         return self
 
     def scored(self, shape: Shape) -> int:
-        """Tokens of a microbatch for which the vocabulary's logits are computed."""
+        """Return the number of tokens in a microbatch for which the vocabulary's logits are computed."""
         return 0
 
 
 class LateWeight(TermConfig):
-    """A term that had no weight at first: a weight of 1 stays out of what is written, so recipes, fingerprints and the
-    keys of evaluations stay as they were."""
+    """A term whose first version had no weight. A weight of 1 is not written, so that recipes, fingerprints and the
+    keys of evaluations stay the same.
+    """
 
     @model_serializer(mode="wrap")
     def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
@@ -229,10 +236,10 @@ class TermSums:
 
     Attributes:
         loss_sum: scalar, fp32 or wider, summed over targets.
-        targets: number of summands; the same as `HeadTerm.targets` of the batch.
-        metrics: sums by their own names ("correct"), scalars without gradient. Which figures are made of them, see
-            `encoder_core/train/metrics.py`.
-        drawn: an id for each target, where `States.temperature` asks the masked-token term for them.
+        targets: number of summands; equals `HeadTerm.targets` of the batch.
+        metrics: sums by name ("correct"), scalars without gradient; `encoder_core/train/metrics.py` makes figures of
+            them.
+        drawn: an id for each target, if `States.temperature` asks the masked-token term for them.
     """
 
     loss_sum: Num[Tensor, ""]
@@ -242,22 +249,22 @@ class TermSums:
 
 
 Reads = Literal["targets", "first", "all", "layers"]
-"""The states a term reads: those of the batch's targets, of rows' first tokens, or of any tokens; or of all layers."""
+"""The states that a term reads: those of targets, of rows' first tokens, or of all tokens; or those of all layers."""
 
 
 class HeadTerm(ABC):
-    """The device half of a term that shares one network's encoder with others. Not a module: the network owns `heads`,
-    under the names that their parameters have in checkpoints.
+    """The device half of a term that shares one network's encoder with others.
 
-    A head without targets still runs, on no rows, so that every parameter takes part in the backward pass on every
-    rank. A head may be a frozen network of the term's own (`requires_grad_(False)`, and a `train` that keeps it in
-    evaluation mode). The engine gives it neither master weights nor moments.
+    It is not a module: the network owns `heads`, under the names of their parameters in checkpoints. A head without
+    targets still runs, on no rows, so that every parameter takes part in the backward pass on every rank. A head may
+    be a frozen network of the term (`requires_grad_(False)`, and a `train` that keeps it in evaluation mode). The
+    engine then gives it neither master weights nor moments.
 
     Attributes:
-        name: of the term; key of `target_counts`, and what its figures are called.
-        weight: of a schedule where it ends; the trainer has the weight of each step.
-        reads: which states.
-        heads: trained with the term, by name.
+        name: name of the term; key of `target_counts` and of metrics.
+        weight: weight of the term; a schedule's final weight, while the trainer has the weight of each step.
+        reads: the states that it reads.
+        heads: modules that are trained with the term, by name.
     """
 
     def __init__(self, config: "HeadConfig", heads: Mapping[str, nn.Module]) -> None:
@@ -267,46 +274,54 @@ class HeadTerm(ABC):
         self.heads = heads
 
     def meet(self, others: Mapping[str, "HeadTerm"]) -> None:
-        """Is told of all terms that share the network, itself among them, by name, before the first batch. For a term
-        that uses another's head or outcome; most have no use for it."""
+        """Receive all terms that share the network, including itself, by name, before the first batch.
+
+        This is for a term that uses another's head or result; most terms ignore it.
+        """
         return
 
     @abstractmethod
     def targets(self, batch: Batch) -> int:
-        """How many summands the term has for this batch, known before the forward pass."""
+        """Return how many summands the term has for this batch; known before the forward pass."""
 
     @abstractmethod
     def sums(self, states: States, batch: Batch) -> TermSums:
-        """The term on the network's states of the batch."""
+        """Compute the term on the network's states of the batch."""
 
 
 class HeadConfig(TermConfig):
     """The description of a term that shares one network's encoder with others.
 
     Attributes:
-        reads: which states; decides how much of DeBERTa's last layer runs.
+        reads: the states that the term reads, which decides for how many tokens DeBERTa's last layer runs.
     """
 
     reads: ClassVar[Reads]
 
     @abstractmethod
     def device(self, model: ModelConfig, word: nn.Embedding) -> HeadTerm:
-        """The device half on a network of `model`, whose word embeddings are `word`; its heads on the default device,
-        weights not yet initialised."""
+        """Build the device half on a network of `model` with the word embeddings `word`.
+
+        Its heads are on the default device, weights not yet initialised.
+        """
 
     @abstractmethod
     def products(self, states: CountedStates) -> Iterator[Product]:
-        """What is multiplied for this term on one microbatch, beside the encoder: what it asks of the states, and its
-        heads."""
+        """Yield the products of this term on one microbatch, besides the encoder's: of the states that it needs, and
+        of its heads.
+        """
 
     @abstractmethod
     def keeps(self, states: CountedStates) -> Activations:
-        """What of that is kept for the backward pass."""
+        """Return what the same saves for the backward pass."""
 
 
 class ModuleConfig(TermConfig):
-    """The description of a term that decides what the whole module is: a second network, another encoder's streams, or
-    a loss that couples all examples of a step. An objective has at most one of them."""
+    """The description of a term that builds the whole module: a second network, another encoder's streams, or a
+    coupled loss.
+
+    A coupled loss depends on all examples of a step. An objective has at most one such term.
+    """
 
     @abstractmethod
     def module(
@@ -317,33 +332,33 @@ class ModuleConfig(TermConfig):
         checkpoint_activations: bool = False,
         attend: Attend = automatic,
     ) -> ObjectiveModule:
-        """The module that trains this term and `heads`, on the default device; weights not yet initialised."""
+        """Build the module that trains this term and `heads`, on the default device; weights not yet initialised."""
 
     @abstractmethod
     def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-        """Everything that this module multiplies on one microbatch."""
+        """Yield all products of this module on one microbatch."""
 
     @abstractmethod
     def keeps(
         self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
     ) -> list[Activations]:
-        """What it keeps for the backward pass, for each update group of a step."""
+        """Return what this module saves for the backward pass, for each update group of a step."""
 
 
 class AroundConfig(ModuleConfig):
-    """The description of a term that makes a module by itself, and beside others is added to the module they make.
+    """The description of a term that builds a module by itself, and that can be added to the module of other terms.
 
-    Its loss couples the examples of a step, so that a first pass without a graph runs whatever it multiplies forward.
+    Its loss couples the examples of a step, so a first pass without a graph runs its forward products once more.
     """
 
     @abstractmethod
     def around(self, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
-        """What trains this term and those of `module`, whose parameters keep their names."""
+        """Return the module that trains this term and those of `module`, whose parameters keep their names."""
 
     @abstractmethod
     def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
-        """What it adds to the products of the other terms."""
+        """Yield the products that it adds to those of the other terms."""
 
     @abstractmethod
     def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
-        """What it adds to what each update group of theirs keeps."""
+        """Return what it adds to what each update group of the other terms saves."""

@@ -1,9 +1,9 @@
 """AdamW (Loshchilov & Hutter 2019), BERT's form of it without bias correction, and StableAdamW.
 
-StableAdamW (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2) is AdamW whose learning rate is lowered, parameter by
-parameter, where the gradient is larger than its second moment led to expect (AdaFactor's update clipping).
+StableAdamW (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2) is AdamW with AdaFactor's update clipping: it lowers
+the learning rate of a parameter whose gradient is larger than its second moment predicts.
 
-Both keep two moments for each parameter. Checkpoints store them under the names that LAMB uses, too.
+Both store two moments for each parameter. Checkpoints store them under the names that LAMB uses, too.
 """
 
 import math
@@ -24,7 +24,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict[str, Tensor]:
-    """The moments of `p` by name, zeros before its first update."""
+    """Return the moments of `p` by name; they are zeros before its first update."""
     own = state[p]
     for name in MOMENTS:
         if name not in own:
@@ -33,9 +33,9 @@ def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict
 
 
 Decayed = Literal["no_bias_norm", "all", "xlnet"]
-"""Which parameters weight decay acts on: all but biases and LayerNorm (google-research/bert, electra, albert;
-microsoft/DeBERTa); all (fairseq, facebookresearch/SpanBERT); or as zihangdai/xlnet, model_utils.py: all but biases and
-LayerNorm, and XLNet's three attention biases too."""
+"""Which parameters weight decay acts on. `no_bias_norm`: all but biases and LayerNorm (google-research/bert, electra,
+albert; microsoft/DeBERTa). `all`: all (fairseq, facebookresearch/SpanBERT). `xlnet`: as `no_bias_norm`, and XLNet's
+three attention biases as well (zihangdai/xlnet, model_utils.py)."""
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -44,13 +44,13 @@ class AdamWConfig(BaseModel):
     """Settings of AdamW.
 
     Attributes:
-        lr: peak learning rate; the schedule scales it.
-        betas: decay of the first and second moment.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled, times the learning rate.
-        decayed: the parameters it acts on.
-        clip: the gradient's global norm is cut to this before the update; null for no clipping.
-        bias_correction: divide the moments by 1 - beta^t (Adam); false is BERT's update.
+        lr: peak learning rate, which the schedule scales.
+        betas: decay rates of the first and the second moment.
+        eps: number added to the root of the second moment.
+        weight_decay: rate of decoupled weight decay, multiplied by the learning rate.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
+        bias_correction: whether the moments are divided by 1 - beta^t (Adam); false is BERT's update.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,13 +65,12 @@ class AdamWConfig(BaseModel):
 
 
 class AdamW(Optimizer):
-    """One fused pass over each tensor, on CPU and GPU; moments in the tensor's own dtype.
+    """AdamW in one fused pass over each tensor, on CPU and GPU; moments have the tensor's dtype.
 
-    State per tensor: `exp_avg` and `exp_avg_sq`, of its shape. The learning rate and the number of the update
-    come from `encoder_core.optim.updates.set_update`. Under DeepSpeed the tensors are ZeRO's flat partitions.
+    State of a tensor: `exp_avg` and `exp_avg_sq`, of its shape. `encoder_core.optim.updates.set_update` sets the
+    learning rate and the number of the update. Under DeepSpeed the tensors are ZeRO's flat partitions.
 
-    With bias correction the update is torch.optim.AdamW's. Without it, as in google-research/bert
-    (optimization.py):
+    With bias correction the update is torch.optim.AdamW's. Without it, as in google-research/bert (optimization.py):
 
         m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p = p - lr (m / (sqrt(v) + eps) + wd p)
     """
@@ -105,7 +104,7 @@ class AdamW(Optimizer):
 def update_adamw(
     state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], params: list[Tensor]
 ) -> None:
-    """AdamW's update of some tensors of a group with the settings of `AdamW`, in place; their moments move."""
+    """Update some tensors of a group and their moments in place, with the settings of `AdamW`."""
     # The kernel adds one to the count, then divides by 1 - beta^count: nothing is left of it at infinity.
     count = update_count(group) - 1.0 if group["bias_correction"] else math.inf
     states = [moments(state, p) for p in params]
@@ -131,7 +130,7 @@ def update_adamw(
 def decayed_direction(
     state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], p: Tensor
 ) -> Tensor:
-    """m / (sqrt(v) + eps) + wd p, in a new tensor shaped like `p`; the moments move. `p` stays."""
+    """Update the moments of `p`, and return m / (sqrt(v) + eps) + wd p as a new tensor. `p` is not changed."""
     count = update_count(group)
     own = moments(state, p)
     first, second = own["exp_avg"], own["exp_avg_sq"]
@@ -150,14 +149,15 @@ class StableAdamWConfig(BaseModel):
     """Settings of StableAdamW; the defaults are those of its usual implementation (warner-benjamin/optimi).
 
     Attributes:
-        lr: peak learning rate; the schedule scales it, and update clipping lowers it.
-        betas: decay of the first and second moment.
-        eps: added to the root of the second moment; its square is the least that a squared gradient is compared with.
-        weight_decay: decoupled, times the learning rate. A fully decoupled one, which a run multiplies by its share of
-            the peak rate only (ModernBERT's 1e-5), is this one times the peak rate: give the quotient.
-        decayed: the parameters it acts on.
-        clip: the gradient's global norm is cut to this before the update; null, as published, for no clipping: that of
-            updates takes its place.
+        lr: peak learning rate, which the schedule scales and update clipping lowers.
+        betas: decay rates of the first and the second moment.
+        eps: number added to the root of the second moment; a squared gradient is compared with at least its square.
+        weight_decay: rate of decoupled weight decay, multiplied by the learning rate. A fully decoupled rate, which a
+            run multiplies by its share of the peak rate only (ModernBERT's 1e-5), equals this one times the peak
+            rate: give the quotient.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null, as published, for no clipping,
+            which update clipping replaces.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -175,9 +175,9 @@ class StableAdamW(ShardedOptimizer):
 
         rms = sqrt(mean(g^2 / max(v, eps^2)));   w = w - lr / max(1, rms) (m / (sqrt(v) + eps) + wd w)
 
-    The mean is over a whole parameter; m and v are corrected for bias (the paper corrects the betas, which is the
-    same). State per tensor, learning rate and update number as in `AdamW`, so a run may go on from AdamW's moments.
-    Where tensors are ZeRO's partitions, `shard` must say what lies in them.
+    The mean is over a whole parameter; m and v are corrected for bias (the paper corrects the betas, which is
+    equivalent). State of a tensor, learning rate and update number are as in `AdamW`, so a run can continue from
+    AdamW's moments. If tensors are ZeRO's partitions, `shard` must say which parameters they hold.
     """
 
     def __init__(
@@ -197,8 +197,8 @@ class StableAdamW(ShardedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor of the active update group that has a gradient. Sharded, all ranks call it
-        together.
+        """Apply one update to every tensor of the active update group that has a gradient. If sharded, all ranks must
+        call it.
 
         Raises:
             TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
@@ -211,14 +211,14 @@ class StableAdamW(ShardedOptimizer):
                 add_to_each(params, directions, -group["lr"])
 
     def _rate_shares(self, group: dict[str, Any], params: Sequence[Tensor]) -> Tensor:
-        """[parameters] float32: 1 / max(1, rms), from moments that have moved."""
+        """Return [parameters] float32: 1 / max(1, rms), from the updated moments."""
         surprises = [self._surprise(group, p) for p in params]
         squares = self._square_sums((surprises,), params)[0]
         mean = squares / self._sizes(squares.device).clamp(min=1)
         return mean.sqrt().clamp(min=1).reciprocal().float()
 
     def _surprise(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        """g / max(sqrt(v), eps), in a new tensor shaped like `p`."""
+        """Return g / max(sqrt(v), eps) as a new tensor shaped like `p`."""
         expected = self.state[p]["exp_avg_sq"] / (1 - group["betas"][1] ** update_count(group))
         assert p.grad is not None  # `due` keeps only those with one
         return torch.div(p.grad, expected.sqrt_().clamp_(min=group["eps"]), out=expected)

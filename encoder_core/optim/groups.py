@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters decay, have a trust ratio, or a lower learning rate."""
+"""Parameter groups: which parameters decay, have a trust ratio, or have a lower learning rate."""
 
 import re
 from collections import defaultdict
@@ -14,7 +14,7 @@ from encoder_core.optim.muon import JOINED, MATRICES, parts_of
 from encoder_core.optim.updates import LR_SCALE, UPDATE_GROUP, WHOLE
 
 UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
-"""The updates of one step by name, in order, and the parameters that each of them moves."""
+"""The updates of one step by name, in order, and the parameters that each of them changes."""
 
 
 def parameter_groups(
@@ -26,14 +26,19 @@ def parameter_groups(
     update_groups: UpdateGroups | None = None,
     matrices: bool = False,
 ) -> list[dict[str, Any]]:
-    """Groups for any of our optimizers, update group by update group (None: one for all), each in the order of the
-    model's parameters; tied parameters appear once.
+    """Return parameter groups for any of our optimizers, in the order of update groups and then of the model's
+    parameters.
 
-    Weight decay acts on the parameters that are `decayed`; LayerNorm and biases have no trust ratio (ALBERT).
-    With a `layer_decay` below 1 the learning rate of each layer is that many times the one above it: heads keep 1,
-    the top layer gets `layer_decay`, and what lies below the first layer the smallest (ELECTRA's and XLNet's
-    fine-tuning). With `matrices`, hidden matrices have groups of their own (Muon's), one for each way in which several
-    lie in one parameter.
+    Tied parameters appear once. LayerNorm and biases have no trust ratio (ALBERT).
+
+    Args:
+        decayed: the parameters that decay.
+        layer_decay: factor from the learning rate of a layer to that of the layer below. Heads have factor 1, the top
+            layer has `layer_decay`, and parameters below the first layer have the smallest (ELECTRA's and XLNet's
+            fine-tuning).
+        update_groups: parameters by update; None: one update for all.
+        matrices: whether hidden matrices have groups of their own (Muon's), one for each way in which several are
+            joined in a parameter.
     """
     plain = _plain(model)
     undecayed = _undecayed(model, decayed, plain)
@@ -65,22 +70,23 @@ def parameter_groups(
 
 
 class HiddenMatrix(NamedTuple):
-    """A projection's weight; if several projections lie in it, how."""
+    """The weight of a projection. `joined` says how several projections are joined in it; None: there is one."""
 
     weight: nn.Parameter
     joined: Joined | None
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Rows and columns of each matrix in it."""
+        """Rows and columns of each matrix in the weight."""
         return parts_of(self.weight.shape, self.joined)
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:
-    """The projections inside layers, by name, tied ones once; frozen ones too. What Muon moves.
+    """Return the projections inside layers by name, which are what Muon updates. Tied ones appear once; frozen ones
+    are included.
 
-    Not embeddings (those of positions inside a layer neither), nor what is outside layers: heads, and projections
-    between embeddings and the first layer, are beside the vocabulary, where AdamW does better.
+    Embeddings are not among them, not even those of positions inside a layer. Nor are weights outside layers: heads,
+    and projections between embeddings and the first layer, touch the vocabulary, where AdamW works better.
     """
     projections = {
         id(module.weight): module.joined if isinstance(module, JoinedLinear) else None
@@ -95,7 +101,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:
 
 
 def _undecayed(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
-    """The parameters without weight decay, by id."""
+    """Return the ids of the parameters without weight decay."""
     match decayed:
         case "all":
             return set()
@@ -109,7 +115,7 @@ def _undecayed(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
 
 
 def _plain(model: nn.Module) -> set[int]:
-    """Norms and biases, by id."""
+    """Return the ids of norms and biases."""
     norms = {
         id(p)
         for module in model.modules()
@@ -124,13 +130,13 @@ _ENCODER = re.compile(r"(?:^|\.)(?:encoder|embeddings)\.")
 
 
 def _layer(name: str) -> int:
-    """Index of the layer a parameter belongs to, by its name; -1 for what belongs to none."""
+    """Return the index of the layer that a parameter belongs to, by its name; -1 if it is in no layer."""
     found = _LAYER.search(name)
     return int(found[1]) if found else -1
 
 
 def _below_heads(name: str, depth: int) -> int:
-    """How far below the heads: 0 for a head, 1 for the top layer, depth + 1 for the embeddings."""
+    """Return the distance from the heads: 0 for a head, 1 for the top layer, depth + 1 for the embeddings."""
     if _LAYER.search(name) or _ENCODER.search(name):
         return depth - _layer(name)
     return 0

@@ -1,6 +1,6 @@
-"""LAMB (You et al. 2020), with trust ratios of whole parameters however the state is sharded.
+"""LAMB (You et al. 2020), with trust ratios of whole parameters for any sharding of the state.
 
-The norms LAMB needs are sums of squares, which `encoder_core.optim.shards` adds up over ranks.
+The norms that LAMB needs are sums of squares, which `encoder_core.optim.shards` adds up over ranks.
 """
 
 from collections.abc import Iterable
@@ -22,13 +22,13 @@ class LambConfig(BaseModel):
     """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py).
 
     Attributes:
-        lr: peak learning rate; the schedule scales it.
-        betas: decay of the first and second moment.
-        eps: added to the root of the second moment.
-        weight_decay: added to the update before its norm is taken.
-        decayed: the parameters it acts on.
-        clip: the gradient's global norm is cut to this before the update; null for no clipping.
-        bias_correction: divide the moments by 1 - beta^t (the paper); false is ALBERT's update.
+        lr: peak learning rate, which the schedule scales.
+        betas: decay rates of the first and the second moment.
+        eps: number added to the root of the second moment.
+        weight_decay: rate of weight decay, which is added to the update before its norm is computed.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
+        bias_correction: whether the moments are divided by 1 - beta^t (the paper); false is ALBERT's update.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,12 +43,12 @@ class LambConfig(BaseModel):
 
 
 class Lamb(ShardedOptimizer):
-    """Adam's direction, scaled per parameter by |w| / |update| (You et al. 2020, algorithm 2; phi(x) = x).
+    """Adam's direction, scaled for each parameter by |w| / |update| (You et al. 2020, algorithm 2; phi(x) = x):
 
         u = m / (sqrt(v) + eps) + wd w;   w = w - lr (|w| / |u|) u     (ratio 1 where either norm is 0)
 
-    Groups with `trust_ratio` false (LayerNorm and biases) have ratio 1. State per tensor, learning rate and
-    update number as in `AdamW`. Where tensors are ZeRO's partitions, `shard` must say what lies in them.
+    Groups with `trust_ratio` false (LayerNorm and biases) have ratio 1. State of a tensor, learning rate and update
+    number are as in `AdamW`. If tensors are ZeRO's partitions, `shard` must say which parameters they hold.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: LambConfig) -> None:
@@ -67,8 +67,8 @@ class Lamb(ShardedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor of the active update group that has a gradient. Sharded, all ranks call it
-        together.
+        """Apply one update to every tensor of the active update group that has a gradient. If sharded, all ranks must
+        call it.
 
         Raises:
             TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
@@ -85,7 +85,7 @@ class Lamb(ShardedOptimizer):
 
 
 def _trust_ratios(squares: Tensor) -> Tensor:
-    """[parameters] float32 from the [2, parameters] float64 squared norms of weights and directions."""
+    """Return [parameters] float32 from the [2, parameters] float64 squared norms of weights and directions."""
     weights, updates = squares.sqrt()
     usable = (weights > 0) & (updates > 0)
     return torch.where(usable, weights / torch.where(usable, updates, 1.0), 1.0).float()

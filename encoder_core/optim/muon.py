@@ -1,18 +1,18 @@
-"""Muon (Jordan et al. 2024) as in Moonlight (Liu et al. 2025, arXiv 2502.16982): the momentum of each hidden matrix is
-made orthogonal before it is applied.
+"""Muon (Jordan et al. 2024) as in Moonlight (Liu et al. 2025, arXiv 2502.16982): orthogonalised momentum.
 
-AdamW updates everything else (embeddings, norms, biases, heads) in the same optimizer. Where several matrices lie in
-one parameter (query, key and value; the halves of a gated block), each is made orthogonal by itself.
+The momentum of each hidden matrix is orthogonalised before it is applied. The same optimizer updates everything else
+(embeddings, norms, biases, heads) with AdamW. If several matrices are joined in one parameter (query, key and value;
+the halves of a gated block), each is orthogonalised by itself.
 
-The Newton-Schulz iteration makes a matrix orthogonal by products alone. Of M = U S V^T it gives about U V^T: singular
-values above 0.002 of M's Frobenius norm end between 0.68 and 1.21, which serves as well as 1 would
-(kellerjordan.github.io/posts/muon). Smaller ones end smaller.
+The Newton-Schulz iteration orthogonalises a matrix with products alone. For M = U S V^T it gives approximately U V^T:
+singular values above 0.002 of M's Frobenius norm become 0.68 to 1.21, which works as well as 1 would
+(kellerjordan.github.io/posts/muon). Smaller ones become smaller.
 
-A matrix must be whole for that. At stage 0 every rank computes all of them alike. At the other stages every rank holds
-one range of each matrix, in the order of ranks (`table`). One rank makes the matrix whole and orthogonal, and every
-rank gets its own range of the result. Which rank that is follows from the table, so ranks need not ask. A rank that
-holds much of a matrix is preferred, since it receives least; where all hold alike, as at stage 3, the work is dealt out
-evenly.
+The iteration needs the whole matrix. At stage 0 every rank computes all matrices. At the other stages every rank
+holds one range of each matrix, in the order of ranks (`table`). One rank gathers and orthogonalises the matrix, and
+every rank gets its own range of the result. Which rank that is follows from the table, so ranks need not agree on it
+by messages. A rank that holds much of a matrix is preferred, because it receives least; if all hold equally much, as
+at stage 3, the work is distributed evenly.
 """
 
 import math
@@ -42,13 +42,15 @@ _TINY = 1e-7  # keeps a matrix of zeros zero
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """What the iteration computes in: bfloat16 on a GPU, as published, for its tensor cores; float32 on a CPU, on
-    which ZeRO stages and topologies are compared to the last digits, and which may have no bfloat16 units."""
+    """Return the dtype of the iteration: bfloat16 on a GPU, as published, for its tensor cores; float32 on a CPU.
+
+    On a CPU, ZeRO stages and topologies are compared to the last digits, and there may be no bfloat16 units.
+    """
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """[rows, columns] of about U V^T, in the dtype of `matrix`, which stays as it is."""
+    """Return approximately U V^T, [rows, columns], in the dtype of `matrix`, which is not changed."""
     wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix  # the smaller Gram matrix
     x = wide / (wide.norm() + _TINY)
     for _ in range(STEPS):
@@ -59,39 +61,43 @@ def orthogonalise(matrix: Tensor) -> Tensor:
 
 
 def rms_scale(rows: int, columns: int) -> float:
-    """0.2 sqrt(max(rows, columns)): gives an orthogonal update the root mean square that AdamW's usually have, so that
-    AdamW's learning rate and decay fit (Liu et al. 2025, arXiv 2502.16982, section 2.2)."""
+    """Return 0.2 sqrt(max(rows, columns)), which gives an orthogonal update the usual root mean square of AdamW's.
+
+    So AdamW's learning rate and decay fit (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+    """
     return 0.2 * math.sqrt(max(rows, columns))
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
-    """The matrix that a parameter of two or more dimensions is: its first by the product of the others."""
+    """Return the shape of a parameter as a matrix: its first dimension by the product of the others."""
     return shape[0], math.prod(shape[1:])
 
 
 def parts_of(shape: Sequence[int], joined: Joined | None) -> list[tuple[int, int]]:
-    """Rows and columns of every matrix in a parameter of this shape."""
+    """Return rows and columns of every matrix in a parameter of this shape."""
     rows, columns = rows_and_columns(shape)
     return [(rows, columns)] if joined is None else [(joined.times * part, columns) for part in joined.rows]
 
 
 def update_of(matrix: Tensor, joined: Joined | None = None) -> Tensor:
-    """[rows, columns] of a momentum, as Muon applies it: orthogonal and scaled, if `joined` each matrix in it by
-    itself. What is orthogonal together is something else: singular vectors of a whole mix its parts."""
+    """Return a momentum as Muon applies it, [rows, columns]: orthogonalised and scaled.
+
+    If `joined`, each matrix in it is treated by itself: singular vectors of the whole would mix its parts.
+    """
     if joined is not None:
         return joined.join([update_of(part) for part in joined.split(matrix)])
     return orthogonalise(matrix) * rms_scale(*matrix.shape)
 
 
 def flops(shape: tuple[int, int]) -> int:
-    """Floating-point operations of `orthogonalise` for one matrix."""
+    """Return the floating-point operations of `orthogonalise` for one matrix."""
     rows, columns = shape
     short, long = min(rows, columns), max(rows, columns)
     return STEPS * (4 * short * short * long + 2 * short**3)
 
 
 Round = tuple[int | None, ...]
-"""By rank, the matrix that it makes whole, by number; None for a rank that has no more."""
+"""For each rank, the number of the matrix that it gathers; None for a rank without one."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,8 @@ class MatrixExchange:
 
     Attributes:
         table: for each matrix by its number, how many of its elements each rank holds.
-        rank: which of them this is.
-        ranks: their process group; None for the default group, which is not used if there is one rank.
+        rank: index of this rank.
+        ranks: process group of the ranks; None for the default group, which is not used if there is one rank.
     """
 
     table: Mapping[int, Sequence[int]]
@@ -109,8 +115,10 @@ class MatrixExchange:
     ranks: dist.ProcessGroup | None = None
 
     def rounds(self, work: Mapping[int, int]) -> list[Round]:
-        """All matrices of `work`, which says what each costs, one a rank in each round; the largest first, so that
-        ranks seldom wait for each other."""
+        """Return rounds of all matrices in `work`, one a rank in each round. `work` is the cost of each matrix.
+
+        The largest come first, so that ranks seldom wait for each other.
+        """
         owned: dict[int, list[int]] = {rank: [] for matrix in work for rank in range(len(self.table[matrix]))}
         load = dict.fromkeys(owned, 0)
         for matrix, cost in work.items():
@@ -122,9 +130,10 @@ class MatrixExchange:
         return list(zip_longest(*(sorted(its, key=lambda matrix: -work[matrix]) for its in owned.values())))
 
     def gather(self, matrices: Round, mine: Mapping[int, Tensor]) -> Tensor:
-        """This rank's matrix of the round, whole and flat; empty for None. Collective unless `stays(matrices)`.
+        """Return this rank's matrix of the round, whole and flat; empty if it has none. Collective unless
+        `stays(matrices)`.
 
-        `mine`: of each matrix of the round, the range that this rank holds.
+        `mine`: this rank's range of each matrix of the round.
         """
         own, nothing = matrices[self.rank], next(iter(mine.values())).new_empty(0)
         if self.stays(matrices):
@@ -133,7 +142,8 @@ class MatrixExchange:
         return self._exchange(sent, self._held(own, matrices))
 
     def scatter(self, matrices: Round, whole: Tensor) -> dict[int, Tensor]:
-        """The inverse: this rank's ranges of all matrices of the round. Collective unless `stays(matrices)`.
+        """Return this rank's ranges of all matrices of the round; the inverse of `gather`. Collective unless
+        `stays(matrices)`.
 
         `whole`: this rank's matrix, flat.
         """
@@ -145,18 +155,18 @@ class MatrixExchange:
         return {matrix: part for matrix, part in zip(matrices, parts, strict=True) if matrix is not None}
 
     def stays(self, matrices: Round) -> bool:
-        """Whether each matrix of the round lies whole on its rank already, so that nothing is sent."""
+        """Return whether each matrix of the round is already whole on its rank, so that nothing is sent."""
         return all(
             matrix is None or self.table[matrix][rank] == sum(self.table[matrix])
             for rank, matrix in enumerate(matrices)
         )
 
     def _held(self, matrix: int | None, matrices: Round) -> list[int]:
-        """By rank, how much of a matrix it holds."""
+        """Return how much of a matrix each rank holds."""
         return [0] * len(matrices) if matrix is None else list(self.table[matrix])
 
     def _exchange(self, sent: Sequence[Tensor], lengths: list[int]) -> Tensor:
-        """`sent[r]` to each rank r; what each has sent, `lengths[r]` elements of it, end to end."""
+        """Send `sent[r]` to each rank r; return what each rank sent, `lengths[r]` elements of it, end to end."""
         joined = torch.cat(tuple(sent))
         received = joined.new_empty(sum(lengths))
         dist.all_to_all_single(received, joined, lengths, [len(part) for part in sent], group=self.ranks)
@@ -169,8 +179,9 @@ def meet(
     ranks: dist.ProcessGroup | None,
     device: torch.device,
 ) -> MatrixExchange:
-    """The exchange of ranks that hold parameters of these `shapes`, of which `ranges` are this rank's: by number, the
-    first element and how many. Collective.
+    """Return the exchange for ranks that hold parameters of these `shapes`. Collective.
+
+    `ranges` are this rank's: the first element and the length, by parameter number.
 
     Raises:
         TrainingError: the ranges of a parameter do not follow each other in the order of ranks.
@@ -187,32 +198,32 @@ def meet(
             raise TrainingError(
                 f"parameter {parameter} of shape {shapes[parameter]} lies on the ranks as {its} (first element, "
                 "length), which is not one range a rank in the order of ranks",
-                remedy="this version of DeepSpeed cuts matrices as Muon does not expect: use that of pyproject.toml",
+                remedy="this DeepSpeed shards matrices in another order than Muon needs: use that of pyproject.toml",
             )
     table = {parameter: [length for _, length in its] for parameter, its in enumerate(held)}
     return MatrixExchange(table, dist.get_rank(ranks), ranks)
 
 
 MATRICES = "matrices"
-"""The key of a parameter group that says whether it holds hidden matrices, which Muon moves, or others."""
+"""Key of a parameter group: whether it holds hidden matrices, which Muon updates, or other parameters."""
 JOINED = "joined"
-"""The key of such a group that says how several matrices lie in each of its parameters (`Joined`); None: one."""
+"""Key of such a group: how several matrices are joined in each of its parameters (`Joined`); None: there is one."""
 MOMENTUM = "momentum"
-"""The name of a hidden matrix's only state, in place of AdamW's two moments."""
+"""Name of the only state of a hidden matrix, which replaces AdamW's two moments."""
 
 
 class MuonConfig(BaseModel):
     """Settings of Muon; the defaults are Moonlight's (MoonshotAI/Moonlight, examples/toy_train.py).
 
     Attributes:
-        lr: peak learning rate of all parameters, as for AdamW; the schedule scales it.
-        momentum: decay of the sum of gradients of a hidden matrix.
-        betas: AdamW's, of the other parameters: decay of the first and second moment.
-        eps: AdamW's: added to the root of the second moment.
-        weight_decay: decoupled, times the learning rate; of all parameters that decay.
-        decayed: the parameters it acts on.
-        clip: the gradient's global norm is cut to this before the update; null for no clipping. It changes how much a
-            step counts in the momentum, not how far a matrix moves.
+        lr: peak learning rate of all parameters, as for AdamW, which the schedule scales.
+        momentum: decay rate of the sum of gradients of a hidden matrix.
+        betas: decay rates of AdamW's moments, for the other parameters.
+        eps: number added to the root of AdamW's second moment.
+        weight_decay: rate of decoupled weight decay, multiplied by the learning rate, for all parameters that decay.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null for no clipping. It changes how
+            much a step counts in the momentum, but not how far a matrix moves.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -227,14 +238,14 @@ class MuonConfig(BaseModel):
 
 
 class Muon(ShardedOptimizer):
-    """Of a hidden matrix W with gradient G:
+    """The optimizer. A hidden matrix W with gradient G is updated by
 
         B = mu B + G;   O = NewtonSchulz(G + mu B);   W = (1 - lr wd) W - 0.2 sqrt(max(rows, columns)) lr O
 
-    Groups with `matrices` true hold those; a parameter of more dimensions is the matrix of its first by all others.
-    Where the group's `joined` says that W is several matrices, NewtonSchulz, rows and columns are of each. Other groups
-    are AdamW's, with bias correction. State of a hidden matrix: `momentum`, of W's shape; of others as in `AdamW`.
-    Where tensors are ZeRO's partitions, `shard` must say what lies in them.
+    Groups with `matrices` true hold such matrices; a parameter of more dimensions is the matrix of its first by all
+    others. If the group's `joined` says that W is several matrices, NewtonSchulz, rows and columns are those of each.
+    Other groups are updated by AdamW, with bias correction. State of a hidden matrix: `momentum`, of W's shape; of
+    others as in `AdamW`. If tensors are ZeRO's partitions, `shard` must say which parameters they hold.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: MuonConfig) -> None:
@@ -260,15 +271,19 @@ class Muon(ShardedOptimizer):
         shapes: Sequence[tuple[int, ...]],
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """As `ShardedOptimizer.shard`. Raises TrainingError: a parameter does not lie in the order of ranks."""
+        """Describe the flat tensors as `ShardedOptimizer.shard` does.
+
+        Raises:
+            TrainingError: the ranges of a parameter do not lie in the order of ranks.
+        """
         super().shard(segments, shapes, ranks)
         ranges = {s.parameter: (s.first, s.stop - s.start) for its in segments.values() for s in its}
         self._exchange = meet(ranges, shapes, ranks, next(iter(segments)).device)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor of the active update group that has a gradient. Sharded, all ranks call it
-        together.
+        """Apply one update to every tensor of the active update group that has a gradient. If sharded, all ranks must
+        call it.
 
         Raises:
             TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
@@ -298,7 +313,7 @@ class Muon(ShardedOptimizer):
     def _update_round(
         self, group: dict[str, Any], matrices: Round, ranges: Mapping[int, tuple[ShardSegment, Tensor]]
     ) -> None:
-        """One parameter a rank: whole, orthogonal, and back. No more than that is in memory at a time."""
+        """Gather, orthogonalise and scatter one parameter a rank. No more than that is in memory at a time."""
         mine = {n: self._direction(group, *ranges[n]) for n in matrices if n is not None}
         found = self._exchange.gather(matrices, mine)
         own = matrices[self._exchange.rank]
@@ -310,8 +325,10 @@ class Muon(ShardedOptimizer):
             segment.of(p).add_(part, alpha=-group["lr"])
 
     def _direction(self, group: dict[str, Any], segment: ShardSegment, p: Tensor) -> Tensor:
-        """This rank's range of G + mu B, flat, as Newton-Schulz takes it. Rounded before it is sent: the published code
-        rounds the same numbers once they are together."""
+        """Return this rank's range of G + mu B, flat, as input of Newton-Schulz.
+
+        It is rounded before it is sent; the published code rounds the same numbers after gathering them.
+        """
         assert p.grad is not None
         momentum = segment.of(self.state[p][MOMENTUM])
         direction = segment.of(p.grad).add(momentum, alpha=group["momentum"])

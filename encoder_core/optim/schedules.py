@@ -1,5 +1,6 @@
-"""The learning rate as a pure function of the step: warmup, a stable stretch, decay. A schedule spans a whole run, or
-one phase of it."""
+"""The learning rate as a pure function of the step: warmup, a stable stretch, decay. A schedule spans a run or one
+phase.
+"""
 
 import math
 from typing import Literal, Self, assert_never
@@ -11,16 +12,17 @@ class ScheduleConfig(BaseModel):
     """Linear warmup, a stretch at the peak if `decay_steps` leaves one, then decay to the end of the run or phase.
 
     Attributes:
-        warmup: steps that raise the rate from 0 to its peak, the same amount each.
-        decay: constant, linear, polynomial (`power`), cosine, or one_minus_sqrt: 1 - sqrt(share of the decay that is
-            done), the best of the shapes that Hägele et al. 2024 (section 4) tried after a long stable stretch; or
-            inverse_sqrt, which knows no end: sqrt(warmup / updates so far), as Vaswani et al. 2017 (section 5.3).
+        warmup: number of steps in which the rate rises linearly from 0 to its peak.
+        decay: shape of the decay: constant, linear, polynomial (`power`), cosine, one_minus_sqrt or inverse_sqrt.
+            one_minus_sqrt is 1 - sqrt(share of the decay that is done), the best shape that Hägele et al. 2024
+            (section 4) found after a long stable stretch. inverse_sqrt has no end: sqrt(warmup / updates so far), as
+            in Vaswani et al. 2017 (section 5.3).
         power: exponent of the polynomial; 1 is linear.
-        floor: the rate decays towards this share of the peak.
-        decay_steps: the last steps, in which the rate decays; those between warmup and decay have the peak. None: all
-            steps after the warmup.
-        restarts: times that the decay begins anew at the peak; its steps are divided evenly (Loshchilov and Hutter
-            2017, section 3, with cycles of one length).
+        floor: share of the peak towards which the rate decays.
+        decay_steps: number of last steps in which the rate decays; steps between warmup and decay have the peak.
+            None: all steps after the warmup.
+        restarts: number of times that the decay restarts at the peak; its steps are divided evenly (Loshchilov and
+            Hutter 2017, section 3, with cycles of one length).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,28 +38,28 @@ class ScheduleConfig(BaseModel):
     def _something_decays(self) -> Self:
         if self.decay == "constant" and (self.decay_steps is not None or self.restarts):
             unused = "restarts" if self.decay_steps is None else "decay_steps"
-            raise ValueError(f"{unused} is given, and a constant rate does not decay; choose a decay")
+            raise ValueError(f"{unused} is given, but a constant rate does not decay; choose a decay")
         if self.decay == "inverse_sqrt" and (self.decay_steps is not None or self.restarts or self.floor):
             unused = (
                 "decay_steps" if self.decay_steps is not None else "restarts" if self.restarts else "floor"
             )
             raise ValueError(
-                f"{unused} is given, and a decay by inverse_sqrt has no end; choose another decay"
+                f"{unused} is given, but a decay by inverse_sqrt has no end; choose another decay"
             )
         return self
 
     @property
     def least_steps(self) -> int:
-        """The fewest steps into which warmup and decay fit."""
+        """The smallest number of steps into which warmup and decay fit."""
         return self.warmup + (self.decay_steps or 0)
 
 
 def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int) -> float:
-    """The rate of step number `step`, counted from 0, of the `total` steps that the schedule spans.
+    """Return the rate of step number `step`, counted from 0, of the `total` steps that the schedule spans.
 
-    No step is spent at rate 0: step 0 of a warmup of W has peak / W, steps W - 1 and W have the peak, and the
-    last step is one notch above the floor. (fairseq's polynomial_decay; google-research/bert is one step
-    behind, and decays from step 0 rather than from the end of warmup.)
+    No step has rate 0: step 0 of a warmup of W has peak / W, steps W - 1 and W have the peak, and the last step is
+    one decrement above the floor. (This is fairseq's polynomial_decay; google-research/bert is one step behind, and
+    decays from step 0 rather than from the end of warmup.)
     """
     if step < config.warmup:
         return peak * (step + 1) / config.warmup
@@ -69,8 +71,9 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
 
 
 def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
-    """The first step of each part of a schedule over `total` steps, and what that part is: warmup, stable, or the name
-    of the decay, once for each restart, too."""
+    """Return (first step, name) of each part of a schedule over `total` steps: warmup, stable, and the decay once for
+    each cycle.
+    """
     span = total - config.warmup if config.decay_steps is None else config.decay_steps
     found = [(0, "warmup")] if config.warmup else []
     if config.decay == "constant" or span < total - config.warmup:
@@ -82,7 +85,9 @@ def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
 
 
 def _left(restarts: int, done: int, span: int) -> float:
-    """Share of the present cycle that is left, `done` steps into a decay of `span` steps; 1 before it, 0 after."""
+    """Return the share of the current cycle that is left, `done` steps into a decay of `span` steps; 1 before it, 0
+    after it.
+    """
     if done < 0:
         return 1.0
     if done >= span:
@@ -93,12 +98,14 @@ def _left(restarts: int, done: int, span: int) -> float:
 
 
 def _cycle_start(restarts: int, cycle: int, span: int) -> int:
-    """The first step of a cycle, counted from where the decay of `span` steps begins: lengths differ by one at most."""
+    """Return the first step of a cycle, counted from the begin of a decay of `span` steps. Lengths differ by at most
+    one.
+    """
     return -(-cycle * span // (restarts + 1))
 
 
 def _remaining(config: ScheduleConfig, left: float) -> float:
-    """Share of the peak above the floor, when `left` of the decay's steps are left, of a decay that has an end."""
+    """Return the share of the peak above the floor for a share `left` of the decay, if the decay has an end."""
     match config.decay:
         case "constant":
             return 1.0

@@ -1,7 +1,7 @@
 """Where whole parameters lie in ZeRO's flat partitions, for optimizers that need more than single elements.
 
-ZeRO hands an optimizer flat tensors in which several parameters lie end to end, each possibly cut between ranks. AdamW
-need not know. LAMB and StableAdamW need a sum over each whole parameter; Muon needs the matrix.
+ZeRO passes an optimizer flat tensors in which several parameters lie end to end, each possibly split between ranks.
+AdamW works on single elements. LAMB and StableAdamW need a sum over each whole parameter; Muon needs the matrix.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +19,11 @@ from encoder_core.errors import TrainingError
 
 @dataclass(frozen=True)
 class ShardSegment:
-    """Elements [start, stop) of a flat tensor are elements [first, first + stop - start) of the flattened parameter
-    number `parameter`."""
+    """A range of a parameter in a flat tensor.
+
+    Elements [start, stop) of the flat tensor are elements [first, first + stop - start) of the flattened parameter
+    number `parameter`.
+    """
 
     parameter: int
     first: int
@@ -28,12 +31,12 @@ class ShardSegment:
     stop: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """The view [stop - start] of a tensor that is laid out as the flat one."""
+        """Return the view [stop - start] of a tensor with the layout of the flat one."""
         return flat.view(-1)[self.start : self.stop]
 
 
 class ShardedOptimizer(Optimizer):
-    """An optimizer that treats each parameter as a whole. Until `shard` is called, each tensor is a parameter."""
+    """An optimizer that treats each parameter as a whole. Before `shard` is called, each tensor is one parameter."""
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
@@ -51,20 +54,24 @@ class ShardedOptimizer(Optimizer):
         shapes: Sequence[tuple[int, ...]],
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """Tells the optimizer which ranges of which parameters lie in this rank's flat tensors. Collective.
+        """Tell the optimizer which ranges of which parameters lie in this rank's flat tensors. Collective.
 
         Args:
             segments: for every flat tensor of this rank, one range of every parameter that lies in that tensor on any
-                rank, in the same order on all ranks; empty where this rank holds nothing of it. What no range covers
-                is padding.
-            shapes: of all parameters, by number. Numbers mean the same on all ranks.
-            ranks: the process group that shares the parameters; None for the default group.
+                rank, in the same order on all ranks; empty if this rank holds nothing of it. Elements in no range are
+                padding.
+            shapes: shapes of all parameters, by number. Numbers mean the same on all ranks.
+            ranks: process group that shares the parameters; None for the default group.
         """
         self._segments, self._shapes, self._ranks = segments, shapes, ranks
         self._sharded = True
 
     def _ranges(self, p: Tensor) -> Sequence[ShardSegment]:
-        """What lies in a flat tensor. Raises TrainingError if nobody said so: it is never taken for one parameter."""
+        """Return the ranges in a flat tensor.
+
+        Raises:
+            TrainingError: `shard` did not describe the tensor, which must not be mistaken for one parameter.
+        """
         if p not in self._segments:
             name = type(self).__name__
             raise TrainingError(
@@ -74,10 +81,11 @@ class ShardedOptimizer(Optimizer):
         return self._segments[p]
 
     def _square_sums(self, rows: Sequence[Sequence[Tensor]], params: Sequence[Tensor]) -> Tensor:
-        """[rows, parameters] float64: for each row of tensors laid out as `params`, the sum of squares over each whole
-        parameter. Collective if sharded; 0 for parameters that lie in none of `params`.
+        """Return [rows, parameters] float64, the sums of squares over whole parameters, for each row of tensors laid
+        out as `params`.
 
-        Each rank adds up its own ranges, and one all-reduce of this small table does the rest.
+        Collective if sharded; 0 for parameters that lie in none of `params`. Each rank adds up its own ranges, and
+        one all-reduce of this small table does the rest.
         """
         device = params[0].device
         table = torch.zeros(len(rows), len(self._shapes), dtype=torch.float64, device=device)
@@ -90,13 +98,13 @@ class ShardedOptimizer(Optimizer):
         return table
 
     def _multiply(self, tensors: Sequence[Tensor], params: Sequence[Tensor], factors: Tensor) -> None:
-        """Multiply each parameter's range of tensors laid out as `params` by its own of [parameters] factors."""
+        """Multiply each parameter's range of tensors laid out as `params` by its factor in `factors`, [parameters]."""
         for p, tensor in zip(params, tensors, strict=True):
             for segment in self._ranges(p):
                 segment.of(tensor).mul_(factors[segment.parameter])
 
     def _sizes(self, device: torch.device) -> Tensor:
-        """[parameters] float64: how many elements each has."""
+        """Return [parameters] float64, the number of elements of each."""
         return torch.tensor([prod(shape) for shape in self._shapes], dtype=torch.float64, device=device)
 
 

@@ -1,10 +1,8 @@
-"""What an optimizer is told from outside before each update: its learning rate, its number, and which update group
-moves.
+"""Settings of an optimizer's next update: its learning rate, its number, and which update group it changes.
 
-None of it is optimizer state. All are functions of the run's position, so a checkpoint stores a count of
-applied updates for each update group and moments per parameter, and no optimizer keeps a counter that could
-disagree with it. (DeepSpeed calls `step` once per group or sub-group: a counter inside would run ahead at
-ZeRO 3.)
+None of them is optimizer state. All are functions of the run's position. So a checkpoint stores the number of applied
+updates of each update group and the moments of each parameter, and no optimizer has a counter that could disagree
+with it. (DeepSpeed calls `step` once for each group or sub-group: a counter inside would run ahead at ZeRO 3.)
 """
 
 from typing import Any
@@ -21,13 +19,13 @@ UPDATE_GROUP = "update_group"
 ACTIVE = "active"
 
 WHOLE = "all"
-"""The name of the one update group that moves all parameters together, as in nearly every objective."""
+"""Name of the update group that changes all parameters together; nearly every objective has only this one."""
 
 
 def set_update(optimizer: Optimizer, *, lr: float, count: int, update_group: str = WHOLE) -> None:
     """Prepare update number `count`, from 1, at learning rate `lr` (times each group's `lr_scale`).
 
-    The next `step` leaves the weights and moments of other update groups alone.
+    The next `step` does not change the weights and moments of other update groups.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(LR_SCALE, 1.0)
@@ -36,16 +34,20 @@ def set_update(optimizer: Optimizer, *, lr: float, count: int, update_group: str
 
 
 def due(group: dict[str, Any]) -> list[Tensor]:
-    """The tensors of a group that the next update moves: those with a gradient, if the group is active."""
+    """Return the tensors of a group that the next update changes: those with a gradient, if the group is active."""
     return [p for p in group["params"] if p.grad is not None] if group[ACTIVE] else []
 
 
 def update_count(group: dict[str, Any]) -> int:
-    """The number of the update about to be applied. Raises TrainingError if it was never set."""
+    """Return the number of the next update.
+
+    Raises:
+        TrainingError: `set_update` was not called.
+    """
     count = int(group[UPDATE])
     if count < 1:
         raise TrainingError(
-            f"the optimizer was asked for update number {count}",
-            remedy="call set_update(optimizer, lr=..., count=...) before each step; counts begin at 1",
+            f"the number of the optimizer's next update is {count}, but updates are counted from 1",
+            remedy="call set_update(optimizer, lr=..., count=...) before each step",
         )
     return count

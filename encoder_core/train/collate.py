@@ -1,4 +1,4 @@
-"""Rows from the data service (NumPy) to the model's `Batch` (torch)."""
+"""Converts rows of the data service (NumPy) to the model's `Batch` (torch)."""
 
 from typing import Protocol
 
@@ -10,7 +10,9 @@ from encoder_core.batch import Batch
 
 
 class HostRows(Protocol):
-    """The arrays of `data_service.samples.samples.Samples`, by shape only: this package never imports the service."""
+    """The arrays of `data_service.samples.samples.Samples`, as a protocol: this package never imports the data
+    service.
+    """
 
     @property
     def tokens(self) -> NDArray[np.uint16] | NDArray[np.uint32]: ...
@@ -39,11 +41,11 @@ class HostRows(Protocol):
 
 
 def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
-    """N ragged rows as a `Batch` on `device`. Token ids widen to int64; nothing is padded. `first` is the number of the
-    first one in the whole batch of its step.
+    """Return N ragged rows as a `Batch` on `device`. Token ids become int64; nothing is padded.
 
-    Rows with a factorisation order end with their classification token, which is a segment of its own, 2, as in
-    XLNet. Where a row is an example of several texts, each text is a row of the batch.
+    `first` is the number of the first row in the whole batch of its step. Rows with a factorisation order end with
+    their classification token, which is a segment of its own, 2, as in XLNet. If a row is an example of several
+    texts, each text is a row of the batch.
     """
     offsets, group = _text_offsets(rows)
     lengths = np.diff(offsets)
@@ -87,13 +89,13 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
 
 
 def _second_texts(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """[T] of tokens in texts of these lengths: 0 in the first of each `group` of them, 1 in the others."""
+    """Return [T], 0 for tokens in the first of each `group` texts of these lengths, 1 for tokens in the others."""
     number = np.arange(len(lengths)) % group
     return np.repeat(np.minimum(number, 1), lengths)
 
 
 def _text_offsets(rows: HostRows) -> tuple[NDArray[np.int64], int]:
-    """[N * G + 1] where each text begins, and the end; and G, the texts of a row."""
+    """Return [N * G + 1], the start of each text and the end of the last, and G, the number of texts in a row."""
     if rows.text_starts is None:
         return rows.offsets, 1
     starts = rows.offsets[:-1, None] + rows.text_starts
@@ -101,8 +103,9 @@ def _text_offsets(rows: HostRows) -> tuple[NDArray[np.int64], int]:
 
 
 def idle_batch(device: torch.device) -> Batch:
-    """A batch without rows. A rank without a microbatch runs it, so that it takes part in all collectives and counts
-    nothing."""
+    """Return a batch without rows. A rank without a microbatch runs it, so that it takes part in all collectives and
+    adds nothing.
+    """
     none = torch.zeros(0, dtype=torch.int64, device=device)
     ends = torch.zeros(1, dtype=torch.int32, device=device)
     return Batch(

@@ -1,8 +1,9 @@
-"""Every name of DeepSpeed's that is private or undocumented and that we use, and what it is used for.
+"""Every private or undocumented name of DeepSpeed that we use, and its purpose.
 
-DeepSpeed may rename them in any release. `ensure_names` looks for all that a stage uses when an engine is built, and
-each access afterwards raises `LibraryChanged`, too. That the names still do what they did is measured (`rehearsal.py`)
-and counted (`overlap.py`). A method is replaced through `replace_method` only, which never makes a new one.
+DeepSpeed may rename them in any release. `ensure_names` looks up all names that a stage uses when an engine is built,
+and each later access raises `LibraryChanged`, too. That the names still have their meaning is measured
+(`rehearsal.py`) and counted (`overlap.py`). A method is replaced only through `replace_method`, which never adds a
+new one.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from encoder_core.errors import library_changed
 
 Layout = Literal["whole", "parts", "bf16", "shards"]
-"""How state lies: at stage 0; at stages 1 and 2; at stage 1 in bf16; at stage 3."""
+"""Layout of state. `whole`: stage 0. `parts`: stages 1 and 2. `bf16`: stage 1 in bf16. `shards`: stage 3."""
 
 ENGINE = (
     "basic_optimizer",
@@ -66,7 +67,9 @@ MAPPING = ("param_group_index", "lp_fragment_address", "hp_fragment_address")
 
 
 class Place(NamedTuple):
-    """Where `length` numbers of a parameter, from `start`, lie: in `flat`, from `offset`."""
+    """A part of a parameter in a flat tensor: `length` numbers, from number `start` of the parameter, at `offset` of
+    `flat`.
+    """
 
     flat: Tensor
     start: int
@@ -83,7 +86,11 @@ def layout(stage: int, precision: str) -> Layout:
 
 
 def name_of(owner: Any, name: str) -> Any:
-    """The attribute `name`. Raises LibraryChanged: there is none."""
+    """Return the attribute `name`.
+
+    Raises:
+        LibraryChanged: there is no such attribute.
+    """
     try:
         return getattr(owner, name)
     except AttributeError as error:
@@ -91,7 +98,11 @@ def name_of(owner: Any, name: str) -> Any:
 
 
 def ensure_names(engine: Any, trained: Sequence[nn.Parameter], kind: Layout) -> None:
-    """Raises LibraryChanged: something that our code uses with this layout has another name now."""
+    """Check the names that our code uses with this layout.
+
+    Raises:
+        LibraryChanged: one of them does not exist any more.
+    """
     for name in ENGINE:
         name_of(engine, name)
     for name in OPTIMIZER[kind]:
@@ -106,14 +117,14 @@ def ensure_names(engine: Any, trained: Sequence[nn.Parameter], kind: Layout) -> 
 
 
 def replace_method(owner: Any, name: str, by: Callable[..., Any]) -> Callable[..., Any]:
-    """`by` takes the place of the method; returns what was there."""
+    """Replace a method with `by`; return the former method."""
     before: Callable[..., Any] = name_of(owner, name)
     setattr(owner, name, by)
     return before
 
 
 def without_needless_starts(deepspeed: Any) -> None:
-    """Right after the import: nothing is compiled that training does not use."""
+    """Prevent work at the start that training does not need. Call it directly after the import."""
     # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
     # reduces through gloo, so it is declared absent, and no machine needs a compiler. On a GPU DeepSpeed does not have
     # the operator, and asking for the table of operators would try every one.
@@ -129,25 +140,29 @@ def without_needless_starts(deepspeed: Any) -> None:
 
 
 def sum_gradients(optimizer: Any) -> None:
-    """Stage 3 offers the mean over ranks only. This scales it back to the sum, in `reduce_dtype`; scaling the loss
-    by, say, 3 ranks would round every bf16 gradient otherwise than on one rank."""
+    """Make stage 3 sum gradients over ranks, in `reduce_dtype`; it offers the mean only.
+
+    Scaling the loss by, say, 3 ranks instead would round every bf16 gradient differently than on one rank.
+    """
     replace_method(optimizer, "_gradient_averaging_world_size", lambda params, world: 1)
 
 
 def gradient_norm(optimizer: Any) -> float:
-    """Of the step that is under way, before clipping."""
+    """Return the gradient norm of the current step, before clipping."""
     return float(name_of(optimizer, "_global_grad_norm"))
 
 
 def fp32_sums(optimizer: Any) -> list[tuple[Tensor, Sequence[nn.Parameter]]]:
-    """Stage 1 in bf16: the sums of gradients of each parameter group, and its parameters in order."""
+    """Stage 1 in bf16: return the sums of gradients of each parameter group, and its parameters in order."""
     flats, groups = name_of(optimizer, "fp32_groups_gradients_flat"), name_of(optimizer, "bf16_groups")
     return list(zip(flats, groups, strict=True))
 
 
 def flat_tensors(optimizer: Any, kind: Layout) -> list[tuple[Tensor, list[nn.Parameter]]]:
-    """The flat tensors that the optimizer steps, and the parameters that lie in each on any rank. In the same order on
-    all ranks."""
+    """Return the flat tensors that the optimizer steps, each with the parameters that lie in it on any rank.
+
+    The order is the same on all ranks.
+    """
     groups = {"parts": "bit16_groups", "bf16": "bf16_groups", "shards": "fp16_groups"}[kind]
     return list(zip(_flats(optimizer, kind), name_of(optimizer, groups), strict=True))
 
@@ -163,13 +178,13 @@ def _flats(optimizer: Any, kind: Layout) -> list[Tensor]:
 
 
 def working_flats(optimizer: Any, kind: Layout) -> list[Tensor]:
-    """Stages 1 and 2: the memory that the working weights of each parameter group lie in."""
+    """Stages 1 and 2: return the tensors that hold the working weights of each parameter group."""
     found: list[Tensor] = name_of(optimizer, "bf16_groups_flat" if kind == "bf16" else "bit16_groups_flat")
     return found
 
 
 def place_of(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> Place | None:
-    """What this rank owns of a trained parameter; None if it owns nothing of it."""
+    """Return the part of a trained parameter that this rank owns, or None."""
     flats = _flats(optimizer, kind)
     if kind == "shards":
         group, offset, _ = name_of(optimizer, "grad_position")[name_of(optimizer, "get_param_id")(parameter)]
@@ -185,12 +200,12 @@ def place_of(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -
 
 
 def shard_of(parameter: nn.Parameter) -> tuple[Tensor, int]:
-    """Stage 3: this rank's share of the working weight, the last ones padded, and the parameter's size."""
+    """Stage 3: return this rank's share of the working weight (the last shares are padded) and the parameter's size."""
     return name_of(parameter, "ds_tensor"), name_of(parameter, "ds_numel")
 
 
 def publish(optimizer: Any, kind: Layout) -> None:
-    """After master weights changed: rebuild the working copies that all ranks compute with."""
+    """Rebuild the working copies on all ranks after master weights have changed."""
     if kind in ("parts", "bf16"):
         name_of(optimizer, "update_lp_params")()
     elif kind == "shards":

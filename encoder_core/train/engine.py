@@ -1,6 +1,6 @@
-"""The DeepSpeed engine behind four verbs: forward, backward, update, and the fragments of its state.
+"""The DeepSpeed engine behind a small interface: forward, backward, update, and the fragments of its state.
 
-The only file that imports deepspeed. ZeRO 0-3, fp32 and bf16, on a GPU (NCCL) or a CPU (gloo) alike.
+This is the only file that imports deepspeed. It runs ZeRO 0-3 in fp32 and bf16, on a GPU (NCCL) or a CPU (gloo).
 """
 
 import math
@@ -54,7 +54,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Update:
-    """Outcome of one optimizer step: whether weights moved, and the global gradient norm before clipping."""
+    """The outcome of one optimizer step: whether weights changed, and the global gradient norm before clipping."""
 
     applied: bool
     grad_norm: float
@@ -63,16 +63,18 @@ class Update:
 class Engine:
     """A model and its optimizer under DeepSpeed.
 
-    A step may have several update groups (DeepSpeed knows of one). The update of a group moves the parameter groups
-    that carry its name, and leaves out weights, moments and gradient norm of the others. `update_groups` holds the
-    names, in order.
+    A step may have several update groups, which DeepSpeed does not support itself. The update of a group changes the
+    parameter groups with its name; weights, moments and gradient norm of the others stay out.
 
-    `own_kinds` are the kinds of state of those parameters that have others than `zero_state.KINDS`, by name.
-    `objective` is the model; `forwards` times forward passes; `replicated` are the weights that all ranks should have
-    alike.
+    Attributes:
+        update_groups: names of the update groups, in order.
+        own_kinds: kinds of state, by parameter name, for parameters whose kinds differ from `zero_state.KINDS`.
+        objective: the model.
+        forwards: stopwatch of forward passes.
+        replicated: weights that must be equal on all ranks.
 
     Raises:
-        TrainingError: bf16 at stage 0, which DeepSpeed steps once at construction.
+        TrainingError: the precision is bf16 at stage 0, where DeepSpeed has no fp32 gradient sums.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: EngineConfig) -> None:
@@ -118,17 +120,17 @@ class Engine:
             self._describe_partitions(optimizer)
 
     def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
-        """The wrapped module's forward, with ZeRO's hooks around it. `memory` only where the module returned some."""
+        """Run the module's forward pass with ZeRO's hooks. Pass `memory` only if the module returned some."""
         idle = not batch.tokens.numel()  # says nothing about how fast this rank is
         with nullcontext() if idle else self.forwards:
             return self._engine(batch, memory) if memory else self._engine(batch)
 
     def training(self, mode: bool) -> None:
-        """Dropout on or off."""
+        """Switch dropout on or off."""
         self._engine.train(mode)
 
     def begin(self, update_group: str) -> None:
-        """Training mode, and gradients for the parameters of this update group only."""
+        """Enter training mode, and enable gradients for the parameters of this update group only."""
         self.training(True)
         if (
             len(self.update_groups) > 1
@@ -138,8 +140,8 @@ class Engine:
                     p.requires_grad_(name == update_group)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`, this microbatch's share of the step's global loss. `last`: it is the
-        rank's last.
+        """Add the gradient of `loss`, this microbatch's share of the step's global loss. `last`: whether it is the
+        rank's last microbatch.
         """
         self._engine.set_gradient_accumulation_boundary(last)
         if last and self._overlapped is not None:
@@ -155,7 +157,7 @@ class Engine:
     ) -> Update:
         """Apply the gradient accumulated for `update_group` as its update number `count`, from 1.
 
-        The update is dropped if the gradient is not finite, or its norm is above `largest_norm`.
+        The update is dropped if the gradient is not finite, or its norm exceeds `largest_norm`.
         """
         set_update(self._engine.basic_optimizer, lr=lr, count=count, update_group=update_group)
         self._largest_norm = largest_norm
@@ -166,7 +168,9 @@ class Engine:
         return Update(bool(self._engine.was_step_applied()) and norm <= largest_norm, norm)
 
     def _update_unsharded(self) -> Update:
-        """Stage 0: DeepSpeed would apply NaN and reports no norm, so both are checked here on the reduced gradients."""
+        """Update at stage 0. DeepSpeed would apply NaN and reports no norm, so both are checked here on the reduced
+        gradients.
+        """
         gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm) or norm > self._largest_norm:
@@ -176,8 +180,10 @@ class Engine:
         return Update(True, norm)
 
     def _guard_updates(self) -> None:
-        """DeepSpeed has no limit above which a gradient is dropped. It computes the norm before it calls the optimizer,
-        so the limit is enforced there, before weights or moments change.
+        """Drop updates whose gradient norm exceeds the limit, which DeepSpeed cannot do.
+
+        DeepSpeed computes the norm before it calls the optimizer, so the limit is enforced there, before weights or
+        moments change.
         """
         optimizer, make = self._engine.basic_optimizer, self._engine.basic_optimizer.step
 
@@ -189,7 +195,7 @@ class Engine:
         optimizer.step = step
 
     def _overlap(self) -> OverlappedSums:
-        """Stage 1 in bf16: takes the place of what DeepSpeed does when a step's last backward pass is over."""
+        """Stage 1 in bf16: replace DeepSpeed's reduction at the end of a step's last backward pass."""
         optimizer, parameters = self._engine.optimizer, list(self._engine.module.parameters())
         sums = deepspeed_internals.fp32_sums(optimizer)
         overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype], self.config.bucket)
@@ -199,7 +205,7 @@ class Engine:
         return overlapped
 
     def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
-        """For an optimizer that needs whole parameters: say which lie where in this rank's flat partitions."""
+        """Tell an optimizer that needs whole parameters which of them lie where in this rank's flat partitions."""
         ranges = {r.name: r for r in zero_state.owned_ranges(*self._trained(), self.rank, self.world)}
         numbers = {name: number for number, name in enumerate(self.shapes)}
 
@@ -214,7 +220,9 @@ class Engine:
         optimizer.shard(segments, list(self.shapes.values()))
 
     def fragments(self) -> Iterator[Fragment]:
-        """The ranges of master weights and moments this rank owns. Views: copy before the next update."""
+        """Yield the ranges of master weights and moments that this rank owns, as views: copy them before the next
+        update.
+        """
         trained, frozen = self._trained(), self._untrained()
         for owned in zero_state.owned_ranges(*trained, self.rank, self.world):
             yield owned.fragment()
@@ -222,7 +230,9 @@ class Engine:
             yield frozen_range.fragment()
 
     def _replicated(self) -> Replicated:
-        """The working weights, but for stage 3, which shards them; and at every stage those of frozen networks."""
+        """Return the replicated weights: at stages 0 to 2 the working weights, and at every stage those of frozen
+        networks.
+        """
         beside = frozen_weights(self.objective)
         if self.config.stage == 3:
             return Replicated([weight for _, weight in beside], beside)
@@ -235,8 +245,8 @@ class Engine:
     def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
         """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.
 
-        `fill` names the kinds to restore: "master" alone to start from weights, `zero_state.ALL_KINDS` to resume; of
-        these, each parameter has its own.
+        `fill` names the kinds to restore: only "master" to start from weights, `zero_state.ALL_KINDS` to resume. Each
+        parameter takes those of its own kinds.
         """
         kinds, alone, mine = tuple(fill), (0, 1), (self.rank, self.world)
         # Every rank holds trained parameters whole at stage 0, frozen ones at stages 0 to 2.
@@ -249,12 +259,12 @@ class Engine:
         deepspeed_internals.publish(self._engine.optimizer, self.layout)
 
     def _trained(self) -> tuple[Any, Layout, list[NamedParameter]]:
-        """The arguments of `owned_ranges`, but for the ranks."""
+        """Return the arguments of `owned_ranges` except the ranks."""
         named = [named for named in self._named() if id(named.weight) not in self._frozen]
         return self._engine.optimizer, self.layout, named
 
     def _untrained(self) -> tuple[int, list[NamedParameter]]:
-        """The arguments of `frozen_ranges`, but for the ranks."""
+        """Return the arguments of `frozen_ranges` except the ranks."""
         return self.config.stage, [named for named in self._named() if id(named.weight) in self._frozen]
 
     def _named(self) -> list[NamedParameter]:
@@ -263,8 +273,9 @@ class Engine:
 
 
 def _gather_whole_layers(model: nn.Module) -> None:
-    """Stage 3 gathers parameters where a module is called, which compiled layers do not do inside: theirs are gathered
-    where the layer is called."""
+    """Let stage 3 gather the parameters of a compiled layer where the layer is called, because inside it no module is
+    called.
+    """
     for module in model.modules():
         if isinstance(module, PieceWise) and module.compiled is not None:
             set_z3_leaf_module(module, True)

@@ -1,4 +1,4 @@
-"""How the engine shards and computes. Apart from the engine, so that reading a recipe does not load DeepSpeed."""
+"""How the engine shards and computes. It is a separate file, so that reading a recipe does not import DeepSpeed."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,17 +9,17 @@ BUCKET = 2**23  # numbers; enough for a network to be busy, and few beside a mod
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How state is sharded and computed; nothing here changes what is computed beyond rounding.
+    """How state is sharded and computed. Results differ only by rounding.
 
     Attributes:
         stage: ZeRO stage 0-3.
-        precision: bf16 keeps fp32 master weights and accumulates gradients in fp32; it needs stage 1-3.
-        clip: largest global gradient norm, None for no clipping.
-        reduce_dtype: of gradients while ranks add them up; bf16 halves what they send and rounds every sum, the more
+        precision: bf16 has fp32 master weights and accumulates gradients in fp32; it needs stage 1-3.
+        clip: maximum global gradient norm; None for no clipping.
+        persistence_threshold: at stage 3, parameters with fewer elements stay whole; None: DeepSpeed's default.
+        reduce_dtype: dtype of gradients while ranks sum them. bf16 halves the traffic and rounds every sum, the more
             the more ranks there are. Only with precision bf16.
-        bucket: numbers that ranks add up at a time, at all stages but 0. DeepSpeed's default is more than most encoders
-            have: nothing would be sent before the backward pass is over, and its buffers fill 3 GB.
-        persistence_threshold: stage 3 keeps parameters with fewer elements whole; None for DeepSpeed's default.
+        bucket: how many numbers ranks sum at a time, at all stages but 0. DeepSpeed's default exceeds most encoders:
+            nothing would be sent before the backward pass ends, and its buffers take 3 GB.
     """
 
     stage: Literal[0, 1, 2, 3]
@@ -31,11 +31,11 @@ class EngineConfig:
 
     @property
     def sums_apart(self) -> bool:
-        """Whether DeepSpeed adds gradients to fp32 sums of its own, whole on every rank, and reduces those."""
+        """Whether DeepSpeed adds gradients to separate fp32 sums, whole on every rank, and reduces those."""
         return self.stage == 1 and self.precision == "bf16"
 
     def deepspeed(self) -> dict[str, Any]:
-        """DeepSpeed's own configuration. Batch sizes are nominal: the step decides its boundaries itself."""
+        """Return DeepSpeed's configuration. Batch sizes are nominal: the step sets its boundaries itself."""
         zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": self.bucket}
         if self.stage == 2:
             zero["overlap_comm"] = True  # DeepSpeed's default at stage 3

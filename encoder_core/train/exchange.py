@@ -1,10 +1,10 @@
-"""What ranks tell each other besides gradients: one small gather before a step, one after it, and the examples of
-objectives whose loss couples them (`CoupledObjective`).
+"""What ranks exchange besides gradients.
 
-A gather (not a reduction) of float64 rows keeps the result independent of the collective's algorithm: every rank sums
-the same rows in rank order, so figures are bit-identical on all of them. It runs on a gloo group of its own: the
-numbers live on the host anyway, and no other collective can interleave with it. Before a step (`exchange`) ranks gather
-target counts, and the flags on which all must act alike.
+These are one small gather before a step, one after it, and the examples of objectives whose loss couples them
+(`CoupledObjective`). A gather (not a reduction) of float64 rows makes the result independent of the collective's
+algorithm: every rank sums the same rows in rank order, so figures are bit-identical on all ranks. It uses a gloo
+group of its own: the numbers are on the host anyway, and no other collective can interleave with it. Before a step
+(`exchange`) ranks gather target counts, and the flags on which all must act in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from encoder_core.objectives.losses import AllExamples
 
 @dataclass(frozen=True)
 class Control:
-    """This process's place among the ranks, and their private group (None for a single process)."""
+    """The rank of this process, and the ranks' private group (None for a single process)."""
 
     rank: int
     world: int
@@ -28,13 +28,15 @@ class Control:
 
     @classmethod
     def join(cls) -> "Control":
-        """Every rank calls this once, after `torch.distributed` is initialised (or without it, alone)."""
+        """Return this process's control. Every rank must call this once, after `torch.distributed` is initialised, if
+        it is.
+        """
         if not dist.is_initialized():
             return cls(0, 1, None)
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
 
     def table(self, row: Sequence[float]) -> Float64[Tensor, "world columns"]:
-        """All ranks' rows, in rank order. Integers up to 2**53 pass exactly."""
+        """Return the rows of all ranks, in rank order. Integers up to 2**53 are exact."""
         mine = torch.tensor(row, dtype=torch.float64)
         if self.group is None:
             return mine[None]
@@ -45,17 +47,17 @@ class Control:
 
 @dataclass(frozen=True)
 class Signals:
-    """What all ranks know before a step's first backward.
+    """The figures and flags that all ranks know before the first backward pass of a step.
 
     Attributes:
-        stop: some rank was asked to stop, so no rank runs the step.
-        save: a checkpoint is due after this step. Rank 0 decides, so that only one clock counts.
-        saved: every rank has finished uploading its part of the pending checkpoint, or has failed.
-        fits: every rank's largest microbatch fits into its memory, as far as that is looked at beforehand.
-        wait: the longest wait for data, seconds.
-        tokens: tokens of the global batch.
-        digest: sum of the rows' checksums, a fingerprint of the bytes trained on.
-        counts: targets of the global batch, per loss term.
+        stop: whether some rank was asked to stop; then no rank runs the step.
+        save: whether a checkpoint is due after this step. Rank 0 decides, so that only one clock counts.
+        saved: whether every rank has uploaded its part of the pending checkpoint, or failed to.
+        fits: whether every rank's largest microbatch fits into its memory, as far as that is checked beforehand.
+        wait: longest wait for data, in seconds.
+        tokens: number of tokens in the global batch.
+        digest: sum of the rows' checksums, a fingerprint of the trained bytes.
+        counts: number of targets in the global batch, by loss term.
     """
 
     stop: bool
@@ -104,9 +106,10 @@ class RankExamples(AllExamples):
     """`AllExamples` in the order of the logical microbatches, which were dealt to the ranks round-robin.
 
     Attributes:
-        at: where this rank's examples lie among all.
-        counts: examples of each rank.
-        order: [N] the place of each example, if all examples of rank 0 come first, then those of rank 1, ...
+        at: indices of this rank's examples among all.
+        counts: number of examples of each rank.
+        order: [N], for each example the index that it has when all examples of rank 0 come first, then those of rank
+            1, ...
     """
 
     at: Int[Tensor, " own"]
@@ -115,11 +118,11 @@ class RankExamples(AllExamples):
 
     @classmethod
     def meet(cls, own: Sequence[Tensor]) -> tuple["RankExamples", Tensor]:
-        """Gathers the numbers of examples of all ranks. Returns the order, and this rank's examples joined.
+        """Gather the numbers of examples of all ranks. Return the order, and this rank's examples joined. Collective.
 
         Args:
-            own: [examples, ...] of each microbatch of this rank. Every rank passes as many, idle ones included; an idle
-                microbatch may have another shape beyond its first dimension. Collective.
+            own: [examples, ...] of each microbatch of this rank. Every rank passes equally many, including idle ones;
+                an idle microbatch may have another shape beyond its first dimension.
         """
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         sizes, device = [len(tensor) for tensor in own], own[0].device
@@ -133,12 +136,12 @@ class RankExamples(AllExamples):
 
     @classmethod
     def alone(cls, own: Tensor) -> tuple["RankExamples", Tensor]:
-        """As if one microbatch's examples [examples, ...] were all that there are. Not collective."""
+        """Return the order for one microbatch whose examples [examples, ...] are treated as all. Not collective."""
         every = torch.arange(len(own), device=own.device)
         return cls(every, (len(own),), every), own
 
     def gather(self, own: Tensor) -> Tensor:
-        """All examples' [N, ...] from each rank's own [n, ...]. Collective."""
+        """Return all examples' [N, ...] from each rank's own [n, ...]. Collective."""
         if len(self.counts) == 1:
             return own
         padded = own.new_zeros((max(self.counts), *own.shape[1:]))
@@ -148,7 +151,7 @@ class RankExamples(AllExamples):
 
 
 def _places(sizes: Sequence[Sequence[int]], rank: int) -> tuple[Tensor, Tensor]:
-    """`at` of `rank`, and `order`, from the numbers of examples of [rank][microbatch]."""
+    """Return `at` of `rank`, and `order`, from the numbers of examples of [rank][microbatch]."""
     begins = [sum(sum(row) for row in sizes[:r]) for r in range(len(sizes))]
     order, at, place = list[Tensor](), list[Tensor](), 0
     for turn in range(len(sizes[0])):

@@ -1,6 +1,6 @@
-"""The whole training loop. Data and storage come in through protocols; the loop does not know where they are.
+"""The training loop. Data and storage come in through protocols, so that the loop does not depend on where they are.
 
-Each step ends with one gather: sums of losses, how busy every rank was, and digests of the weights.
+Each step ends with one gather: sums of losses, the speed of every rank, and digests of the weights.
 """
 
 import time
@@ -24,17 +24,17 @@ from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_dig
 _PACE = 3  # columns
 
 SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {"rope_base": set_rotary_base}
-"""What sets the layers of a model while it trains, by the key of a recipe's phase."""
+"""Functions that change the layers of a model while it trains, by the key of a recipe's phase."""
 
 
 @dataclass(frozen=True)
 class StepResults:
-    """What all ranks know after a step.
+    """The results of a step that all ranks know.
 
     Attributes:
-        sums: over all ranks, the same bits on each.
-        paces: in rank order.
-        digests: of the weights, in rank order; all empty if this step does not compare them.
+        sums: sums over all ranks, with the same bits on each.
+        paces: speed of each rank, in rank order.
+        digests: digest of each rank's weights, in rank order; all empty if this step does not compare them.
     """
 
     sums: dict[str, float]
@@ -45,8 +45,9 @@ class StepResults:
 def gather_step_results(
     control: Control, sums: Mapping[str, float], pace: Pace, digests: Sequence[Tensor]
 ) -> StepResults:
-    """Send this rank's figures and return those of all ranks. Collective: every rank passes the same names, and as many
-    digests."""
+    """Send this rank's figures and return those of all ranks. Collective: every rank passes the same names and
+    equally many digests.
+    """
     names = sorted(sums)
     row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *halves(digests)]
     table = control.table(row)
@@ -62,17 +63,17 @@ def gather_step_results(
 
 @dataclass(frozen=True)
 class Fetched:
-    """A rank's data for one step.
+    """The data of a rank for one step.
 
     Attributes:
         work: the microbatches.
-        counts: this rank's targets per loss term.
-        tokens: this rank's tokens, special tokens included.
-        digest: sum over the rows of a 32-bit checksum of what the model will see.
+        counts: number of this rank's targets, by loss term.
+        tokens: number of this rank's tokens, including special tokens.
+        digest: sum over the rows of a 32-bit checksum of the model's input.
         samples: (epoch, start, stop) ranges of the whole step, the same on every rank.
-        wait: seconds this rank waited for the data service.
-        before: this rank's part of the earlier steps from which memory is recomputed before this step. None to keep
-            the memory that there is.
+        wait: seconds that this rank waited for the data service.
+        before: this rank's part of the earlier steps from which memory is recomputed before this step; None: the
+            memory is kept.
     """
 
     work: RankBatch
@@ -85,20 +86,22 @@ class Fetched:
 
 
 class Data(Protocol):
-    """Where the data of steps comes from."""
+    """The source of the steps' data."""
 
     def fetch(self, step: int) -> Fetched: ...
 
     def heldout(self) -> Iterator[Microbatch]:
-        """This rank's held-out microbatches, as many on every rank, the same rows and masks at every call."""
+        """Yield this rank's held-out microbatches: equally many on every rank, with the same rows and masks at every
+        call.
+        """
         ...
 
 
 class Checkpointer(Protocol):
-    """Where states are saved. `begin` returns at once; all ranks call `commit` at the same step.
+    """Saves states. `begin` returns at once; all ranks call `commit` at the same step.
 
-    `due` is true only at steps before which memory is recomputed, so those checkpoints hold no memory. The last state
-    of a run may be at any step, so `finish` is given the memory, too.
+    `due` is true only at steps before which memory is recomputed, so these checkpoints contain no memory. The last
+    state of a run may be at any step, so `finish` receives the memory, too.
     """
 
     def due(self, step: int) -> bool: ...
@@ -109,39 +112,40 @@ class Checkpointer(Protocol):
 
 
 class LossGuard(Protocol):
-    """Decides what is done about losses that are not finite or far too high. Every rank decides the same."""
+    """Decides what to do about losses that are not finite or far too high. Every rank decides the same."""
 
     def limit(self, step: int, update_group: str, sums: Mapping[str, float]) -> float:
-        """The largest gradient norm with which an update group is updated, given this rank's sums. Collective."""
+        """Return the largest gradient norm that updates an update group, given this rank's sums. Collective."""
         ...
 
     def after(self, report: StepReport) -> None:
-        """Is told of each step. If it raises, it does so on all ranks, and training ends without a commit."""
+        """Receive the report of a step. An error is raised on all ranks, and ends training without a commit."""
         ...
 
 
 class Microbatches(Protocol):
-    """Decides how many rows a microbatch has, where memory does. All ranks come to the same number."""
+    """Decides how many rows a microbatch has, if memory limits it. All ranks reach the same number."""
 
     def fits(self, work: RankBatch, memories: Memories) -> bool:
-        """Whether this rank's part of a step will fit into its memory. Not collective."""
+        """Return whether this rank's part of a step will fit into its memory. Not collective."""
         ...
 
     def shrink(self, step: int) -> None:
-        """Some rank's part of `step` does not fit: from here on the data has smaller microbatches. On all ranks."""
+        """Make microbatches smaller from `step` on, since some rank's part does not fit. Called on all ranks."""
         ...
 
     def gave_out(self, step: int, error: RuntimeError) -> Exception:
-        """What to raise where memory ran out in the middle of `step` on this rank."""
+        """Return the error to raise if memory ran out in the middle of `step` on this rank."""
         ...
 
 
 class TrainJournal(Protocol):
-    """Where progress is recorded. Rank 0's calls are written down; the other ranks' calls are heartbeats."""
+    """Records progress. Rank 0's calls are written down; the other ranks' calls are heartbeats."""
 
     def doing(self, step: int, doing: str, done: int = 0) -> None:
-        """The rank now does `doing`, after `step` steps. `done` counts progress within it. "training" means that it is
-        over."""
+        """Report that the rank now does `doing`, after `step` steps. `done` counts progress in it. "training" reports
+        its end.
+        """
         ...
 
     def step(self, report: StepReport) -> None: ...
@@ -152,9 +156,11 @@ class TrainJournal(Protocol):
 class TrainPlan:
     """What to do at which step: pure functions of the step, fixed by the recipe.
 
-    `weights`: of those terms of the loss that do not keep their own weight in every step. Held-out losses are weighed
-    by the terms' own. `layers`: what layers are set to, by names of `SETTERS`, if it is not the model's own in every
-    step; what follows a step, such as an evaluation, is computed with that step's.
+    Attributes:
+        weights: weights, in a step, of the loss terms whose weight changes during the run. Held-out losses use the
+            terms' own weights.
+        layers: settings of layers in a step, by names of `SETTERS`, if they change during the run. An evaluation
+            after a step uses that step's settings.
     """
 
     seed: int
@@ -170,17 +176,19 @@ class TrainPlan:
 
     @property
     def evaluates_first(self) -> bool:
-        """Whether a run's figures before its first step are taken: what it begins with, a published model perhaps."""
+        """Whether a run is evaluated before its first step, which measures what it starts from, such as a published
+        model.
+        """
         return self.evaluate_every is not None
 
     def compares_in(self, step: int) -> bool:
-        """Whether all ranks compare their weights before the update of `step`."""
+        """Return whether all ranks compare their weights before the update of `step`."""
         return self.compare_every is not None and step % self.compare_every == 0
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """The parts of a training process, and the loop that drives them."""
+    """The parts of a training process, and the loop that runs them."""
 
     engine: Engine
     control: Control
@@ -194,14 +202,14 @@ class Trainer:
     microbatches: Microbatches | None = None
 
     def train(self, state: TrainState) -> TrainState:
-        """Train from `state` to the last step, or until a stop is requested on any rank. The result is committed.
+        """Train from `state` to the last step, or until any rank is asked to stop. Return the final state, which is
+        committed.
 
-        A step whose microbatches do not fit into memory begins again with smaller ones, before anything of it has
-        counted.
+        A step whose microbatches do not fit into memory restarts with smaller ones, before any of its work has counted.
 
         Raises:
-            CorruptReplica: weights differ between ranks. Nothing of it is committed.
-            Exception: what `microbatches` has for memory that gave out in the middle of a step.
+            CorruptReplica: weights differ between ranks. Nothing of the step is committed.
+            Exception: memory ran out in the middle of a step; the error is that of `microbatches`.
         """
         carried = Carried()
         if state.step == 0 and self.plan.evaluates_first:
@@ -255,7 +263,7 @@ class Trainer:
     def _computed(
         self, state: TrainState, fetched: Fetched, signals: Signals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
-        """Memory is recomputed at fixed steps, then the gradients and updates of each group, see `_update`."""
+        """Recompute memory at fixed steps, then compute gradients and updates of each group; see `_update`."""
         try:
             if fetched.before is not None:
                 recall(self.engine, fetched.before, self.memories)
@@ -268,7 +276,7 @@ class Trainer:
     def _update(
         self, state: TrainState, fetched: Fetched, signals: Signals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
-        """Of each group: this rank's sums, the update that was made, and the digest of the weights before it."""
+        """Return, for each group, this rank's sums, the update, and the digest of the weights before it."""
         self.engine.forwards.take()
         self._turn(state.step)
         sums: dict[str, float] = {}
@@ -292,7 +300,7 @@ class Trainer:
         return sums, updates, digests
 
     def _turn(self, step: int) -> None:
-        """Set layers to what they are in `step`."""
+        """Apply the settings of layers in `step`."""
         for name, value in self.plan.layers(step).items():
             SETTERS[name](self.engine.objective, value)
 
@@ -307,20 +315,20 @@ class Trainer:
         self.journal.doing(step, "training")
 
     def _heldout(self, step: int) -> Iterator[Microbatch]:
-        """Reports progress with each microbatch."""
+        """Yield held-out microbatches, and report progress after each."""
         self.journal.doing(step, "evaluating")
         for done, microbatch in enumerate(self.data.heldout(), start=1):
             yield microbatch
             self.journal.doing(step, "evaluating", done)
 
     def _digests(self, step: int) -> list[Tensor]:
-        """Digest of the weights that gradients were taken with, if this step compares them."""
+        """Return the digest of the weights that gradients were computed with, if this step compares them."""
         if self.control.world == 1 or not self.plan.compares_in(step):
             return []
         return [self.engine.replicated.digest()]
 
     def _carried(self, coming: Fetched) -> Carried:
-        """The memory that the next step would have used; it goes into the checkpoint."""
+        """Return the memory that the next step would have used; it goes into the checkpoint."""
         return carry(self.memories, coming.work.total) if coming.before is None else Carried()
 
     def _exchange(self, state: TrainState, fetched: Fetched) -> Signals:

@@ -1,11 +1,11 @@
 """XLNet's memory of earlier tokens: recomputed at fixed steps, and saved in checkpoints of all other steps.
 
-The memory of a logical microbatch is kept as the module returned it: for each layer [R, C, H], with R rows of the
-microbatch, C carried tokens, H hidden. A lane keeps its place in the batch, and a rank its microbatches. So memory does
-not move between ranks as long as their number stays.
+The memory of a logical microbatch is stored as the module returned it: for each layer [R, C, H], with R rows of the
+microbatch, C memory tokens, H hidden. A lane keeps its position in the batch, and a rank keeps its microbatches. So
+memory does not move between ranks while their number stays the same.
 
-At fixed steps every run forgets its memory and recomputes it from the steps before. There memory is a function of
-weights and data, so a checkpoint of such a step needs none. A checkpoint of another step holds it as tensors
+At fixed steps every run discards its memory and recomputes it from the preceding steps. There, memory is a function
+of weights and data, so a checkpoint of such a step needs none. A checkpoint of another step contains it as tensors
 "memory.<layer>" of [lanes, C, H], of which each rank writes its microbatches' ranges. Any number of ranks can resume
 from them.
 """
@@ -26,7 +26,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> None:
-    """Forget all memory and recompute it from the steps `before`, in order, with the present weights and without
+    """Discard all memory and recompute it from the steps `before`, in order, with the current weights and without
     dropout. Collective.
     """
     memories.clear()
@@ -41,18 +41,20 @@ def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> N
 
 
 def _unpredicted(batch: Batch) -> Batch:
-    """The batch without targets. Memory holds states of the content stream, which do not depend on predictions."""
+    """Return the batch without targets. Memory contains states of the content stream, which do not depend on
+    predictions.
+    """
     none = batch.target_ids[:0]
     return replace(batch, target_positions=none, target_ids=none)
 
 
 @dataclass(frozen=True)
 class Carried:
-    """Memory as a checkpoint holds it.
+    """Memory in the form of a checkpoint.
 
     Attributes:
-        fragments: this rank's, fp32.
-        shapes: of the whole tensors, by name. Rank 0's are used, because it has a microbatch in every step.
+        fragments: fragments of this rank, fp32.
+        shapes: shapes of the whole tensors, by name. Rank 0's are used, because it has a microbatch in every step.
     """
 
     fragments: tuple[Fragment, ...] = ()
@@ -60,7 +62,7 @@ class Carried:
 
 
 def carry(memories: Memories, microbatches: int) -> Carried:
-    """The memory of a batch of `microbatches` logical microbatches, equally many rows each."""
+    """Return the memory of a batch of `microbatches` logical microbatches with equally many rows."""
     fragments: list[Fragment] = []
     shapes: dict[str, tuple[int, ...]] = {}
     for index, memory in sorted(memories.items()):
@@ -74,9 +76,9 @@ def carry(memories: Memories, microbatches: int) -> Carried:
 def restore(
     memories: Memories, shapes: Shapes, read: Read, microbatches: Sequence[int], rows: int, engine: Engine
 ) -> None:
-    """Read the memory of this rank's logical `microbatches`, of `rows` rows, from a checkpoint that carries some.
+    """Read the memory of this rank's logical `microbatches`, each of `rows` rows, from a checkpoint that contains some.
 
-    What was computed in bf16 comes back as the same bits.
+    Memory that was computed in bf16 is restored with the same bits.
     """
     dtype = torch.bfloat16 if engine.config.precision == "bf16" else torch.float32
     for index in microbatches:

@@ -1,6 +1,6 @@
-"""Figures of a step and of held-out rows: means from global sums, under the names used in metrics files and reports.
+"""Figures of a step and of held-out rows: means from global sums, under the names in metrics files and reports.
 
-Held-out rows have the same masks and draws every time, whatever the world size.
+Held-out rows have the same masks and draws every time, for any world size.
 """
 
 import math
@@ -31,19 +31,20 @@ RATIOS = {
     "positive_similarity": ("positive", "targets"),
     "negative_similarity": ("negative", "targets"),
 }
-"""Figures of a term, as one of its sums over another. For detection: of the tokens it flagged, how many were
-replaced; of those replaced, how many it found; and the share that was replaced, 1 less which is the accuracy of never
-flagging any. For contrastive training: how near the texts of an example are, and texts that do not belong together
-(where that nears the former, all vectors are becoming one)."""
+"""Figures of a loss term, each as the ratio of two of its sums. For detection: `precision` is the share of flagged
+tokens that were replaced, `recall` the share of replaced tokens that were flagged, and `replaced` the share of tokens
+that were replaced (one minus it is the accuracy of flagging none). For contrastive training: the similarity of the
+texts of an example, and of texts that do not belong together (if it approaches the former, all vectors collapse to
+one)."""
 
 _IN_RATIOS = {WEIGHTED.strip("_"), *(name for ratio in RATIOS.values() for name in ratio)}
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """`loss`, the weighted sum of all terms, and each term's `<term>_<figure>` of `RATIOS` whose sums are there.
+    """Return `loss`, the weighted sum of all terms, and each term's `<term>_<figure>` of `RATIOS` whose sums are given.
 
-    Sums are named `<term>_<sum>`. One that is in no ratio is a figure by its own name: its mean over the term's
-    targets. A ratio of nothing to nothing is 0.
+    Sums are named `<term>_<sum>`. A sum in no ratio becomes a figure under its own name: its mean over the term's
+    targets. A ratio of 0 to 0 is 0.
     """
     terms = [name.removesuffix(TARGETS) for name in sums if name.endswith(TARGETS)]
     figures = {"loss": sum(sums[term + WEIGHTED] / max(1.0, sums[term + TARGETS]) for term in terms)}
@@ -60,7 +61,7 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step as it was: the state before it, what it saw, and what came of it."""
+    """A finished step: the state before it, its input, and its results."""
 
     before: TrainState
     samples: tuple[tuple[int, int, int], ...]
@@ -73,13 +74,14 @@ class StepReport:
 
     @property
     def applied(self) -> dict[str, bool]:
-        """By update group: whether its update moved weights."""
+        """Whether the update changed weights, by update group."""
         return {group: update.applied for group, update in self.updates.items()}
 
     def record(self) -> dict[str, Any]:
-        """The line of the metrics file (schema in infra/docs/records.md). Losses are per target, in nats.
+        """Return the line of the metrics file (schema in infra/docs/records.md). Losses are per target, in nats.
 
-        Ranks begin their first step at different times, so another's wait may be longer than this rank's step.
+        Ranks begin their first step at different times, so another rank's wait may exceed this rank's step; it is
+        capped.
         """
         wait = min(self.signals.wait, self.seconds)
         return {
@@ -99,7 +101,7 @@ class StepReport:
         }
 
     def _gradient_norms(self) -> dict[str, float]:
-        """Of all gradients together; in a step of several update groups also of each group."""
+        """Return the norm of all gradients; in a step of several update groups also the norm of each group."""
         norms = {f"{group}_grad_norm": update.grad_norm for group, update in self.updates.items()}
         return {"grad_norm": math.hypot(*norms.values())} | (norms if len(norms) > 1 else {})
 
@@ -110,9 +112,10 @@ EVALUATION = "evaluation"  # the "update group" of its draws, which are those of
 def evaluate(
     engine: Engine, control: Control, microbatches: Iterable[Microbatch], seed: int
 ) -> dict[str, float]:
-    """Mean losses and metrics over the held-out rows of all ranks, dropout off; a generator draws by `seed`.
+    """Return mean losses and metrics over the held-out rows of all ranks, without dropout. A generator draws by `seed`.
 
-    Every rank passes the same number of microbatches (idle ones included): ZeRO 3 gathers weights in each forward.
+    Every rank passes the same number of microbatches (idle ones included), because ZeRO 3 gathers weights in each
+    forward pass.
     """
     engine.training(False)
     totals = gather_sums(control, sum_losses(engine, engine.objective, microbatches, seed))
@@ -123,9 +126,9 @@ def evaluate(
 def sum_losses(
     forward: Callable[[Batch], LossSums], objective: nn.Module, microbatches: Iterable[Microbatch], seed: int
 ) -> dict[str, float]:
-    """This rank's sums of losses, targets and metrics. `forward` is `objective`, or the engine around it.
+    """Return this rank's sums of losses, targets and metrics. `forward` is `objective`, or the engine around it.
 
-    A coupled objective takes all rows of all ranks as one batch: then it is collective.
+    A coupled objective takes all rows of all ranks as one batch; then this is collective.
     """
     sums, coupled = Sums(), list[Tensor]()
     for microbatch in microbatches:

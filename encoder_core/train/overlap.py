@@ -1,14 +1,13 @@
-"""Sums of gradients over the ranks while the backward pass still runs, by the same buckets on every rank.
+"""Sums gradients over the ranks while the backward pass still runs, in the same buckets on every rank.
 
 ZeRO 1 in bf16: DeepSpeed adds each gradient to an fp32 sum, all sums of a parameter group in one tensor, and reduces
-them when the last backward pass is over. Here a stretch of such a tensor is reduced, in place, as soon as its last
-gradient is there.
+them after the last backward pass. Here a range of such a tensor is reduced, in place, as soon as its last gradient
+has arrived.
 
-ZeRO 2 and 3: DeepSpeed fills buckets with gradients as they come and adds them up over the ranks by place, whatever
-parameters these are of. A rank whose rows go through another graph (it has none, or too few for compiled code) has
-another order. Here DeepSpeed gets gradients in one order.
-
-That order is the one in which backward passes reach parameters: the last layers first.
+ZeRO 2 and 3: DeepSpeed fills buckets with gradients in order of arrival and sums them over the ranks by position,
+whichever parameters they belong to. A rank whose rows take another graph (it has no rows, or too few for compiled
+code) has another order. Here DeepSpeed gets gradients in a fixed order: that in which backward passes reach
+parameters, the last layers first.
 """
 
 from collections.abc import Sequence
@@ -27,8 +26,12 @@ from encoder_core.train.deepspeed_internals import ORDERED, replace_method
 
 @dataclass
 class _Bucket:
-    """`waiting`: parameters whose gradients of the last backward pass have not come yet. `sent`: what is added up, the
-    sums themselves or their copy in another precision."""
+    """A range of sums that is reduced at once.
+
+    Attributes:
+        waiting: number of parameters whose gradients of the last backward pass have not arrived yet.
+        sent: the tensor that is being reduced: the sums themselves, or their copy in another precision.
+    """
 
     sums: Float32[Tensor, " numbers"]
     parameters: list[nn.Parameter]
@@ -38,15 +41,15 @@ class _Bucket:
 
 
 class OverlappedSums:
-    """Not needed by a rank alone, and not possible where DeepSpeed keeps no sums of its own.
+    """Reduces DeepSpeed's fp32 sums during the backward pass. A single rank does not need it.
+
+    Its hooks must run after those that add to the sums, so create it after the DeepSpeed engine.
 
     Args:
-        sums: of each parameter group, its parameters' fp32 sums end to end (and padding), and the parameters.
-        order: of all parameters, that in which a forward pass uses them.
-        dtype: in which ranks add up.
-        bucket: numbers that are reduced at a time, at least.
-
-    Its hooks must be called after those that add to the sums: make it after the DeepSpeed engine.
+        sums: for each parameter group, its parameters' fp32 sums end to end (and padding), and the parameters.
+        order: all parameters in the order in which a forward pass uses them.
+        dtype: dtype in which ranks sum.
+        bucket: number of numbers that are reduced at a time, at least.
     """
 
     def __init__(
@@ -68,14 +71,14 @@ class OverlappedSums:
                     p.register_post_accumulate_grad_hook(partial(self._came, each))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """The next backward pass is the last of an update group's."""
+        """Announce that the next backward pass is the last of an update group."""
         self._active, self._next = True, 0
         for each in self._buckets:
             each.waiting = sum(p.requires_grad for p in each.parameters)
         self._reduce_complete()
 
     def finish(self) -> None:
-        """Waits for all sums, also of parameters that had no gradient. Collective."""
+        """Wait for all sums, also those of parameters without a gradient. Collective."""
         self._active = False
         for each in self._buckets[self._next :]:
             self._reduce(each)
@@ -86,12 +89,16 @@ class OverlappedSums:
             each.sent = each.work = None
 
     def ensure_ended(self) -> None:
-        """After the last backward pass. Raises LibraryChanged: the sums are not those of all ranks."""
+        """Check, after the last backward pass, that the sums are those of all ranks.
+
+        Raises:
+            LibraryChanged: DeepSpeed did not call `finish`.
+        """
         if self._active:
             raise library_changed("deepspeed", "buffered_allreduce_fallback was not called: it")
 
     def _came(self, bucket: _Bucket, _: Tensor) -> None:
-        """A gradient of `bucket` has been added to its sum."""
+        """Count a gradient that has been added to the sum of `bucket`."""
         if self._active:
             bucket.waiting -= 1
             self._reduce_complete()
@@ -107,7 +114,9 @@ class OverlappedSums:
 
 
 def _cut(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_Bucket]:
-    """Stretches of whole parameters, each of `least` numbers or more, but for one; the padding goes with the last."""
+    """Return ranges of whole parameters, each of at least `least` numbers except the last one, which includes the
+    padding.
+    """
     found, start, stop, own = list[_Bucket](), 0, 0, list[nn.Parameter]()
     for p in parameters:
         own.append(p)
@@ -121,10 +130,11 @@ def _cut(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_
 
 
 class OneOrder:
-    """Hands gradients to DeepSpeed's optimizer of ZeRO 2 or 3 in one order; those that come early wait.
+    """Passes gradients to DeepSpeed's optimizer of ZeRO 2 or 3 in a fixed order; early ones wait.
 
     Args:
-        optimizer: DeepSpeed's. order: of all parameters, that in which a forward pass uses them.
+        optimizer: DeepSpeed's optimizer.
+        order: all parameters in the order in which a forward pass uses them.
     """
 
     def __init__(self, optimizer: Any, order: Sequence[nn.Parameter]) -> None:
@@ -139,7 +149,7 @@ class OneOrder:
         self._end = replace_method(optimizer, end, self._finish)
 
     def _came(self, parameter: nn.Parameter, *group: int) -> None:
-        """The gradient of `parameter` is there; stage 2 says of which group it is."""
+        """Accept the gradient of `parameter`; stage 2 also passes its group."""
         self._handed += 1
         self._early[id(parameter)] = (parameter, *group)
         while self._next < len(self._order):
@@ -151,8 +161,9 @@ class OneOrder:
             self._next += 1
 
     def _finish(self) -> None:
-        """The backward pass is over: those that waited for one that has no gradient on any rank, and what is left in
-        buckets. Collective."""
+        """End the backward pass: pass on gradients that waited for a parameter without a gradient, and reduce what is
+        left in buckets. Collective.
+        """
         for parameter in self._order[self._next :]:
             if id(parameter) in self._early:
                 self._reduce(*self._early.pop(id(parameter)))
@@ -160,11 +171,15 @@ class OneOrder:
         self._end()
 
     def _reach(self, _: Tensor) -> None:
-        """The backward pass has come to a parameter, whatever DeepSpeed does about it."""
+        """Count a parameter that the backward pass has reached, independently of DeepSpeed."""
         self._reached += 1
 
     def ensure_ended(self) -> None:
-        """After a backward pass. Raises LibraryChanged: gradients went past this order."""
+        """Check, after a backward pass, that all gradients were passed on in this order.
+
+        Raises:
+            LibraryChanged: DeepSpeed did not use the replaced methods for all gradients.
+        """
         reached, handed, ended = self._reached, self._handed, self._ended
         self._reached, self._handed, self._ended = 0, 0, False
         if not ended:

@@ -1,13 +1,13 @@
-"""What a rank tries before it trains: whether a microbatch fits its device, and whether gradients are added up rightly.
+"""What a rank tries before it trains: whether a microbatch fits into memory, and whether gradients are summed
+correctly.
 
-A step cannot be taken back once it has begun: an error in the middle of a backward pass leaves gradients half summed,
-and the other ranks wait in a collective that this one never enters. So a microbatch larger than any before is
-rehearsed: its passes run by themselves, and their gradients are thrown away. The engine does not notice, and no rank
-waits for another.
+A step cannot be undone once it has begun: an error in the middle of a backward pass leaves gradients half summed, and
+the other ranks wait in a collective that this rank never enters. So a microbatch larger than any before is rehearsed:
+its passes run outside the engine, and their gradients are discarded. No other rank waits.
 
-Names that we replace in DeepSpeed may still exist in a later release and no longer be called. Then gradients would be
-other numbers, and no error would say so. So before the first step a network of six numbers takes a step of two
-microbatches through an engine of its own, and the sum of its gradients is measured.
+Methods that we replace in DeepSpeed may still exist in a later release but no longer be called. Then gradients would
+be wrong without an error. So before the first step a network of six numbers takes a step of two microbatches through
+an engine of its own, and the sum of its gradients is measured.
 """
 
 import gc
@@ -33,18 +33,18 @@ from encoder_core.train.step import Microbatch
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether `error` says that a device, or the host, has no memory left."""
+    """Return whether `error` says that a device, or the host, has run out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @dataclass
 class Rehearsal:
-    """Not for stage 3, where a forward pass gathers weights from all ranks.
+    """Rehearses microbatches. Not for stage 3, where a forward pass gathers weights from all ranks.
 
     Attributes:
-        kept: bytes that weights, gradients, optimizer and buckets will fill. What of it a GPU does not hold yet is kept
-            free while something is rehearsed: moments come with the first update.
-        proven: tokens, carried ones included, of the largest microbatch that is known to fit.
+        kept: bytes that weights, gradients, optimizer and buckets will fill. The part that a GPU does not hold yet is
+            reserved during a rehearsal, because moments are allocated by the first update.
+        proven: number of tokens, memory included, of the largest microbatch that is known to fit.
     """
 
     engine: Engine
@@ -52,7 +52,9 @@ class Rehearsal:
     proven: int = 0
 
     def fits(self, microbatches: Sequence[Microbatch], memories: Mapping[int, tuple[Tensor, ...]]) -> bool:
-        """Rehearses the largest of a step's `microbatches` if none as large has fitted yet."""
+        """Return whether a step's `microbatches` fit. The largest is rehearsed unless one of its size has fitted
+        before.
+        """
         sizes = {_tokens(each, memories.get(each.index, ())): each for each in microbatches}
         size = max(sizes, default=0)
         if size <= self.proven:
@@ -80,7 +82,7 @@ class Rehearsal:
         return torch.empty(max(0, self.kept - held), dtype=torch.uint8, device=device)
 
     def _passes(self, microbatch: Microbatch, memory: tuple[Tensor, ...]) -> None:
-        """Of each update group, as a step makes them."""
+        """Run the passes of each update group as a step does."""
         objective, batch = self.engine.objective, microbatch.batch
         self.engine.training(True)
         if isinstance(objective, CoupledObjective):
@@ -97,7 +99,7 @@ class Rehearsal:
 
 
 def _tokens(microbatch: Microbatch, memory: tuple[Tensor, ...]) -> int:
-    """`memory` counts by its numbers: XLNet's keys are longer with it."""
+    """Return the size of a microbatch. `memory` counts by its numbers, because XLNet's keys are longer with it."""
     return microbatch.batch.tokens.numel() + sum(tensor.numel() for tensor in memory)
 
 
@@ -115,7 +117,7 @@ _TOLERANCE = 0.01  # sums in bf16 over many ranks; a mean is wrong by the number
 
 
 class _Ones(nn.Module):
-    """The gradient of every number is 1."""
+    """A network whose gradient by every number is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,9 +128,10 @@ class _Ones(nn.Module):
 
 
 def ensure_sums(config: EngineConfig) -> float:
-    """Take the step, and return the largest relative error of the gradient's norm. Collective; draws nothing.
+    """Take the step, and return the relative error of the gradient's norm. Collective; draws no random numbers.
 
-    Raises LibraryChanged: the norm is not that of the sum over ranks and microbatches.
+    Raises:
+        LibraryChanged: the norm is not that of the sum over ranks and microbatches.
     """
     model = _Ones()
     threshold = 0 if config.stage == 3 else None

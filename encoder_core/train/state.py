@@ -1,4 +1,4 @@
-"""Where a run stands: everything a resume needs beside the tensors, as plain data."""
+"""The position of a run: everything that resuming needs besides the tensors, as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -9,13 +9,13 @@ from encoder_core.optim.updates import WHOLE
 
 @dataclass(frozen=True)
 class TrainState:
-    """Counters of the committed past. The data position is a function of `step`, so it is not stored twice.
+    """Counters of the steps so far. The data position is a function of `step`, so it is not stored.
 
     Attributes:
-        step: steps taken, skipped ones included; the next step has this number.
-        updates: optimizer updates applied (Adam's t), by update group.
-        skipped: steps in which the gradient of some update group was not finite.
-        tokens: tokens fed to the encoder so far, special tokens included.
+        step: number of steps taken, including skipped ones; the next step has this number.
+        updates: number of optimizer updates applied (Adam's t), by update group.
+        skipped: number of steps in which the gradient of some update group was not finite.
+        tokens: number of tokens fed to the encoder so far, including special tokens.
     """
 
     step: int = 0
@@ -24,11 +24,11 @@ class TrainState:
     tokens: int = 0
 
     def next_update(self, update_group: str) -> int:
-        """The number of the next update of `update_group`, from 1."""
+        """Return the number of the next update of `update_group`, from 1."""
         return self.updates.get(update_group, 0) + 1
 
     def after(self, *, applied: Mapping[str, bool], tokens: int) -> "TrainState":
-        """The state one step later; `applied` says of each update group whether its update was."""
+        """Return the state one step later. `applied` says for each update group whether its update was applied."""
         return replace(
             self,
             step=self.step + 1,
@@ -42,7 +42,7 @@ class TrainState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TrainState":
-        """The inverse; a bare number of updates is that of the one update group."""
+        """Return the state that `to_json` wrote. A bare number of updates belongs to the one update group."""
         updates = data["updates"]
         counted = updates if isinstance(updates, dict) else {WHOLE: updates}
         return cls(

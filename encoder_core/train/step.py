@@ -1,9 +1,9 @@
 """One optimisation step: the global batch in logical microbatches, normalised by the step's own target counts.
 
-The global batch is cut into microbatches of a fixed number of rows whatever the world size, dealt round-robin to the
-ranks. Randomness (dropout, generator sampling) is drawn from (seed, step, row, place in the row), never from the rank
-or the microbatch, and loss sums are divided by the targets of the whole step. So the update is that of one process
-working through the batch alone, up to rounding.
+The global batch is divided into microbatches of a fixed number of rows for any world size, dealt round-robin to the
+ranks. Randomness (dropout, generator sampling) is drawn from (seed, step, row, position in the row), never from the
+rank or the microbatch, and loss sums are divided by the targets of the whole step. So the update is that of one
+process working through the batch alone, up to rounding.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from encoder_core.train.exchange import Control, RankExamples
 
 
 def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = WHOLE) -> int:
-    """A 63-bit seed, hashed so that neighbouring steps, microbatches, update groups and runs share nothing."""
+    """Return a 63-bit seed, hashed so that neighbouring steps, microbatches, update groups and runs are unrelated."""
     place = f"{seed}/{step}/{microbatch}" + ("" if update_group == WHOLE else f"/{update_group}")
     digest = hashlib.blake2b(place.encode(), digest_size=8, person=b"maskfleet-draws")
     return int.from_bytes(digest.digest(), "little") >> 1
@@ -31,9 +31,8 @@ def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = WHO
 def seed_draws(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> None:
     """Seed the default generators for one logical microbatch in one update group.
 
-    The CPU's is the same before each microbatch of a step, since draws belong to rows
-    (`encoder_core/random_draws.py`). Those of GPUs are not: the dropout inside flash attention belongs to the batch
-    that it is given.
+    The CPU's seed is the same for each microbatch of a step, because draws belong to rows
+    (`encoder_core/random_draws.py`). A GPU's is not: the dropout inside flash attention belongs to the batch.
     """
     torch.manual_seed(draw_seed(seed, step, 0, update_group))
     if torch.cuda.is_available():
@@ -42,7 +41,7 @@ def seed_draws(seed: int, step: int, microbatch: int, update_group: str = WHOLE)
 
 @dataclass(frozen=True)
 class Microbatch:
-    """A logical microbatch: its place in the global batch, and its rows."""
+    """A logical microbatch: its index in the global batch, and its rows."""
 
     index: int
     batch: Batch
@@ -50,12 +49,12 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class RankBatch:
-    """A rank's part of a step.
+    """The part of a rank in a step.
 
     Attributes:
-        step: the step's number.
-        microbatches: this rank's, in order.
-        total: logical microbatches of the global batch, over all ranks.
+        step: number of the step.
+        microbatches: microbatches of this rank, in order.
+        total: number of logical microbatches in the global batch, over all ranks.
     """
 
     step: int
@@ -63,11 +62,13 @@ class RankBatch:
     total: int
 
     def rounds(self, world: int) -> int:
-        """Forward-backward passes every rank makes; a rank with fewer microbatches idles through the rest."""
+        """Return how many forward and backward passes every rank makes; a rank with fewer microbatches runs idle
+        ones.
+        """
         return -(-self.total // world)
 
     def microbatch(self, i: int, device: torch.device) -> Microbatch:
-        """What this rank does in round `i`; an idle microbatch has no rows, and the number `total`."""
+        """Return this rank's microbatch in round `i`; an idle one has no rows, and the index `total`."""
         if i < len(self.microbatches):
             return self.microbatches[i]
         return Microbatch(self.total, idle_batch(device))
@@ -76,7 +77,7 @@ class RankBatch:
 NONE_SET: Mapping[str, float] = {}
 
 Memories = MutableMapping[int, tuple[Tensor, ...]]
-"""By logical microbatch: what the module returned for it and wants back with it."""
+"""For each logical microbatch, the memory that the module returned for it and needs with its next rows."""
 
 
 def accumulate(
@@ -88,11 +89,10 @@ def accumulate(
     update_group: str = WHOLE,
     weights: Mapping[str, float] = NONE_SET,
 ) -> dict[str, float]:
-    """Accumulate the gradient of one update group of a step; returns this rank's sums (not means) of losses and
-    metrics.
+    """Accumulate the gradient of one update group of a step; return this rank's sums (not means) of losses and metrics.
 
-    `counts` are the step's global targets per loss term, known before the first backward. `weights`: in this step, of
-    a recipe's terms by name, where they are not the terms' own.
+    `counts` are the step's global targets by loss term, known before the first backward pass. `weights` are the
+    weights of terms in this step where they differ from the terms' own.
     """
     engine.begin(update_group)
     memories.update(_first_pass(engine, work, seed, update_group))
@@ -112,7 +112,9 @@ def accumulate(
 def _first_pass(
     engine: Engine, work: RankBatch, seed: int, update_group: str
 ) -> dict[int, tuple[Tensor, ...]]:
-    """By logical microbatch, what a coupled objective's second pass needs; nothing for any other. Collective."""
+    """Return what a coupled objective's second pass needs, by logical microbatch; empty for other objectives.
+    Collective.
+    """
     if not isinstance(engine.objective, CoupledObjective):
         return {}
     own, indices = list[Tensor](), list[int]()
@@ -135,13 +137,13 @@ def _share_of_step(losses: LossSums, counts: Mapping[str, float], weights: Mappi
 
 
 class Sums:
-    """Running sums of losses, targets and metrics, kept on the device until the step ends."""
+    """Running sums of losses, targets and metrics, which stay on the device until the step ends."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
 
     def add(self, losses: LossSums, weights: Mapping[str, float] = NONE_SET) -> None:
-        """`weights`: see `accumulate`."""
+        """Add the losses of a microbatch. `weights`: see `accumulate`."""
         for name, value in losses.metrics.items():
             self._add(name, value.detach().double())
         for term in losses.terms:
@@ -154,12 +156,12 @@ class Sums:
         self._sums[name] = self._sums.get(name, 0.0) + value
 
     def collect(self) -> dict[str, float]:
-        """To the host, in name order."""
+        """Copy the sums to the host, in name order."""
         return {name: float(self._sums[name]) for name in sorted(self._sums)}
 
 
 def gather_sums(control: Control, sums: Mapping[str, float]) -> dict[str, float]:
-    """Sums over all ranks, the same bits on each. Every rank passes the same names."""
+    """Return sums over all ranks, with the same bits on each. Every rank passes the same names."""
     names = sorted(sums)
     table = control.table([sums[name] for name in names])
     return dict(zip(names, table.sum(dim=0).tolist(), strict=True))

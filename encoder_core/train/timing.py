@@ -1,8 +1,8 @@
-"""How long a rank was busy in a step, without its waiting for other ranks.
+"""How long a rank was busy in a step, without its waits for other ranks.
 
-In the collectives of a backward pass all ranks wait for the slowest one. So the time of a step is the same on all ranks
-and does not show which is slow. What differs is the time between collectives: fetching data and, at ZeRO stages 0 to 2,
-the forward pass, in which nothing is exchanged. The forward pass stands for all of a rank's computing. At stage 3 it
+In the collectives of a backward pass all ranks wait for the slowest. So the time of a step is the same on all ranks
+and does not show which one is slow. The times between collectives differ: fetching data and, at ZeRO stages 0 to 2,
+the forward pass, in which nothing is exchanged. The forward pass represents all computing of a rank. At stage 3 it
 gathers weights and waits, too, so it cannot show slow computing.
 """
 
@@ -14,12 +14,12 @@ import torch
 
 @dataclass(frozen=True)
 class Pace:
-    """One rank's step.
+    """The speed of one rank in a step.
 
     Attributes:
-        data: seconds from the beginning of the step until its data was there.
+        data: seconds from the start of the step until its data had arrived.
         forward: seconds in forward passes; 0 at ZeRO stage 3.
-        tokens: that went through these passes.
+        tokens: number of tokens in these passes.
     """
 
     data: float
@@ -28,7 +28,7 @@ class Pace:
 
 
 class Stopwatch:
-    """Adds up the time inside `with`. On a GPU it times the kernels, without waiting for them."""
+    """Adds up the time inside `with` blocks. On a GPU it times the kernels, without waiting for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -50,9 +50,7 @@ class Stopwatch:
             self._seconds += time.perf_counter() - self._started
 
     def take(self) -> float:
-        """The seconds so far; counting starts again at 0. On a GPU this waits until the device has done
-        what was timed.
-        """
+        """Return the seconds so far, and reset them to 0. On a GPU this waits until the timed kernels have finished."""
         if self._cuda and self._events:
             self._events[-1][1].synchronize()
             self._seconds = sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3

@@ -1,18 +1,18 @@
-"""Silent corruption: weights that must be the same on every rank, compared.
+"""Silent corruption: compares weights that must be the same on every rank.
 
-A memory cell or a link that flips a bit raises no error; the loss may not even show it. Every rank adds up the bits of
-its working weights, on the device, and all compare. The sums are of integers modulo 2**64, so the order of addition
-does not matter and one flipped bit always changes them.
+A memory cell or a link that flips a bit raises no error; even the loss may not show it. Every rank adds up the bits
+of its working weights, on the device, and all compare. The sums are of integers modulo 2**64, so the order of
+addition does not matter and one flipped bit always changes them.
 
-What it finds depends on the ZeRO stage:
+What the comparison finds depends on the ZeRO stage:
 
 - Stage 0: weights stay from step to step, so damage is found at the next comparison, however late.
-- Stages 1 and 2: every update rebuilds the working weights from the sharded master weights, so damage is found only if
-  they are compared before the next update. Master weights and moments exist once and cannot be compared.
+- Stages 1 and 2: every update rebuilds the working weights from the sharded master weights, so damage is found only
+if they are compared before the next update. Master weights and moments exist once and cannot be compared.
 - Stage 3: nothing exists twice, so nothing is found.
 
-If a rank computes wrongly from good weights, it spoils the gradient of all ranks alike. No comparison of weights finds
-that.
+If a rank computes wrong results from good weights, it spoils the gradient of all ranks equally. No comparison of
+weights finds that.
 """
 
 from collections import Counter
@@ -32,14 +32,14 @@ Digest = tuple[int, ...]
 
 
 class CorruptReplica(Exception):
-    """Weights differ between ranks. Nothing computed from them may be kept: start again from the last commit.
+    """Weights differ between ranks. Discard everything computed from them: start again from the last commit.
 
-    This is a hardware fault, not a user's mistake. All ranks raise the same.
+    This is a hardware fault, not a user's mistake. All ranks raise the same error.
 
     Attributes:
-        step: steps done before the one in which it was found.
-        ranks: those that deviate from the majority; empty if there is none, as with two ranks.
-        tensor: the first weight that differs; None if an update has overwritten it since.
+        step: number of steps before the one in which it was found.
+        ranks: ranks that deviate from the majority; empty if there is no majority, as with two ranks.
+        tensor: name of the first weight that differs; None if an update has overwritten it since.
     """
 
     def __init__(self, step: int, ranks: tuple[int, ...], tensor: str | None) -> None:
@@ -53,18 +53,18 @@ class CorruptReplica(Exception):
 
 @dataclass(frozen=True)
 class Replicated:
-    """The weights that all ranks hold the same; empty if nothing is held twice.
+    """The weights that all ranks must hold alike; empty if nothing is replicated.
 
     Attributes:
         buffers: all weights, in as few tensors as possible.
-        named: the same by parameter name, to tell where a difference is.
+        named: the same weights by parameter name, to locate a difference.
     """
 
     buffers: Sequence[Tensor] = ()
     named: Sequence[tuple[str, Tensor]] = ()
 
     def digest(self) -> Int64[Tensor, " 0_or_1"]:
-        """One integer for all buffers, on their device; none for no buffers."""
+        """Return one integer for all buffers, on their device; an empty tensor without buffers."""
         if not self.buffers:
             return torch.empty(0, dtype=torch.int64)
         sums = sums_of_bits(self.buffers)
@@ -73,12 +73,18 @@ class Replicated:
 
 
 def sums_of_bits(tensors: Iterable[Tensor]) -> Int64[Tensor, " tensors"]:
-    """Each tensor's bits, read as integers and added up modulo 2**64. On the tensors' device; nothing is copied."""
+    """Return the sum modulo 2**64 of each tensor's bits, read as integers. It stays on the tensors' device; nothing
+    is copied.
+    """
     return torch.stack([_sum_of_bits(tensor.detach().flatten()) for tensor in tensors])
 
 
 def ensure_same(replicated: Replicated, control: Control, step: int) -> None:
-    """Collective. Raises CorruptReplica on all ranks if the weights are not the same bits on all."""
+    """Compare the weights of all ranks. Collective.
+
+    Raises:
+        CorruptReplica: the bits of the weights differ between ranks; raised on all ranks.
+    """
     if control.world > 1 and replicated.buffers:
         table = control.table(halves([replicated.digest()]))
         ensure_same_digests([whole(row) for row in table.tolist()], replicated, control, step)
@@ -87,17 +93,17 @@ def ensure_same(replicated: Replicated, control: Control, step: int) -> None:
 def ensure_same_digests(
     digests: Sequence[Digest], replicated: Replicated, control: Control, step: int
 ) -> None:
-    """As `ensure_same`, given all ranks' digests. Collective only if they differ.
+    """Compare as `ensure_same`, given the digests of all ranks. Collective only if they differ.
 
     Raises:
-        CorruptReplica: on all ranks.
+        CorruptReplica: the digests differ; raised on all ranks.
     """
     if len(set(digests)) > 1:
         raise CorruptReplica(step, deviating(digests), _first_difference(replicated, control))
 
 
 def deviating(digests: Sequence[Digest]) -> tuple[int, ...]:
-    """The ranks whose digest is not that of more than half of all; none if there is no such majority."""
+    """Return the ranks whose digest differs from that of more than half of all; empty if there is no such majority."""
     (common, count), *_ = Counter(digests).most_common(1)
     if 2 * count <= len(digests):
         return ()
@@ -105,13 +111,13 @@ def deviating(digests: Sequence[Digest]) -> tuple[int, ...]:
 
 
 def halves(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
-    """Each 64-bit integer as two halves, because the gather carries float64."""
+    """Return each 64-bit integer as two halves, because the gather carries float64."""
     values = torch.cat([digest.cpu() for digest in digests]).tolist() if digests else []
     return [half for value in values for half in divmod(value, _HALF)]
 
 
 def whole(row: Sequence[float]) -> Digest:
-    """One rank's halves as a digest that can be compared."""
+    """Return one rank's halves as a digest to compare."""
     return tuple(int(half) for half in row)
 
 
@@ -123,7 +129,7 @@ def _first_difference(replicated: Replicated, control: Control) -> str | None:
 
 
 def _sum_of_bits(flat: Tensor) -> Int64[Tensor, ""]:
-    """Eight bytes at a time where they lie on eight-byte boundaries, element by element at the ends."""
+    """Sum eight bytes at a time where they lie on eight-byte boundaries, single elements at the ends."""
     per_word, integers = 8 // flat.element_size(), _INTEGERS[flat.element_size()]
     head = min(flat.numel(), -flat.storage_offset() % per_word)
     stop = flat.numel() - (flat.numel() - head) % per_word

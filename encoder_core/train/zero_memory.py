@@ -1,9 +1,8 @@
-"""Bytes on one GPU: what is held all the time (weights, gradients, optimizer) by ZeRO stage, and what a microbatch
-adds.
+"""Bytes on one GPU: the permanent part (weights, gradients, optimizer) by ZeRO stage, and what a microbatch adds.
 
-The former follows what DeepSpeed 0.19 allocates (bf16_optimizer.py for bf16 at stage 1, zero/stage_1_and_2.py,
-zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two fp32 moments (one for
-Muon's matrices), gradients summed in fp32. P parameters, W ranks.
+The permanent part follows the allocations of DeepSpeed 0.19 (bf16_optimizer.py for bf16 at stage 1,
+zero/stage_1_and_2.py, zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two
+fp32 moments (one for Muon's matrices), gradients summed in fp32. P parameters, W ranks.
 """
 
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ LIVE = 1_000_000_000  # elements of gathered parameters that ZeRO 3 keeps for th
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """A line of the memory bill: bytes, and how they come about."""
+    """A line of the memory bill: bytes, and the formula that gives them."""
 
     what: str
     formula: str
@@ -39,12 +38,13 @@ def kept(
     single: int = 0,
     largest: int = 0,
 ) -> list[MemoryPart]:
-    """What is held all the time. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
+    """Return the permanent memory. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
 
     Args:
-        bucket: elements of a bucket that take up memory. On a CPU, what is never written takes only addresses.
-        single: of the parameters, those that have one moment in place of two.
-        largest: of the parameters, those in the largest tensor. It is a bucket of its own if it is larger than one.
+        bucket: number of elements of a bucket that take up memory. On a CPU, elements that are never written take
+            only address space.
+        single: number of parameters that have one moment instead of two.
+        largest: number of parameters in the largest tensor. It is a bucket of its own if it is larger than one.
     """
     if stage == 0:
         assert precision == "fp32"
@@ -73,8 +73,9 @@ def kept(
 
 
 def frozen(parameters: int, precision: Precision) -> MemoryPart:
-    """Of networks that are computed with and never trained: whole on every rank at every stage, without gradients,
-    master weights and moments."""
+    """Return the memory of frozen networks: weights on every rank at every stage, without gradients, master weights
+    or moments.
+    """
     return _part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
 
 
@@ -89,7 +90,7 @@ def _kept_3(parameters: int, ranks: int, precision: Precision, *, single: int) -
 
 
 def _with_moments(what: str, each: int, parameters: int, *, ranks: int, single: int) -> list[MemoryPart]:
-    """`each` bytes of `what`, and 4 of each moment."""
+    """Return parts with `each` bytes of `what`, and 4 bytes of each moment, for every parameter."""
     parts = [_part(f"{what}, two moments", each + 8, parameters - single, ranks)]
     if single:
         parts.append(_part(f"{what}, momentum of hidden matrices", each + 4, single, ranks))
@@ -104,7 +105,9 @@ def _part(what: str, each: int, parameters: int, ranks: int) -> MemoryPart:
 def _buckets(
     count: int, precision: Precision, reduce_dtype: Precision, size: int, largest: int
 ) -> list[MemoryPart]:
-    """Where stage 1 in bf16 has none: it reduces its fp32 sums. `count`: one is filled while another is reduced."""
+    """Return the buckets of gradients; one is filled while another is reduced. Stage 1 in bf16 has none: it reduces
+    its fp32 sums.
+    """
     state = 2 if precision == "bf16" else 4
     what = "bucket of gradients to reduce" if count == 1 else f"{count} buckets of gradients to reduce"
     parts = [MemoryPart(what, f"{count * state} B x {size:,}", count * state * size)]
@@ -119,9 +122,9 @@ def _buckets(
 def of_microbatch(
     groups: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: int
 ) -> list[MemoryPart]:
-    """What one microbatch adds at its peak: of the update groups of a step, the one that needs most.
+    """Return what one microbatch adds at its peak, for the update group of a step that needs most.
 
-    `logits`: of a chunk (`activations.chunk_of_logits`).
+    `logits`: number of logits in a chunk (`activations.chunk_of_logits`).
     """
     state = 2 if precision == "bf16" else 4
     formula = f"{logits:,} logits, fp32 and working precision"

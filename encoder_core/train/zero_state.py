@@ -1,13 +1,13 @@
-"""Where each parameter's fp32 state lives at every ZeRO stage, as ranges of flat tensors.
+"""Where each parameter's fp32 state lies at every ZeRO stage, as ranges of flat tensors.
 
-DeepSpeed keeps master weights and moments in flat partitions whose layout depends on the stage, the world size and the
-groups. An `OwnedRange` is one contiguous piece of it that this rank owns: elements [start, start + length) of a named
-parameter, at `offset` of a flat tensor. Checkpoints read and write such ranges only, so they depend on no topology.
+DeepSpeed stores master weights and moments in flat partitions whose layout depends on the stage, the world size and
+the groups. An `OwnedRange` is one contiguous part of them that this rank owns: elements [start, start + length) of a
+named parameter, at `offset` of a flat tensor. Checkpoints read and write only such ranges, so they do not depend on
+the topology. The optimizer decides what state a parameter has: two moments, or one momentum for Muon's hidden
+matrices.
 
-What state a parameter has is its optimizer's matter: two moments, or for Muon's hidden matrices one momentum.
-
-A frozen parameter is not known to the optimizer and has no master weight and no moments. In a checkpoint its working
-weight takes the place of the master weight, and zeros that of the moments, as if training it began now.
+A frozen parameter is unknown to the optimizer and has no master weight and no moments. In a checkpoint its working
+weight stands for the master weight, and zeros stand for the moments, as if training it began now.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,14 +28,14 @@ from encoder_core.train.deepspeed_internals import Layout, place_of, shard_of, w
 class Fragment:
     """Elements [start, start + length) of the flattened parameter (or memory) `name`.
 
-    Over all ranks the fragments of a name are disjoint and cover it.
+    The fragments of a name are disjoint and, over all ranks, cover it.
 
     Attributes:
-        name: the parameter's name, as `named_parameters` gives it.
+        name: name of the parameter in `named_parameters`.
         start: index of the first element in the flattened parameter.
-        tensors: 1-D float32 tensors of equal length, one for each kind of state: "master" (the weight the
-            optimizer updates) and its moments ("exp_avg" and "exp_avg_sq", or "momentum"); of a memory "memory" alone.
-            May share storage with the trainer.
+        tensors: 1-D float32 tensors of equal length, one for each kind of state: "master" (the weight that the
+            optimizer updates) and its moments ("exp_avg" and "exp_avg_sq", or "momentum"); for memory only "memory".
+            They may share storage with the trainer.
     """
 
     name: str
@@ -45,18 +45,20 @@ class Fragment:
 
 MASTER = "master"
 KINDS = (MASTER, *MOMENTS)
-"""Kinds of state of a parameter, with every optimizer but for Muon's hidden matrices."""
+"""Kinds of state of a parameter with every optimizer, except Muon's hidden matrices."""
 ALL_KINDS = (*KINDS, MOMENTUM)
 
 
 def own_kinds(model: nn.Module, *, muon: bool) -> dict[str, tuple[str, ...]]:
-    """The kinds of those parameters that have others than `KINDS`, by name, frozen ones too. With `muon`, hidden
-    matrices."""
+    """Return the kinds of state, by name, of parameters whose kinds differ from `KINDS`, including frozen ones.
+
+    With `muon` these are the hidden matrices.
+    """
     return dict.fromkeys(hidden_matrices(model), (MASTER, MOMENTUM)) if muon else {}
 
 
 Read = Callable[[str, str, int, int], Tensor]
-"""(parameter name, kind, start, stop) -> 1-D fp32 tensor of those flat elements."""
+"""(parameter name, kind, start, stop) -> 1-D fp32 tensor of these flat elements."""
 
 
 class NamedParameter(NamedTuple):
@@ -69,8 +71,12 @@ class NamedParameter(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnedRange:
-    """One owned range: parameter elements [start, start + length) at flat[offset : offset + length]. `kinds` of state;
-    `moments`, those of the flat tensor that there are so far."""
+    """One owned range: parameter elements [start, start + length) at flat[offset : offset + length].
+
+    Attributes:
+        kinds: kinds of state.
+        moments: moments of the flat tensor that exist so far.
+    """
 
     name: str
     kinds: tuple[str, ...]
@@ -81,7 +87,7 @@ class OwnedRange:
     moments: dict[str, Tensor]
 
     def fragment(self) -> Fragment:
-        """Views of the master weight and of each moment (zeros before the first update)."""
+        """Return views of the master weight and of each moment (zeros before the first update)."""
         tensors = {}
         for kind in self.kinds:
             found = self.flat if kind == MASTER else self.moments.get(kind)
@@ -101,8 +107,10 @@ class OwnedRange:
 
 @dataclass(frozen=True)
 class FrozenRange:
-    """One owned range of a frozen parameter: elements [start, start + length) at flat[offset : offset + length] of its
-    working weight, in any dtype."""
+    """One owned range of a frozen parameter: elements [start, start + length) at flat[offset : offset + length].
+
+    `flat` is its working weight, in any dtype.
+    """
 
     name: str
     kinds: tuple[str, ...]
@@ -112,7 +120,7 @@ class FrozenRange:
     offset: int
 
     def fragment(self) -> Fragment:
-        """A copy of the weight, and zeros for the moments."""
+        """Return a copy of the weight, and zeros for the moments."""
         state = {kind: torch.zeros(self.length) for kind in self.kinds}
         return Fragment(self.name, self.start, state | {MASTER: self._view().float()})
 
@@ -127,7 +135,9 @@ class FrozenRange:
 def frozen_ranges(
     stage: int, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[FrozenRange]:
-    """The ranges rank `rank` of `world` owns of parameters that the optimizer does not know; once over all ranks."""
+    """Yield the ranges that rank `rank` of `world` owns of frozen parameters. Over all ranks, each element occurs
+    once.
+    """
     for name, p, kinds in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded
             (flat, size), offset = shard_of(p), 0
@@ -143,8 +153,9 @@ def frozen_ranges(
 def owned_ranges(
     optimizer: Any, layout: Layout, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[OwnedRange]:
-    """The ranges rank `rank` of `world` owns of parameters that are trained. Over all ranks they cover each exactly
-    once."""
+    """Yield the ranges that rank `rank` of `world` owns of trained parameters. Over all ranks they cover each exactly
+    once.
+    """
     if layout == "whole":
         yield from _unsharded(optimizer, named, rank, world)
         return
@@ -165,13 +176,15 @@ def owned_ranges(
 def working_buffers(
     optimizer: Any, weights: Sequence[Tensor], frozen: Sequence[Tensor], layout: Layout
 ) -> Sequence[Tensor]:
-    """At stages 0 to 2: the memory that `weights`, all of them, lie in. Stages 1 and 2 keep a group's in one piece, and
-    know nothing of those that are `frozen`."""
+    """Return the tensors that hold all `weights` at stages 0 to 2.
+
+    Stages 1 and 2 store the weights of a group in one tensor, without the `frozen` ones.
+    """
     return weights if layout == "whole" else [*working_flats(optimizer, layout), *frozen]
 
 
 def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
-    """The state dict of one flat tensor, created if the optimizer has not stepped yet."""
+    """Return the state dict of one flat tensor, created if the optimizer has not stepped yet."""
     state: dict[str, Tensor] = optimizer.state[flat]
     return state
 
@@ -179,7 +192,7 @@ def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
 def _unsharded(
     optimizer: torch.optim.Optimizer, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[OwnedRange]:
-    """Stage 0: every rank holds everything; each answers for an equal share of every parameter."""
+    """Yield ranges at stage 0: every rank holds everything, and owns an equal share of every parameter."""
     for name, p, kinds in named:
         start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
         if stop > start:

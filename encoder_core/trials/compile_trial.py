@@ -1,12 +1,12 @@
-"""Compiles the layers of a run's networks before it trains, and compares them with what Python computes.
+"""Compiles the layers of a run's networks before it trains, and compares them with Python's results.
 
-A network of the family, two layers deep, computes loss and gradients as Python and compiled, with the same draws. What
-it compiles is what the run's own layers use afterwards: torch keeps compiled code by what it was made of. Everything
-that has gradients is done once, on rows of the run's shape. What has none (evaluation, XLNet's memory made again, the
-first pass of a contrastive step) is rare or quick, not worth its compilation at every start, and stays in Python.
+A network of the family, two layers deep, computes loss and gradients in Python and compiled, with the same random
+draws. The run's own layers then use the code compiled here: torch stores compiled code by its source. Everything with
+gradients is compiled once, for rows of the run's shape. Everything without (evaluation, recomputing XLNet's memory,
+the first pass of a contrastive step) is rare or fast, not worth its compilation at every start, and stays in Python.
 
-A compiler may raise, hang, take all memory or end its process. So a run compiles first in a process of its own, and
-then in its own process, out of the folder that both keep compiled code in (`TORCHINDUCTOR_CACHE_DIR`).
+A compiler may raise an error, hang, use all memory or end its process. So a run compiles first in a separate process,
+and then in its own, from the folder in which both store compiled code (`TORCHINDUCTOR_CACHE_DIR`).
 """
 
 import time
@@ -41,13 +41,14 @@ _SAID = 2000  # characters of what went wrong
 
 @dataclass(frozen=True)
 class TriedCompilation:
-    """What came of it.
+    """The result of a trial compilation.
 
     Attributes:
-        seconds: that it took. graphs: that were compiled, forward and backward together counting once.
-        error: the largest relative error of a gradient; None where it was not compared, or nothing came of it.
-        bound: what it may be.
-        failure: why nothing came of it, in the compiler's words.
+        seconds: time that it took.
+        graphs: number of compiled graphs, forward and backward together counting once.
+        error: largest relative error of a gradient; None if nothing was compared, or the compilation failed.
+        bound: largest error allowed.
+        failure: the compiler's error; empty if it succeeded.
     """
 
     seconds: float
@@ -62,8 +63,10 @@ class TriedCompilation:
 
 
 def try_apart(subject: Subject, patience_s: float, tick: Callable[[], None]) -> TriedCompilation:
-    """What a process of its own compiled, with this process's environment and settings of torch. Nothing that happens
-    to it is an error here. `tick` is called about twice a second."""
+    """Compile in a separate process, with this process's environment and torch settings, and return the result.
+
+    Whatever happens to that process is a result, never an error here. `tick` is called about twice a second.
+    """
     began = time.monotonic()
     request = {"subject": subject.to_json(), "settings": settings()}
     try:
@@ -77,14 +80,16 @@ def try_apart(subject: Subject, patience_s: float, tick: Callable[[], None]) -> 
 
 
 def serve(request: Report, line: Line) -> None:
-    """In that process."""
+    """Compile in that process and report the result."""
     settle(request["settings"])
     line.report(tried=asdict(try_compilation(Subject.from_json(request["subject"]), Pieces())))
 
 
 def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) -> TriedCompilation:
-    """Compile what the subject's networks need, and close `pieces`. `compared` false: the same was compared before, on
-    such a machine."""
+    """Compile what the subject's networks need, and close `pieces`.
+
+    `compared` false: skip the comparison, because it was made before on a machine like this.
+    """
     began = time.monotonic()
     bound = _BOUND[subject.dtype]
     try:
@@ -99,7 +104,7 @@ def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) 
 
 
 def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: bool) -> float:
-    """The largest relative error of a gradient; 0 if nothing is compared."""
+    """Return the largest relative error of a gradient; 0 if nothing is compared."""
     longest = min(network.max_length, max(subject.length, _FEW))
     small = smaller(network, longest, longest // 2)
     module = built(small, subject).train()
@@ -116,7 +121,7 @@ def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: b
 
 
 def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:
-    """Rows of a large batch, and of a small one: always the same ones, whatever batch the run begins with."""
+    """Return the rows of a large batch and of a small one, which do not depend on the run's first batch."""
     length = min(subject.length, network.max_length)
     tokens = subject.rows * length
     if subject.device.type == "cpu":

@@ -1,12 +1,12 @@
-"""What the process of a kernel trial does: it tries one kernel after the other, and reports each before the next.
+"""The process of a kernel trial: it tries one kernel after the other, and reports each before the next.
 
-A network of the family, two layers deep, computes loss and gradients of the same rows by each kernel, at one place at a
-time, and by the written formula everywhere else. They are compared with those of the written formula in fp64; what the
-written formula itself loses in the run's precision says how far a kernel may be off. Right kernels may be timed, on
-rows of the run's shape.
+A network of the family, two layers deep, computes loss and gradients of the same rows with each kernel, at one place
+at a time, and with the written formula everywhere else. The gradients are compared with those of the written formula
+in fp64. The error of the written formula in the run's precision decides how large a kernel's error may be. Right
+kernels may be timed, on rows of the run's shape.
 
-After each kernel torch's settings must be as before. After a kernel that is not right, the written formula must still
-give what it gave. If either is not so, nothing more is tried in this process.
+After each kernel, torch's settings must be as before. After a kernel that is not right, the written formula must
+still give the same result. Otherwise nothing more is tried in this process.
 """
 
 import statistics
@@ -49,7 +49,7 @@ class Reporter(Protocol):
 
 
 def serve(request: Report, line: Reporter) -> None:
-    """Try what the request asks for, but for its units that are `done`. Ends early after a kernel that did harm."""
+    """Try the units that the request asks for, except those already `done`. Ends early after a kernel that did harm."""
     settle(request["settings"])
     subject = Subject.from_json(request["subject"])
     done = {Unit(*unit) for unit in request["done"]}
@@ -80,7 +80,7 @@ def _has_dropout(network: ModelConfig) -> bool:
 
 
 class _Trial:
-    """Of one network, with dropout or without."""
+    """A trial for one network, with dropout or without."""
 
     def __init__(self, subject: Subject, network: ModelConfig, dropped: bool) -> None:
         self.subject, self._dropped = subject, dropped
@@ -94,7 +94,7 @@ class _Trial:
         self._batch = random_batch(self._network, lengths, subject.device)
 
     def possible(self) -> list[Candidate]:
-        """What layers ask for; one forward pass by the written formula tells."""
+        """Return the kernels that layers ask for in one forward pass with the written formula."""
         with asked() as seen, torch.no_grad(), only("written"):
             compute(self._module, self._batch, backward=False)
         return [
@@ -119,13 +119,13 @@ class _Trial:
         return max(_LEAST, _SLACK * relative_error(self._written, self._exact))
 
     def error(self, candidate: Candidate) -> float:
-        """How far off the gradients are with this kernel."""
+        """Return the relative error of the gradients with this kernel."""
         place, kernel = candidate
         with only(kernel, place):
             return relative_error(gradients(self._module, self._batch), self._exact)
 
     def harm(self) -> str:
-        """What is no longer as it was, in words; empty if the written formula still gives the same."""
+        """Return what has changed, in words; empty if the written formula still gives the same result."""
         try:
             with only("written"):
                 again = gradients(self._module, self._batch)
@@ -135,7 +135,7 @@ class _Trial:
         return "" if same else "afterwards the written formula computed something else"
 
     def seconds(self, candidate: Candidate) -> float:
-        """Of a forward and a backward pass on rows of the run's shape, the median of some."""
+        """Return the median seconds of a forward and a backward pass on rows of the run's shape."""
         (place, kernel), subject, seconds = candidate, self.subject, list[float]()
         batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
         with only(kernel, place):
@@ -151,7 +151,7 @@ class _Trial:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A unit, and the trial that it is part of."""
+    """A unit, and the trial to which it belongs."""
 
     trial: _Trial
     unit: Unit
@@ -173,7 +173,7 @@ class _Attempt:
         )
 
     def run(self) -> tuple[TriedKernel, str]:
-        """What came of it, and what is no longer as it was."""
+        """Return the result, and what has changed in this process, in words."""
         before = _state()
         found = self._tried()
         changes = [
@@ -198,7 +198,7 @@ class _Attempt:
 
 
 def _state() -> dict[str, object]:
-    """Settings of this process that a kernel has no business to change."""
+    """Return settings of this process that a kernel must not change."""
     # A library's own threads that once asked who they are stay in Python's list for good, as dummies.
     threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
     return {

@@ -1,8 +1,8 @@
-"""Tries the kernels of a network on this machine: which are right, and which of those are quick.
+"""Tries the kernels of a network on this machine: which are right, and which of those are fast.
 
-They are tried one after the other in a process of their own (`kernel_attempts.py`, `trial_process.py`). A kernel that
-raises or is wrong is left out. So is a kernel that hangs, ends its process, changes torch's settings or breaks what is
-computed after it, and then the others are tried in a new process.
+They are tried one after the other in a separate process (`kernel_attempts.py`, `trial_process.py`). A kernel that
+raises an error or is wrong is left out. So is a kernel that hangs, ends its process, changes torch's settings or
+breaks later computation; the others are then tried in a new process.
 """
 
 import time
@@ -23,15 +23,16 @@ _STARTS = 2  # processes in a row that end before they come to a kernel, after w
 
 @dataclass(frozen=True)
 class TriedKernel:
-    """What a trial found.
+    """The result of trying a kernel.
 
     Attributes:
+        kernel, place: the kernel, and the part of the network that it computed.
         dropped: whether the network had dropout.
-        error: the largest relative error of a parameter's gradient; None where nothing came of it.
-        bound: what it may be.
-        comparable: whether its draws are those of the written formula: those of a GPU's own generator are not.
-        seconds: of a forward and a backward pass on rows of the run's shape; None if it was not timed.
-        failure: why nothing came of it.
+        error: largest relative error of a parameter's gradient; None if the kernel failed.
+        bound: largest error allowed.
+        comparable: whether its random draws equal those of the written formula; those of a GPU's own generator do not.
+        seconds: time of a forward and a backward pass on rows of the run's shape; None if it was not timed.
+        failure: why it failed; empty if it did not.
     """
 
     kernel: Kernel
@@ -45,7 +46,7 @@ class TriedKernel:
 
     @property
     def right(self) -> bool:
-        """Of what cannot be compared only that it computes."""
+        """Whether the kernel is right; if it cannot be compared, whether it computes at all."""
         return not self.failure and (
             not self.comparable or (self.error is not None and self.error <= self.bound)
         )
@@ -53,7 +54,9 @@ class TriedKernel:
 
 @dataclass(frozen=True)
 class KernelTrial:
-    """All that was tried, in the order in which the layers name it. `ended`: why the trial did not come to its end."""
+    """All results, in the order in which layers name the kernels. `ended`: why the trial was not completed; empty if
+    it was.
+    """
 
     tried: tuple[TriedKernel, ...]
     ended: str = ""
@@ -61,7 +64,7 @@ class KernelTrial:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds: to the first kernel of a process, for each kernel, and for the whole trial."""
+    """Time limits in seconds: until the first kernel of a process, for each kernel, and for the whole trial."""
 
     start: float = 300.0
     kernel: float = 300.0
@@ -69,7 +72,7 @@ class Limits:
 
 
 class Unit(NamedTuple):
-    """A kernel at a place of the network of that number, with dropout or without."""
+    """A kernel at a place in network number `network`, with dropout or without."""
 
     network: int
     dropped: bool
@@ -89,10 +92,16 @@ def try_kernels(
     limits: Limits | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> KernelTrial:
-    """Every kernel that takes tensors of the subject, without dropout and, where it has some, with it.
+    """Try every kernel that supports the subject's tensors, without dropout and, if the network has dropout, with it.
 
-    `skipped` are not tried, for the reason that is given; `began` is told of each other one each time before it is.
-    `tick` is called about twice a second. Nothing that happens to a kernel is an error here.
+    Whatever happens to a kernel is a result, never an error here.
+
+    Args:
+        skipped: kernels not to try, with the reason.
+        began: called with each kernel before it is tried.
+        timed: whether right kernels are timed.
+        limits: time limits; None: the defaults.
+        tick: called about twice a second.
     """
     progress = _Progress(subject, skipped, began, timed, limits or Limits())
     while progress.goes_on:
@@ -107,13 +116,14 @@ def try_kernels(
 
 @dataclass
 class _Progress:
-    """Of a trial that takes several processes if it must.
+    """The progress of a trial, which takes several processes if it must.
 
     Attributes:
-        found: what is known of units. out: kernels that are not tried any more, and why.
+        found: results by unit.
+        out: kernels that are no longer tried, with the reason.
         again: units at which a process ended that had tried others before; they are tried once more, as the first of
             a process.
-        current: what is being tried just now, and how far off it may be.
+        current: the unit that is being tried, and the largest error allowed.
     """
 
     subject: Subject
@@ -145,7 +155,7 @@ class _Progress:
         }
 
     def take(self, reports: Iterator[Report]) -> None:
-        """Until the process has tried all, or is no longer as it was."""
+        """Take reports until the process has tried all, or a kernel did harm."""
         for report in reports:
             unit = Unit(*report["unit"])
             candidate = (unit.place, unit.kernel)
@@ -186,7 +196,9 @@ class _Progress:
 
 
 def merged(found: Mapping[Unit, TriedKernel]) -> list[TriedKernel]:
-    """Of the networks of an objective: one that failed, or whose error is the largest; seconds of all."""
+    """Merge the results of an objective's networks: a failed one, or the one with the largest error; seconds are
+    added up.
+    """
     several: dict[tuple[bool, Place, Kernel], list[TriedKernel]] = {}
     for unit, tried in found.items():
         several.setdefault((unit.dropped, unit.place, unit.kernel), []).append(tried)
@@ -201,8 +213,11 @@ def _worst(several: Sequence[TriedKernel]) -> TriedKernel:
 
 
 def preference(tried: Sequence[TriedKernel]) -> Preference:
-    """Right kernels: those whose draws belong to tokens first, a clearly quicker one before the usual one. The written
-    formula is the last resort, except where nothing was tried."""
+    """Return the right kernels by preference: first those that draw by token, and a clearly faster one before the
+    usual one.
+
+    The written formula comes last, unless nothing was tried.
+    """
     mine = [one for one in tried if one.place == "attention"]
     plain, dropped = _order(mine, False), _order(mine, True)
     places: dict[Place, None] = dict.fromkeys(one.place for one in tried if one.place != "attention")
@@ -211,7 +226,9 @@ def preference(tried: Sequence[TriedKernel]) -> Preference:
 
 
 def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
-    """A kernel whose dropout cannot be compared counts as right only if it is without dropout."""
+    """Return right kernels in order. One whose dropout cannot be compared counts as right only if it is right without
+    dropout.
+    """
     plain = {one.kernel for one in tried if not one.dropped and one.right}
     mine = [one for one in tried if one.dropped == dropped and one.right]
     mine = [one for one in mine if one.comparable or one.kernel in plain]
@@ -230,7 +247,7 @@ def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
 
 
 def _everywhere(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
-    """A kernel must be right with dropout and without, wherever it was tried."""
+    """Return kernels that are right with dropout and without, wherever they were tried."""
     wrong = {one.kernel for one in tried if not one.right}
     dropped = any(one.dropped for one in tried)
     return tuple(kernel for kernel in _order(tried, dropped) if kernel not in wrong or kernel == "written")

@@ -1,6 +1,6 @@
-"""A small network of a run's family, and rows for it: by these kernels of attention and compiled layers are tried.
+"""A small network of a run's family, and rows for it, with which attention kernels and compiled layers are tried.
 
-Whatever is tried computes gradients of the same loss, with the same draws of dropout, and is held against others by the
+Every candidate computes gradients of the same loss, with the same draws of dropout. Candidates are compared by the
 largest relative error of a parameter's gradient.
 """
 
@@ -29,12 +29,12 @@ _SMALL = 1e-3  # a gradient's share of all below which its error is held against
 
 @dataclass(frozen=True)
 class Subject:
-    """What attention is tried for.
+    """The networks and shapes for which kernels are tried.
 
     Attributes:
-        networks: of the objective; they may differ in width.
-        dtype: of weights and activations.
-        rows, length: of a microbatch.
+        networks: networks of the objective, which may differ in width.
+        dtype: dtype of weights and activations.
+        rows, length: number of rows in a microbatch, and tokens in a row.
     """
 
     networks: tuple[ModelConfig, ...]
@@ -60,7 +60,7 @@ class Subject:
 
 
 def settings() -> dict[str, Any]:
-    """Those of torch in this process that a trial depends on, as JSON."""
+    """Return torch's settings in this process on which a trial depends, as JSON."""
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.get_deterministic_debug_mode(),
@@ -69,8 +69,11 @@ def settings() -> dict[str, Any]:
 
 
 def settle(told: Mapping[str, Any]) -> None:
-    """Take over the `settings` of the process that asked for a trial. What is set, be it to what it was, changes the
-    name under which torch keeps compiled code."""
+    """Apply the `settings` of the process that asked for a trial.
+
+    Only differing settings are set: setting one, even to its value, changes the name under which torch stores
+    compiled code.
+    """
     here = settings()
     if told["threads"] != here["threads"]:
         torch.set_num_threads(told["threads"])
@@ -84,8 +87,10 @@ _NETWORKS = TypeAdapter(tuple[ModelConfig, ...])
 
 
 def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:
-    """Of the same widths, two layers deep, with few words, for rows of `longest` tokens at most. `reuse`: the most
-    tokens of a row that XLNet's memory of the next one has."""
+    """Return the network with the same widths, two layers, a small vocabulary, and rows of at most `longest` tokens.
+
+    `reuse`: the most tokens of a row that join XLNet's memory.
+    """
     less: dict[str, object] = {
         "layers": min(_LAYERS, network.layers),
         "vocab": _VOCABULARY,
@@ -97,7 +102,7 @@ def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> Mod
 
 
 def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
-    """On the subject's device, in its precision: masked words, or XLNet's permuted ones."""
+    """Build the network on the subject's device, in its precision, for masked words or XLNet's permuted ones."""
     module: ObjectiveModule
     with torch.device(subject.device):
         module = (
@@ -111,7 +116,9 @@ def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
 
 
 def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.device) -> Batch:
-    """Rows of these lengths of random tokens, every seventh to be predicted; as the network's objective wants them."""
+    """Return rows of these lengths with random tokens, as the network's objective needs them; every seventh token is
+    a target.
+    """
     draws = torch.Generator().manual_seed(_SEED)
     count = sum(lengths)
     tokens = torch.randint(network.vocabulary, (count,), generator=draws)
@@ -134,7 +141,7 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
 
 
 def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:
-    """A forward and a backward pass, with the same draws of dropout at every call."""
+    """Run a forward and a backward pass, with the same draws of dropout at every call."""
     torch.manual_seed(_SEED)
     found: LossSums = module(batch)
     if found.memory:  # of XLNet, whose attention has other shapes with a memory than without
@@ -146,7 +153,7 @@ def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> 
 
 
 def gradients(module: ObjectiveModule, batch: Batch) -> dict[str, Tensor]:
-    """By name, in fp64; the module has none afterwards."""
+    """Return the gradients by name, in fp64, and remove them from the module."""
     compute(module, batch)
     found = {name: p.grad.double() for name, p in module.named_parameters() if p.grad is not None}
     module.zero_grad(set_to_none=True)
@@ -154,7 +161,7 @@ def gradients(module: ObjectiveModule, batch: Batch) -> dict[str, Tensor]:
 
 
 def relative_error(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
-    """The largest of a parameter's gradient; infinite where one is missing or not finite."""
+    """Return the largest relative error of a parameter's gradient; infinite if one is missing or not finite."""
     if found.keys() != exact.keys():
         return float("inf")
     whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()

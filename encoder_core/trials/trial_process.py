@@ -1,9 +1,9 @@
-"""A trial in a process of its own: whatever is tried may raise, hang, or end its process, and the run goes on.
+"""A trial in a separate process: what is tried may raise an error, hang, or end its process, and the run continues.
 
-`follow` starts a function of ours in a fresh interpreter and yields what it reports, as dictionaries. The process has
-its own session, so it ends together with all that it started. The kernel kills it when the process dies that started
-it. When memory runs out, the machine takes it before a rank. What it prints goes nowhere, but for the last words of a
-process that ended too early.
+`follow` starts a function of ours in a fresh interpreter and yields its reports, as dictionaries. The process has its
+own session, so it is killed together with all that it started. The kernel kills it when its parent dies. When memory
+runs out, the kernel kills it before a rank. Its output is discarded, except the last words of a process that ended
+too early.
 """
 
 import ctypes
@@ -33,11 +33,11 @@ _CODE = "import sys\nfrom encoder_core.trials.trial_process import enter\nenter(
 
 
 class TrialEnded(Exception):
-    """The process ended before it had finished, or was ended; the text says how."""
+    """The process ended before it had finished, or was killed; the text says how."""
 
 
 def said(error: BaseException) -> str:
-    """An error in words that fit into a record, even where the error cannot say what it is."""
+    """Return an error as text that fits into a record, even if the error cannot be converted to a string."""
     try:
         text = str(error)
     except BaseException:
@@ -47,14 +47,14 @@ def said(error: BaseException) -> str:
 
 @dataclass
 class Deadline:
-    """How long a process may go on without a report; whoever follows it may change that at each report."""
+    """How long a process may continue without a report; the caller of `follow` may change it at each report."""
 
     seconds: float
 
 
 @dataclass
 class _Child:
-    """A process, and the ends of its pipes that are ours."""
+    """A process, and our ends of its pipes."""
 
     process: "subprocess.Popen[bytes]"
     orders: int
@@ -72,13 +72,14 @@ def follow(
     tick: Callable[[], None],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Generator[Report]:
-    """What `target` ("module:function") reports, called as `function(request, line)` with its `Line`.
+    """Yield the reports of `target` ("module:function"), which is called as `function(request, line)` with its `Line`.
 
-    `request` and reports are JSON. `tick` is called about twice a second. After each report is taken, the process is
-    told to go on. `environment` is added to this process's. When the iterator ends or is closed, nothing of the process
+    `request` and reports are JSON. `tick` is called about twice a second. The process waits after each report until
+    it is taken. `environment` is added to this process's. When the iterator ends or is closed, nothing of the process
     is left, and its memory is free.
 
-    Raises TrialEnded.
+    Raises:
+        TrialEnded: the process ended before it had finished, or exceeded the deadline.
     """
     child = _start(target, request, environment)
     try:
@@ -148,7 +149,7 @@ def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Ite
 
 
 def _has_ended(child: _Child) -> bool:
-    """Without a wait for it, so that its number stays its own and that of its group."""
+    """Return whether the process has ended. It is not reaped, so that no other process or group can get its number."""
     return _status(child, os.WNOHANG) is not None
 
 
@@ -162,7 +163,7 @@ def _status(child: _Child, more: int = 0) -> "os.waitid_result | None":
 
 
 def _read(child: _Child, patience_s: float) -> None:
-    """All that is there to be read; waits for it if nothing is."""
+    """Read all that is available; wait for it if there is nothing."""
     with selectors.DefaultSelector() as selector:
         for end in child.open:
             selector.register(end, selectors.EVENT_READ)
@@ -171,7 +172,7 @@ def _read(child: _Child, patience_s: float) -> None:
 
 
 def _take(child: _Child, end: int) -> None:
-    """A process that has ended may have left as much as a pipe holds."""
+    """Read one pipe. A process that has ended may have left as much as a pipe holds."""
     with suppress(BlockingIOError):
         for _ in range(16):
             read = os.read(end, _CHUNK)
@@ -215,7 +216,7 @@ def _name(number: int) -> str:
 
 
 def _end(child: _Child) -> None:
-    """The leader is not waited for before the group is killed, so that the group's number is still its own."""
+    """Kill the process group. The leader is reaped only afterwards, so that the group's number still belongs to it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.process.pid, signal.SIGKILL)
     child.process.kill()
@@ -225,7 +226,7 @@ def _end(child: _Child) -> None:
 
 
 class Line:
-    """The other end of `follow`: in the process that tries."""
+    """The other end of `follow`, in the process of the trial."""
 
     def __init__(self, orders: int, reports: int) -> None:
         self._orders = os.fdopen(orders, "rb")
@@ -236,7 +237,7 @@ class Line:
         return read
 
     def report(self, **what: Any) -> None:
-        """Returns once the report was taken; ends the process if nobody takes it."""
+        """Send a report and return once it is taken; end the process if the reader is gone."""
         self._write(what)
         if not self._orders.readline():
             os._exit(1)
@@ -252,7 +253,7 @@ class Line:
 
 
 def enter(target: str, parent: str, orders: str, reports: str) -> None:
-    """What the process runs. Never returns."""
+    """Run the process of a trial. Never returns."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):  # it died before the line above
         os._exit(1)

@@ -1,4 +1,6 @@
-"""What accompanies every training that a command starts: trackers and webhook, and the evaluation of commits."""
+"""Companions of every training that a command starts: trackers, the webhook, and the evaluation of committed
+checkpoints.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -17,14 +17,14 @@ _SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15
 
 @dataclass(frozen=True)
 class Budget:
-    """So many tokens or FLOPs for every run."""
+    """A number of tokens or FLOPs for every run."""
 
     unit: Unit
     amount: float
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
-        """`tokens=8M`, `flops=2.5e15`. Raises OptionError."""
+        """Return the budget in a text such as `tokens=8M` or `flops=2.5e15`. Raises OptionError."""
         found = _WRITTEN.fullmatch(text)
         if found is None or not float(found[2]):
             raise OptionError(
@@ -39,7 +39,7 @@ class Budget:
 
 
 def parse_labelled(text: str) -> tuple[str, str]:
-    """`[LABEL=]RECIPE` -> label, recipe. Without a label, the file's name is it. Raises OptionError."""
+    """Return label and recipe of `[LABEL=]RECIPE`. The default label is the file's name. Raises OptionError."""
     found = _LABELLED.fullmatch(text)
     label, recipe = (found[1], found[2]) if found else (Path(text).name.removesuffix(".yaml"), text)
     if not _LABELLED.fullmatch(f"{label}=x"):
@@ -48,9 +48,9 @@ def parse_labelled(text: str) -> tuple[str, str]:
 
 
 def settings_of(label: str, assignments: Iterable[str], labels: Iterable[str]) -> list[str]:
-    """The `[LABEL:]KEY=VALUE` that are for everybody or for `label`, in their order and without the label.
+    """Return the `[LABEL:]KEY=VALUE` that are for everybody or for `label`, in their order and without the label.
 
-    Raises OptionError: one is for a label that there is not.
+    Raises OptionError if one has an unknown label.
     """
     known, chosen = set(labels), []
     for text in assignments:

@@ -14,10 +14,10 @@ from launcher.runtime.recipe.timeline import tokens_before
 
 
 class Cost:
-    """What the first steps of a run take.
+    """The tokens and FLOPs of the first steps of a run.
 
     Args:
-        vocabulary: ids of the tokenizer, where the recipe leaves the size to it.
+        vocabulary: number of the tokenizer's ids, for a recipe without a vocabulary size of its own.
     """
 
     def __init__(self, recipe: Recipe, vocabulary: int) -> None:
@@ -39,11 +39,11 @@ class Cost:
         return total
 
     def of(self, unit: Unit, step: int) -> float:
-        """Of the first `step` steps, in `unit`."""
+        """Return the tokens or FLOPs (`unit`) of the first `step` steps."""
         return self.tokens(step) if unit == "tokens" else self.flops(step)
 
     def last_step(self, unit: Unit) -> float:
-        """What the run's last step takes."""
+        """Return what the run's last step takes."""
         total = self._recipe.total_steps
         return self.of(unit, total) - self.of(unit, total - 1)
 
@@ -53,12 +53,12 @@ class Cost:
 
 
 def within(recipe: Recipe, budget: Budget, vocabulary: int) -> Recipe:
-    """`recipe` with so many steps that its run takes the budget, to the nearest step: phases and the parts of schedules
-    keep their shares, batches and lengths stay.
+    """Return `recipe` with the number of steps that uses the budget, to the nearest step. Phases and the parts of
+    schedules keep their shares; batches and lengths stay.
 
     Raises:
-        OptionError: the budget is less than a step of each phase.
-        RecipeError: its schedules do not fit into so few steps.
+        OptionError: if the budget is less than a step of each phase.
+        RecipeError: if the recipe's schedules do not fit into so few steps.
     """
     whole = Cost(recipe, vocabulary).of(budget.unit, recipe.total_steps)
     share = budget.amount / whole
@@ -76,7 +76,7 @@ def within(recipe: Recipe, budget: Budget, vocabulary: int) -> Recipe:
 
 
 def _scaled(recipe: Recipe, steps: list[int]) -> Recipe:
-    """With so many steps in each phase."""
+    """Return the recipe with `steps` steps in each phase."""
     phases = tuple(_phase(phase, count) for phase, count in zip(recipe.phases, steps, strict=True))
     schedule = _schedule(recipe.schedule, recipe.total_steps, sum(steps))
     return recipe.model_copy(update={"phases": phases, "schedule": schedule})

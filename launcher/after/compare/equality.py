@@ -28,7 +28,8 @@ _SECTIONS = {
 
 @dataclass(frozen=True)
 class Held:
-    """Something that was held equal or was not. `how`: the common value, or each recipe's."""
+    """A condition of a comparison, and whether it is equal for all recipes. `how`: the common value, or each
+    recipe's."""
 
     what: str
     equal: bool
@@ -36,7 +37,7 @@ class Held:
 
 
 def held(found: ComparisonState) -> list[Held]:
-    """What decides whether a difference is the objective's, or whatever is compared."""
+    """Return the conditions that must be equal for differences to come from the compared settings."""
     arms = found.comparison.arms
     lines = [
         _same("tokenizer", arms, [arm.inputs.tokenizer[:12] for arm in arms]),
@@ -55,7 +56,7 @@ def held(found: ComparisonState) -> list[Held]:
 
 
 def differences(first: Arm, other: Arm) -> list[str]:
-    """Each field of a run's identity that `other` has otherwise, `- key: first -> other`."""
+    """Return each field of a run's identity that `other` has otherwise, `- key: first -> other`."""
     return identity.diff(_identity(first), _identity(other))
 
 
@@ -69,7 +70,7 @@ def _sections(arms: Sequence[Arm]) -> Iterator[Held]:
 
 
 def _rows(found: ComparisonState) -> Held | None:
-    """Whether all runs of the first seed read the same rows in the same order, whatever is masked in them."""
+    """Return whether all runs of the first seed read the same rows in the same order, whatever is masked in them."""
     runs = [found.comparison.run(arm.label, found.comparison.seeds[0]) for arm in found.comparison.arms]
     there = [run for run in runs if run is not None]
     if len(there) < len(runs):
@@ -84,7 +85,7 @@ def _rows(found: ComparisonState) -> Held | None:
 
 
 def _read(run: Run) -> list[object]:
-    """All that decides which rows each step reads."""
+    """Return all that decides which rows each step reads."""
     tokenizer = run.tokenizer()
     specs = [stream_spec(run, tokenizer, number) for number in range(len(run.recipe.phases))]
     batches = [(phase.steps, phase.length, phase.batch.model_dump()) for phase in run.recipe.phases]

@@ -25,7 +25,7 @@ _COMMON = "common "
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure of one or several seeds, by seed."""
+    """The values of a figure, by seed."""
 
     values: Mapping[int, float]
 
@@ -42,7 +42,7 @@ class Spread:
         return max(self.values.values())
 
     def less(self, other: "Spread") -> "Spread | None":
-        """The differences of the seeds that both have; None if there are none."""
+        """Return the differences of the seeds that both have; None if there are none."""
         both = self.values.keys() & other.values.keys()
         return (
             Spread({seed: self.values[seed] - other.values[seed] for seed in sorted(both)}) if both else None
@@ -51,12 +51,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """What there is of a run.
+    """The present state of a run.
 
     Attributes:
-        step: of its newest checkpoint.
-        complete: whether that is its last.
-        figures: of the last checkpoint of a complete run, by name.
+        step: step of its newest checkpoint.
+        complete: whether this is its last step.
+        figures: figures of the last checkpoint of a complete run, by name.
     """
 
     run: Run
@@ -66,7 +66,7 @@ class FoundRun:
     figures: Mapping[str, float]
 
     def held_out(self, name: str) -> dict[int, float]:
-        """A figure of the held-out text by step."""
+        """Return a figure of the held-out text by step."""
         return {
             int(record["step"]): float(record[name])
             for record in self.history.evaluations
@@ -74,7 +74,7 @@ class FoundRun:
         }
 
     def trained(self, name: str) -> dict[int, float]:
-        """A loss of the training steps by steps done."""
+        """Return a loss of the training steps by steps done."""
         steps = self.history.steps
         if name not in steps.fields:
             return {}
@@ -95,7 +95,7 @@ class ComparisonState:
         return [one for runs in self.runs.values() for one in runs.values() if one.complete]
 
     def spread(self, label: str, figure: str) -> Spread | None:
-        """A figure of the complete runs of an arm; None if none has it."""
+        """Return a figure of the complete runs of an arm; None if none has it."""
         values = {
             seed: one.figures[figure] for seed, one in self.runs[label].items() if figure in one.figures
         }
@@ -114,7 +114,7 @@ class ComparisonState:
         return list(dict.fromkeys(names))
 
     def curve(self, arm: Arm, points: "Points", unit: Unit) -> "CurveOverSeeds":
-        """The mean over seeds along tokens or FLOPs. `points`: what of a run is drawn, by step."""
+        """Return the mean over seeds along tokens or FLOPs. `points`: what of a run is drawn, by step."""
         of_runs = [found for one in self.runs[arm.label].values() if (found := points(one))]
         steps = sorted({step for found in of_runs for step in found})
         values = [
@@ -133,7 +133,7 @@ Points = Callable[[FoundRun], dict[int, float]]
 
 @dataclass(frozen=True)
 class CurveOverSeeds:
-    """[n] float64 each: where, the mean over the seeds that are there, and the extremes."""
+    """A curve over seeds, [n] float64 each: positions, the mean over the present seeds, and the extremes."""
 
     x: Floats
     mean: Floats
@@ -142,7 +142,7 @@ class CurveOverSeeds:
 
 
 def read_found(comparison: Comparison) -> ComparisonState:
-    """Raises StoreError, RunError."""
+    """Read the present state of a comparison. Raises StoreError, RunError."""
     runs = {arm.label: dict(_runs(comparison, arm.label)) for arm in comparison.arms}
     return ComparisonState(comparison, runs)
 
@@ -171,7 +171,7 @@ def _figures(comparison: Comparison, run: Run, history: History) -> Iterator[tup
 
 
 def _measured(run: Run) -> Iterator[tuple[str, float]]:
-    """What the recipe's tasks say of the last checkpoint: the figures that stand for all layers, or for the last."""
+    """Yield the figures of the last checkpoint on the recipe's tasks: those of all layers together, or of the last."""
     step, tasks = committed(run.store)[0].step, run.recipe.evaluation.tasks
     for item in evaluated(run.store):
         for result in item.results if item.commit.step == step else ():

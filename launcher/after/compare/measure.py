@@ -36,7 +36,7 @@ ROWS = 1024
 
 
 class Common(Sealed):
-    """Figures of some weights on given rows. `rows_of`: the spec of the rows, by its fingerprint."""
+    """The figures of a checkpoint on given rows. `rows_of`: fingerprint of the spec of the rows."""
 
     weights: str
     rows_of: str
@@ -48,14 +48,14 @@ class Common(Sealed):
 
 
 def common_rows(run: Run) -> StreamSpec | None:
-    """The held-out rows and masks of `run`; None if it is not trained to fill masks."""
+    """Return the held-out rows and masks of `run`; None if it is not trained to fill masks."""
     return None if run.recipe.objective.mlm is None else heldout_spec(run, run.tokenizer())
 
 
 def ensure_measured(
     run: Run, rows: StreamSpec | None, tasks: Sequence[EvaluationTask], store: Store
 ) -> list[str]:
-    """Measure what is not known yet of the run's last checkpoint. Returns what could not be measured, for people.
+    """Make the missing measurements of the run's last checkpoint. Return, as lines for the user, those that failed.
 
     Raises CheckpointError, StoreError.
     """
@@ -69,7 +69,7 @@ def ensure_measured(
 
 
 def known(run: Run, rows: StreamSpec, store: Store) -> Mapping[str, float] | None:
-    """What was measured on these rows of its last checkpoint; None if nothing was. Raises StoreError."""
+    """Return what was measured on these rows of its last checkpoint; None if nothing was. Raises StoreError."""
     commit = read_commit(run.store, _last(run))
     found = None if commit is None else read(store, _path(commit.weights, rows.fingerprint), Common)
     return None if found is None else found.figures
@@ -84,7 +84,8 @@ def _path(weights: str, rows_of: str) -> str:
 
 
 def _filled(checkpoint: Checkpoint, spec: StreamSpec) -> Mapping[str, float]:
-    """`mlm_loss` in nats a hidden token, and `mlm_accuracy`; nothing of a network that cannot fill masks."""
+    """Return `mlm_loss` in nats per masked token, and `mlm_accuracy`; empty for a network without a language-model
+    head."""
     run = checkpoint.run
     recipe = recipe_after(run.recipe, checkpoint.step)
     module = language_model(checkpoint.objective, recipe, checkpoint.frozen.tokenizer)
@@ -102,8 +103,8 @@ def _filled(checkpoint: Checkpoint, spec: StreamSpec) -> Mapping[str, float]:
 
 
 def language_model(trained: ObjectiveModule, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule | None:
-    """Encoder and language-model head of a network that was trained on more than masks, in evaluation mode. None if it
-    has no such head."""
+    """Return the encoder and the language-model head of a trained network, in evaluation mode; None if it has no such
+    head."""
     objective = recipe.objective
     if objective.mlm is None or objective.rtd is not None:
         return None

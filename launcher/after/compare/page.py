@@ -20,7 +20,7 @@ _NAMES = {"tokens": "tokens", "flops": "FLOPs"}
 
 
 def render(found: ComparisonState, failures: Mapping[str, str], now: datetime) -> str:
-    """The page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
+    """Return the page's HTML. `failures`: of runs that cannot go on or be measured, by name."""
     first = found.comparison.arms[0].label
     body = [
         _header(found, now),
@@ -50,7 +50,7 @@ def _note(first: str) -> str:
 
 
 def figures_table(found: ComparisonState) -> tuple[list[str], list[list[str]]]:
-    """Heads, and a row for each arm: runs that are complete, then every figure."""
+    """Return the heads of the table, and a row for each arm: number of complete runs, then every figure."""
     names = found.figures
     rows = [
         [label, f"{sum(one.complete for one in found.runs[label].values())} of {len(found.comparison.seeds)}"]
@@ -61,7 +61,7 @@ def figures_table(found: ComparisonState) -> tuple[list[str], list[list[str]]]:
 
 
 def spelt(spread: Spread | None) -> str:
-    """`4.233 (4.201 to 4.260)`; `-` if there is none."""
+    """Return mean and range as text, `4.233 (4.201 to 4.260)`; `-` if there is no figure."""
     if spread is None:
         return "-"
     if len(spread.values) == 1:
@@ -70,7 +70,7 @@ def spelt(spread: Spread | None) -> str:
 
 
 def charts(found: ComparisonState) -> Iterator[Chart]:
-    """Each loss, held out and in training, over tokens and over FLOPs."""
+    """Yield the charts of each loss, held-out and training, over tokens and over FLOPs."""
     for name in found.losses:
         for kind in ("held out", "training"):
             for unit in UNITS:
@@ -78,7 +78,7 @@ def charts(found: ComparisonState) -> Iterator[Chart]:
 
 
 def record(found: ComparisonState, failures: Mapping[str, str]) -> dict[str, object]:
-    """Everything on the page for programs; infra/docs/records.md says what the keys are."""
+    """Return the content of the page for programs; infra/docs/records.md describes the keys."""
     first = found.comparison.arms[0]
     return {
         "seeds": list(found.comparison.seeds),
@@ -91,7 +91,7 @@ def record(found: ComparisonState, failures: Mapping[str, str]) -> dict[str, obj
 
 
 def dumped(found: ComparisonState, failures: Mapping[str, str]) -> str:
-    """The record as strict JSON."""
+    """Return the record as strict JSON."""
     return json.dumps(json.loads(encode(record(found, failures))), indent=1) + "\n"
 
 
@@ -185,7 +185,7 @@ def _header(found: ComparisonState, now: datetime) -> str:
 
 
 def _missing(found: ComparisonState, failures: Mapping[str, str]) -> str:
-    """Runs that are not complete, and what went wrong."""
+    """Return the HTML of the runs that are not complete, and of their failures."""
     open_runs = [
         f"{label}-{seed}"
         for label, runs in found.runs.items()

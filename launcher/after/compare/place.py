@@ -27,7 +27,7 @@ PAGE, FIGURES = "compare.html", "compare.json"
 
 
 class _Asked(BaseModel):
-    """comparison.json: each recipe's YAML by label, the seeds, and the budget as given."""
+    """The content of comparison.json: each recipe's YAML by label, the seeds, and the budget as it was given."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,13 +39,13 @@ class _Asked(BaseModel):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, and where it lies.
+    """A comparison of recipes.
 
     Attributes:
-        store: of everything.
-        arms: the first is what the others are held against.
-        seeds: a run of each arm with each.
-        budget: as it was asked for; None: the recipes' own.
+        store: store of all its runs and results.
+        arms: the compared recipes; the others are compared with the first.
+        seeds: seeds of the runs; each arm has a run with each seed.
+        budget: the budget as it was given; None: that of the recipes.
     """
 
     store: Store
@@ -54,17 +54,17 @@ class Comparison:
     budget: str | None
 
     def uri(self, label: str, seed: int) -> str:
-        """Where a run lies."""
+        """Return where a run lies."""
         return f"{self.store.uri.rstrip('/')}/runs/{label}-{seed}"
 
     def run(self, label: str, seed: int) -> Run | None:
-        """None if it was not created yet. Raises StoreError, RunError."""
+        """Return the run of an arm with a seed; None if it was not created yet. Raises StoreError, RunError."""
         uri = self.uri(label, seed)
         return None if open_store(uri).size(RECORD) is None else open_run(uri)
 
     def keep(self) -> None:
-        """Remember what was asked for, in place of what was asked before. Raises StoreError; CompareError: a newer
-        version wrote that."""
+        """Store the request, which replaces the previous one. Raises StoreError; CompareError if a newer version wrote
+        the previous one."""
         with suppress(KeyMissing):
             data = self.store.get(_ASKED)
             if is_newer(data, known=1, error=_problem(data)):
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def _problem(data: bytes) -> ValidationError | None:
-    """What is wrong with the bytes of comparison.json."""
+    """Return what is wrong with the bytes of comparison.json."""
     try:
         _Asked.model_validate_json(data)
     except ValidationError as error:
@@ -88,7 +88,8 @@ def comparison_at(uri: str, arms: Sequence[Arm], seeds: Sequence[int], budget: s
 
 
 def open_comparison(uri: str) -> Comparison:
-    """What was asked for last at `uri`. Raises CompareError: there is no comparison; StoreError; as `init`."""
+    """Return the comparison at `uri`, as it was last requested. Raises CompareError if there is none; StoreError, and
+    the errors of `init`."""
     store = open_store(uri)
     data = b""
     try:

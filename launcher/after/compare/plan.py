@@ -21,11 +21,11 @@ _EQUAL = 0.01  # budgets differ by at most this share; one that was asked for by
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the recipes that are compared, as its runs have it but for the seed.
+    """One of the compared recipes, in the form that its runs have, except for the seed.
 
     Attributes:
-        label: its name in the comparison.
-        vocabulary: ids of its tokenizer.
+        label: name of the recipe in the comparison.
+        vocabulary: number of ids of its tokenizer.
     """
 
     label: str
@@ -38,21 +38,21 @@ class Arm:
         return Cost(self.recipe, self.vocabulary)
 
     def seeded(self, seed: int) -> Recipe:
-        """The recipe of one of its runs."""
+        """Return the recipe of one of its runs."""
         return self.recipe.model_copy(update={"seed": seed, "name": f"{self.label}-{seed}"})
 
 
 def arms_of(
     recipes: Mapping[str, Recipe], budget: Budget | None, points: int, allowed: Sequence[str]
 ) -> list[Arm]:
-    """The recipes at the budget, each measured `points` times on held-out text, evenly spaced.
+    """Return the recipes at the budget, each measured `points` times on held-out text, evenly spaced.
 
     Args:
-        budget: None: the recipes' own, which must be equal.
-        allowed: what may differ although figures then do not mean the same.
+        budget: tokens or FLOPs of each run; None: those of the recipes, which must be equal.
+        allowed: conditions that may differ, although figures are then not comparable.
 
     Raises:
-        CompareError: they differ in what makes figures comparable.
+        CompareError: if the recipes differ in a condition that makes figures incomparable.
         OptionError, RecipeError, CorpusError, TokenizerError, StoreError: as `within` and `init`.
     """
     if len(recipes) < 2:
@@ -84,13 +84,13 @@ def _arm(label: str, recipe: Recipe, budget: Budget | None, points: int) -> Arm:
 
 
 def arm_of(label: str, recipe: Recipe, tokenizer: Tokenizer | None = None) -> Arm:
-    """Of a recipe that is ready. Raises as `init`."""
+    """Return the arm of a complete recipe. Raises the errors of `init`."""
     tokenizer = tokenizer or load_tokenizer(recipe.tokenizer.uri)
     return Arm(label, recipe, read_inputs(recipe, tokenizer), tokenizer.vocab_size)
 
 
 def _unequal(arms: Sequence[Arm], budget: Budget | None) -> dict[Unequal, str]:
-    """What differs that figures depend on, each with the values."""
+    """Return what differs that figures depend on, each with the values."""
     found: dict[Unequal, str] = {}
     if _differ(arm.inputs.tokenizer for arm in arms):
         listed = _listed(arms, [arm.inputs.tokenizer[:12] for arm in arms])
@@ -108,7 +108,7 @@ def _unequal(arms: Sequence[Arm], budget: Budget | None) -> dict[Unequal, str]:
 
 
 def _texts(arm: Arm) -> list[tuple[str, object]]:
-    """Content and weight of the sources, whatever they are called."""
+    """Return content and weight of the sources, without their names."""
     sources = arm.recipe.corpus.sources
     return sorted((arm.inputs.corpora[name], str(source.weight)) for name, source in sources.items())
 

@@ -32,20 +32,20 @@ class ArmRun:
 
 
 def wanted(comparison: Comparison) -> Iterator[ArmRun]:
-    """All arms with the first seed, then with the next, so that there is something to compare early."""
+    """Return all arms with the first seed, then with the next, so that there is something to compare early."""
     return (ArmRun(arm.label, seed) for seed in comparison.seeds for arm in comparison.arms)
 
 
 def is_complete(run: Run) -> bool:
-    """Whether its last step is committed. Raises StoreError."""
+    """Return whether its last step is committed. Raises StoreError."""
     marks = committed(run.store)
     return bool(marks) and marks[0].step >= run.recipe.total_steps
 
 
 def created(comparison: Comparison, which: ArmRun) -> Run:
-    """The run, made if it is not there yet.
+    """Return the run, made if it is not there yet.
 
-    Raises CompareError: it is there with another recipe; RunError, StoreError and as `init`.
+    Raises CompareError if the run exists with another recipe; RunError, StoreError, and the errors of `init`.
     """
     arm = next(arm for arm in comparison.arms if arm.label == which.label)
     run, recipe, now = comparison.run(which.label, which.seed), arm.seeded(which.seed), datetime.now(UTC)
@@ -62,11 +62,13 @@ def created(comparison: Comparison, which: ArmRun) -> Run:
 
 
 def ensure_trained(run: Run, interrupted: Event) -> None:
-    """Train it to its end, or on from where it is; started again while it gets on.
+    """Train the run from its newest checkpoint to its end. If training ends early, start it again as long as it makes
+    progress.
 
     Raises:
-        KeyboardInterrupt: `interrupted` was set; a checkpoint is committed by then, or the run complete.
-        CompareError: it cannot be trained, or somebody stopped it. TryAgain: it ends again and again where it was.
+        KeyboardInterrupt: if `interrupted` was set; a checkpoint has been committed, or the run is complete.
+        CompareError: if the run cannot be trained, or somebody stopped it.
+        TryAgain: if training ends again and again without progress.
     """
     step, left = -1, _TRIES
     while left and not is_complete(run):
@@ -91,10 +93,10 @@ def _refused(run: Run, ending: Ending) -> CompareError:
 
 
 class Work:
-    """Started again, it goes on where it was: all that is done lies in the comparison's store.
+    """The work of a comparison. It resumes when it is started again, because the comparison's store holds all results.
 
     Attributes:
-        failures: why a run is not complete or not measured, by its name, for people.
+        failures: why a run is not complete or not measured, by the run's name, for the user.
     """
 
     def __init__(self, comparison: Comparison, interrupted: Event) -> None:
@@ -102,12 +104,13 @@ class Work:
         self.failures: dict[str, str] = {}
 
     def done(self) -> Iterator[str]:
-        """Do it; yields a line for people before each part that takes long.
+        """Train and measure all runs. Yield a line for the user before each part that takes long.
 
         Raises:
-            KeyboardInterrupt: an interrupt was asked for; a run that trained has committed a checkpoint.
-            CompareError: a run is there with another recipe or budget. Before anything is trained.
-            CorpusError, RecipeError, StoreError, ...: as `init`. TryAgain: a run does not get on.
+            KeyboardInterrupt: if an interrupt was requested; a run that trained has committed a checkpoint.
+            CompareError: if a run exists with another recipe or budget. This is checked before any training.
+            CorpusError, RecipeError, StoreError, ...: as `init`.
+            TryAgain: if a run makes no progress.
         """
         self._comparison.keep()
         every = [(which, created(self._comparison, which)) for which in wanted(self._comparison)]

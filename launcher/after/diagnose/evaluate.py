@@ -31,12 +31,12 @@ from launcher.runtime.run.record import Run
 
 @dataclass(frozen=True)
 class CommitOutcome:
-    """What evaluating a commit led to.
+    """The outcome of evaluating a commit.
 
     Attributes:
-        gone: the commit was deleted before it could be read.
-        computed, known: tasks that were measured now, and that had been before.
-        failed: tasks that could not be measured, and why, for people.
+        gone: whether the commit was deleted before it could be read.
+        computed, known: names of the tasks that were measured now, and of those measured before.
+        failed: reason why a task could not be measured, by the task's name, for the user.
     """
 
     gone: bool = False
@@ -46,8 +46,8 @@ class CommitOutcome:
 
 
 def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
-    """Measure what was not measured yet, and store each result as soon as it is there. Raises DamagedCheckpoint,
-    StoreError: the commit cannot be read, or a result cannot be written."""
+    """Make the missing measurements of a commit, and store each result at once. Raises DamagedCheckpoint, StoreError if
+    the commit cannot be read or a result cannot be written."""
     checkpoint = _read(run, mark)
     if checkpoint is None:
         return CommitOutcome(gone=True)
@@ -56,7 +56,7 @@ def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTa
 
 
 def evaluate_checkpoint(checkpoint: Checkpoint, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
-    """The same for weights in memory, which need not be those of a commit. Raises StoreError."""
+    """Measure weights in memory as `evaluate_commit` does. They need not be those of a commit. Raises StoreError."""
     outcome = CommitOutcome()
     for task in tasks:
         outcome = _evaluate(checkpoint, task, outcome)
@@ -64,12 +64,12 @@ def evaluate_checkpoint(checkpoint: Checkpoint, tasks: Sequence[EvaluationTask])
 
 
 def measure(checkpoint: Checkpoint, task: EvaluationTask) -> list[Figure]:
-    """The figures of one task. Raises as the measures do."""
+    """Return the figures of one task. Raises the errors of the measures."""
     return _Measure(checkpoint, task).figures()
 
 
 def _read(run: Run, mark: CheckpointName) -> Checkpoint | None:
-    """None if it is not there any more."""
+    """Read a commit; return None if it no longer exists."""
     try:
         return read_checkpoint(run, read_manifest(run.store, mark))
     except (DamagedCheckpoint, KeyMissing):
@@ -117,7 +117,7 @@ class _Measure:
         return held_out(checkpoint, task.heldout.rows)
 
     def _heldout(self) -> str:
-        """Digest of the corpora and how they are cut and masked."""
+        """Return a digest of the corpora and of how they are cut and masked."""
         recipe = self._checkpoint.run.recipe
         inputs, last = self._checkpoint.run.record.inputs, recipe.phases[-1].length
         cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]

@@ -15,10 +15,11 @@ _SHARE = 4  # of a node's cores, one in so many
 
 
 class EvaluatorProcess:
-    """With `idle`, it uses only CPU time that no other process wants (the scheduling policy SCHED_IDLE).
+    """The actor that evaluates commits. With `idle`, it uses only CPU time that no other process needs (the scheduling
+    policy SCHED_IDLE).
 
-    A high niceness would not do: Ray's processes, ranks included, have niceness 15, and a process of niceness 19 still
-    gets a third of a core beside one of them. SCHED_IDLE gets a twelfth, and gives way at once.
+    A high niceness is not enough: Ray's processes, including ranks, have niceness 15, and a process of niceness 19
+    still gets a third of a core beside one of them. SCHED_IDLE gets a twelfth, and yields at once.
     """
 
     def __init__(self, *, idle: bool) -> None:
@@ -33,8 +34,8 @@ class EvaluatorProcess:
             os.nice(19)
 
     def evaluate(self, uri: str, recipe: "Recipe", mark: "CheckpointName") -> dict[str, Any]:
-        """See `launcher.after.diagnose.evaluate.evaluate_commit`. Its outcome as plain data, and the `seconds` it
-        took."""
+        """Evaluate a commit (`launcher.after.diagnose.evaluate.evaluate_commit`). Return the outcome as plain data,
+        with the `seconds` that it took."""
         from dataclasses import asdict, replace
 
         import torch

@@ -2,7 +2,7 @@
 
 A thread of the driver looks for new commits and hands the newest one to the evaluator. The actor reserves no GPU and no
 CPU, and runs on idle cores. It reads weights from the run's store and writes results there; ranks do not know of it. If
-it dies, fails or is slow, that is recorded and training goes on.
+it dies, fails or is slow, that is recorded and training continues.
 """
 
 import threading
@@ -24,9 +24,9 @@ from launcher.runtime.run.evaluations import unevaluated
 from launcher.runtime.run.record import Run
 
 RESOURCE = "evaluation"
-"""A resource of Ray that an operator may give to a node: then evaluators run there, away from the ranks."""
+"""Name of a resource of Ray. If the operator gives it to a node, evaluators run on that node, away from the ranks."""
 END_S = 300.0
-"""The end of training waits so long at most for the last commit's evaluation."""
+"""Time limit, in seconds, of the wait for the last commit's evaluation at the end of training."""
 
 _POLL_S = 5.0
 _TRIES = 2  # of one commit
@@ -36,12 +36,12 @@ Note = Callable[[str], None]
 
 
 class CommitEvaluation:
-    """Evaluates a run's commits from a thread, until `close`. If several commits wait, the newest is next.
+    """The evaluation of a run's commits on a thread, until `close`. If several commits wait, the newest is evaluated.
 
     Args:
-        note: shows a line to the operator.
+        note: function that shows a line to the operator.
         poll_s: seconds between two looks for commits.
-        idle: whether the evaluator runs on cores that nobody else wants.
+        idle: whether the evaluator only uses CPU time that no other process needs.
     """
 
     def __init__(self, run: Run, note: Note, *, poll_s: float = _POLL_S, idle: bool = True) -> None:
@@ -79,10 +79,10 @@ class CommitEvaluation:
         self._log.close(_RECORD_S)
 
     def _live(self) -> None:
-        """What goes wrong here is nobody's end."""
+        """Evaluate commits until the end. Errors here never stop training."""
         last = False
         while not last and not self._closed.is_set():
-            last = self._last.is_set()  # asked before looking: what was there by then is evaluated
+            last = self._last.is_set()  # before looking, so that all commits up to `finish` are evaluated
             try:
                 self._look()
                 while self._seen and not self._closed.is_set() and lost() is None:
@@ -95,7 +95,7 @@ class CommitEvaluation:
             self._last.wait(self._poll_s)
 
     def _look(self) -> None:
-        """The new commits. The first look takes only the newest one: older ones were left by earlier commands."""
+        """Find the new commits. The first look takes only the newest commit: older ones are from earlier commands."""
         marks = sorted(committed(self._run.store))
         if self._over is None:
             self._over = set(marks[:-1])
@@ -123,7 +123,7 @@ class CommitEvaluation:
             self._record(mark, outcome)
 
     def _evaluate(self, mark: CheckpointName) -> dict[str, Any] | None:
-        """None if there is no time left."""
+        """Evaluate a commit and return the outcome; None if the evaluation is stopped before its end."""
         if self._actor is None:
             self._actor = _start(idle=self._idle)
         answer = self._actor.evaluate.remote(self._run.uri, self._run.recipe, mark)
@@ -146,7 +146,7 @@ class CommitEvaluation:
             self._log.event("evaluated", step=mark.step, of=mark.attempt, tasks=outcome["computed"], **about)
 
     def _failed(self, mark: CheckpointName, what: str, reason: str) -> None:
-        """The same failure of every commit is told once."""
+        """Record and show a failure. A failure that repeats itself with later commits is told once."""
         if self._closed.is_set() or f"{what}: {reason}" in self._told:
             return
         self._told.add(f"{what}: {reason}")
@@ -169,7 +169,7 @@ class CommitEvaluation:
             self._note(f"{text}; training goes on")
 
     def _drop(self) -> None:
-        """The evaluator ends."""
+        """End the evaluator's process."""
         actor, self._actor = self._actor, None
         if actor is not None and lost() is None:
             with suppress(RayError):
@@ -177,7 +177,7 @@ class CommitEvaluation:
 
 
 def _start(*, idle: bool) -> Any:
-    """An evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
+    """Return an evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
     has_place = any(node["Alive"] and node["Resources"].get(RESOURCE) for node in ray.nodes())
     resources = {RESOURCE: 0.01} if has_place else {}
     options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": 1}
@@ -191,7 +191,7 @@ def _line(error: BaseException) -> str:
 
 
 def pending(run: Run) -> bool:
-    """Whether the run's newest commit is still to be evaluated. Raises StoreError."""
+    """Return whether the run's newest commit is still to be evaluated. Raises StoreError."""
     tasks = run.recipe.evaluation.tasks
     marks = committed(run.store) if tasks else []
     return bool(marks) and unevaluated(run.store, marks[0], tasks)
@@ -199,10 +199,10 @@ def pending(run: Run) -> bool:
 
 @contextmanager
 def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float = END_S) -> Iterator[None]:
-    """Evaluates the run's commits inside the `with` block, if its recipe asks for that. Call it when Ray is connected.
+    """Evaluate the run's commits inside the `with` block, if its recipe asks for that. Call it when Ray is connected.
 
-    If training is complete at the end of the block, the evaluation of the last commit is waited for, at most
-    `patience_s` seconds; otherwise nothing is waited for.
+    If training is complete at the end of the block, wait for the evaluation of the last commit, at most `patience_s`
+    seconds; otherwise do not wait.
     """
     if not run.recipe.evaluation.tasks:
         yield

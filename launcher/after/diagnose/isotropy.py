@@ -29,10 +29,10 @@ _NULL = 1e-9  # of the largest variance: a direction with less has none
 
 
 def mean_cosine(points: NDArray[np.floating]) -> float:
-    """The mean cosine of all pairs of different vectors: what a random pair has on average, in [-1, 1].
+    """Return the mean cosine of all pairs of different vectors: what a random pair has on average, in [-1, 1].
 
-    By the length of their sum, so without drawing pairs. A vector of length 0 has cosine 0 with every other. NaN for
-    fewer than two vectors.
+    It follows from the length of the sum of the unit vectors, so no pairs are drawn. A vector of length 0 has cosine 0
+    with every other. The result is NaN for fewer than two vectors.
     """
     if len(points) < 2:
         return math.nan
@@ -44,11 +44,12 @@ def mean_cosine(points: NDArray[np.floating]) -> float:
 
 
 def iso_score(points: NDArray[np.floating]) -> float:
-    """IsoScore (Rudman et al. 2022, 2108.07344, algorithm 1), from 0 (a line) to 1 (equal variance in all directions).
+    """Return the IsoScore (Rudman et al. 2022, 2108.07344, algorithm 1), from 0 (a line) to 1 (equal variance in all
+    directions).
 
-    It grows linearly with the number of directions that are used alike, and changes neither when the cloud is moved,
-    turned, nor when it is scaled. Of N vectors at most N - 1 directions can be used, so N should be several times n.
-    NaN for fewer than two vectors or dimensions, or if all vectors are the same.
+    It grows linearly with the number of directions of equal variance. It does not change if the cloud is moved, rotated
+    or scaled. N vectors have variance in at most N - 1 directions, so N should be several times n. The result is NaN
+    for fewer than two vectors or dimensions, or if all vectors are equal.
     """
     dimensions = points.shape[1]
     if len(points) < 2 or dimensions < 2:
@@ -64,9 +65,10 @@ def iso_score(points: NDArray[np.floating]) -> float:
 
 
 def effective_rank(points: NDArray[np.floating]) -> float:
-    """exp of the entropy of the singular values' shares (Roy & Vetterli 2007), from 1 to the rank.
+    """Return the effective rank: exp of the entropy of the singular values' shares (Roy & Vetterli 2007), from 1 to the
+    rank.
 
-    Of the vectors as they are: what they have in common counts, as it does in a cosine. NaN if all are zero.
+    The vectors are not centred, so their mean counts, as it does in a cosine. The result is NaN if all are zero.
     """
     values = np.linalg.svd(points.astype(np.float64), compute_uv=False)
     total = float(values.sum())
@@ -78,12 +80,12 @@ def effective_rank(points: NDArray[np.floating]) -> float:
 
 @dataclass(frozen=True)
 class Whitening:
-    """Vectors to coordinates with mean 0 and covariance 1, as of those that it was fitted on (Su et al. 2021,
-    2103.15316).
+    """A whitening: a linear map under which the vectors that it was fitted on have mean 0 and covariance 1 (Su et al.
+    2021, 2103.15316).
 
     Attributes:
-        mean: [n].
-        matrix: [n, k], k directions in which there was variance.
+        mean: [n] mean of these vectors.
+        matrix: [n, k], for the k directions with variance.
     """
 
     mean: Floats
@@ -91,20 +93,20 @@ class Whitening:
 
     @classmethod
     def fit(cls, points: NDArray[np.floating]) -> "Whitening":
-        """To at least one vector [N, n]."""
+        """Fit a whitening to one or more vectors, [N, n]."""
         cloud = points.astype(np.float64)
         variances, directions = _principal(cloud)
         some = variances > _NULL * variances.max(initial=0.0)
         return cls(cloud.mean(0), directions[:, some] / np.sqrt(variances[some]))
 
     def __call__(self, points: NDArray[np.floating]) -> Floats:
-        """[N, k]."""
+        """Return the whitened vectors, [N, k]."""
         white: Floats = (points.astype(np.float64) - self.mean) @ self.matrix
         return white
 
 
 def _principal(cloud: Floats) -> tuple[Floats, Floats]:
-    """[n] variances along the principal directions, and those, [n, n], a column each."""
+    """Return the variances along the principal directions, [n], and the directions as columns, [n, n]."""
     centred = cloud - cloud.mean(0)
     variances, directions = np.linalg.eigh(centred.T @ centred / max(len(cloud) - 1, 1))
     return np.maximum(variances, 0.0), directions
@@ -116,9 +118,9 @@ _PLENTY = 4  # times as many sentences as asked for, to choose from
 
 
 def anisotropy(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling]) -> list[Figure]:
-    """`cosine`, `iso_score` and `effective_rank` of each layer, pooling and form, on every second row.
+    """Return `cosine`, `iso_score` and `effective_rank` of each layer, pooling and form, on every second row.
 
-    Raises RunError: fewer than four rows.
+    Raises RunError for fewer than four rows.
     """
     if len(rows) < _LEAST:
         raise RunError(
@@ -136,9 +138,9 @@ def anisotropy(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling])
 
 
 def heldout_sentences(run: Run, frozen: Frozen, count: int) -> list[Row]:
-    """Up to `count` sentences of the run's held-out text, as rows, from all over it; the same ones every time.
+    """Return up to `count` sentences of the run's held-out text, as rows, from all over it; the same ones every time.
 
-    Raises CorpusError, StoreError: it cannot be read.
+    Raises CorpusError, StoreError if the text cannot be read.
     """
     draw = np.random.default_rng(0)
     corpora = Corpora(heldout_spec(run, frozen.tokenizer))
@@ -154,7 +156,7 @@ def heldout_sentences(run: Run, frozen: Frozen, count: int) -> list[Row]:
 
 
 def _forms(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
-    """[N, H] vectors to those that are measured, in either form."""
+    """Return the measured half of [N, H] vectors, raw and whitened. The whitening is fitted on the other half."""
     fitted, measured = points[::2], points[1::2]
     return {"raw": measured, "whitened": Whitening.fit(fitted)(measured)}
 

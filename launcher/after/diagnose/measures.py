@@ -44,7 +44,7 @@ _TOLERANCE = 1e-5  # of the gradient
 
 @dataclass(frozen=True)
 class Splits:
-    """What to fit on, to choose the penalty by, and to measure on."""
+    """The splits of a probe: to fit it, to choose its penalty, and to measure it."""
 
     train: Sentences
     dev: Sentences
@@ -60,14 +60,15 @@ class _Fitted:
 
 
 def linear_probe(frozen: Frozen, splits: Splits, pooling: Pooling = "mean") -> list[Figure]:
-    """`accuracy` on the test split: on the states of each layer, on those of all layers concatenated (no layer), and
-    `best_accuracy`, on the one layer that is best on dev, `best_layer`; `majority`: of always naming train's largest
-    class.
+    """Return the accuracies of linear probes on the test split.
 
-    Of two texts the probe sees |u - v| and u * v (SentEval, 1803.05449). Features are standardised by their mean and
-    deviation on train. Deterministic: nothing is drawn.
+    `accuracy`: on the states of each layer, and on those of all layers concatenated (no layer). `best_accuracy`: on the
+    layer that is best on dev, `best_layer`. `majority`: accuracy of always predicting the largest class of train.
 
-    Raises RunError: a split is empty, or train has only one class.
+    For pairs of texts, the features are |u - v| and u * v (SentEval, 1803.05449). Features are standardised by their
+    mean and deviation on train. Nothing is drawn at random.
+
+    Raises RunError if a split is empty, or train has a single class.
     """
     _check(splits)
     train, dev, test = (_features(frozen, part, pooling) for part in (splits.train, splits.dev, splits.test))
@@ -98,7 +99,7 @@ def _check(splits: Splits) -> None:
 
 
 def _features(frozen: Frozen, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
-    """[D, N, F], F hidden or twice as many."""
+    """Return the features of N examples for D layers, [D, N, F]. F is the hidden size, or twice that for pairs."""
     first = pooled_states(frozen, rows_of_texts(frozen, sentences.first), (pooling,))[pooling]
     if sentences.second is None:
         return first
@@ -107,7 +108,7 @@ def _features(frozen: Frozen, sentences: Sentences, pooling: Pooling) -> NDArray
 
 
 def _joined(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[D, N, F] to [N, D * F]."""
+    """Return the features of all layers concatenated: [D, N, F] to [N, D * F]."""
     return features.transpose(1, 0, 2).reshape(features.shape[1], -1)
 
 
@@ -122,7 +123,7 @@ def _probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _Fitted:
 def _fits(
     features: Float32[Tensor, "sentences width"], labels: Int64[Tensor, " sentences"]
 ) -> list[Float32[Tensor, "width_plus_1 classes"]]:
-    """Weights of multinomial logistic regression, bias first, for each penalty."""
+    """Return the weights of a multinomial logistic regression, bias first, for each penalty."""
     inputs = F.pad(features, (1, 0), value=1.0)
     weights = torch.zeros(inputs.shape[1], int(labels.max()) + 1, requires_grad=True)
     found = []
@@ -156,12 +157,13 @@ def _accuracy(weights: Tensor, features: Tensor, sentences: Sentences) -> float:
 
 
 def similarity(frozen: Frozen, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
-    """`spearman`: the rank correlation of cosines with the scores of `pairs`, for each layer, pooling and form.
+    """Return `spearman`, the rank correlation of cosines with the scores of `pairs`, for each layer, pooling and form.
 
-    Whitened as Su et al. (2021): fitted on the same texts, without their scores.
+    The whitened form follows Su et al. (2021): the whitening is fitted on the same texts, without their scores.
 
     Raises:
-        RunError: the task has no second texts, or fewer than two pairs. MissingPackage: no scipy.
+        RunError: if the task has single texts, or fewer than two pairs.
+        MissingPackage: if scipy is not installed.
     """
     if pairs.second is None or len(pairs) < 2:
         raise RunError(
@@ -181,7 +183,7 @@ def _forms(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
 
 
 def cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
-    """[N] cosines of N pairs of vectors; 0 where one has length 0."""
+    """Return the cosines of N pairs of vectors, [N]; 0 for a pair with a vector of length 0."""
     products = np.einsum("nh,nh->n", first.astype(np.float64), second.astype(np.float64))
     lengths = np.linalg.norm(first, axis=1).astype(np.float64) * np.linalg.norm(second, axis=1)
     found: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
@@ -189,7 +191,7 @@ def cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArra
 
 
 def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
-    """Not a number if all cosines, or all scores, are the same."""
+    """Return the rank correlation of cosines and scores; NaN if all cosines, or all scores, are equal."""
     found = cosines(vectors[: len(pairs)], vectors[len(pairs) :])
     if np.ptp(found) == 0 or np.ptp(pairs.labels) == 0:
         return float("nan")
@@ -203,12 +205,13 @@ _MOST_ROWS = 64  # at a time
 
 
 def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
-    """Each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and source.
+    """Return each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and
+    source.
 
-    `rows`: of the run's own length at most; of shorter ones as many as hold as many tokens, but where the loss couples
-    the rows of a batch: there a batch of another size would be another task.
+    `rows`: largest number of rows of the run's own length. Of shorter rows, so many are read that they hold the same
+    number of tokens, unless the loss couples the rows of a batch: a batch of another size would then be another task.
 
-    Raises CorpusError, PlanError, StoreError: the held-out text cannot be read; for teachers, as
+    Raises CorpusError, PlanError, StoreError if the held-out text cannot be read; for teachers, the errors of
     `launcher.runtime.run.teachers.read_teachers`.
     """
     spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer)
@@ -229,7 +232,8 @@ def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
 
 
 def _lengths(spec: StreamSpec) -> list[int]:
-    """Lanes (XLNet) fix where a row's parts begin, so such rows have one length only."""
+    """Return the lengths of rows to measure. Rows of lanes (XLNet) have a single length, because their parts begin at
+    fixed positions."""
     if isinstance(spec.input, Lanes):
         return [spec.length]
     shorter = [1 << power for power in range(5, 17) if _SHORTEST <= 1 << power < spec.length]

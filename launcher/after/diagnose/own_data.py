@@ -1,5 +1,5 @@
-"""Frozen measures on tasks that have data of their own, and the examples that they use. They need only an encoder,
-whether of a run or of a folder.
+"""Frozen measures on tasks with their own data, and the examples that they use. They only need an encoder, of a run or
+of a folder.
 
 Measures on a run's held-out text are in `launcher.after.diagnose.evaluate`.
 """
@@ -30,20 +30,20 @@ from launcher.runtime.run.evaluations import Figure
 
 @dataclass(frozen=True)
 class OwnData:
-    """A task with its data read: those of a probe, of similarity, or texts to measure anisotropy on."""
+    """A task with its data: the splits of a probe, the pairs of similarity, or the texts of anisotropy."""
 
     task: EvaluationTask
     data: Splits | Sentences | tuple[str, ...]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the figures depend on beside the model and the task's settings."""
+        """SHA-256 of the data on which the figures depend, beside the model and the task's settings."""
         if isinstance(self.data, Splits):
             return hash_of([digest(part) for part in (self.data.train, self.data.dev, self.data.test)])
         return digest(self.data) if isinstance(self.data, Sentences) else hash_of(self.data)
 
     def figures(self, frozen: Frozen) -> list[Figure]:
-        """Of this model. Raises as the measures do."""
+        """Return the figures of a model. Raises the errors of the measures."""
         task = self.task
         if task.probe and isinstance(self.data, Splits):
             return linear_probe(frozen, self.data, task.probe.pooling)
@@ -55,8 +55,8 @@ class OwnData:
 
 
 def own_data(task: EvaluationTask) -> OwnData | None:
-    """Read a task's data. None for a task that is measured on a run's held-out text. Raises RunError, TaskError,
-    StoreError, as `launcher.after.diagnose.own_data`."""
+    """Read a task's data; return None for a task that is measured on a run's held-out text. Raises RunError, TaskError,
+    StoreError as the functions below."""
     if task.probe:
         return OwnData(task, probe_splits(task.probe))
     if task.similarity:
@@ -67,7 +67,7 @@ def own_data(task: EvaluationTask) -> OwnData | None:
 
 
 def hash_of(content: object) -> str:
-    """SHA-256 of plain data."""
+    """Return the SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -77,11 +77,12 @@ _APART = 10  # one in so many examples of train, to choose the penalty by where 
 
 
 def probe_splits(settings: ProbeSettings) -> Splits:
-    """The splits of a classification task. Without a labelled test split the probe is measured on dev, and its penalty
-    is chosen on a tenth of train.
+    """Return the splits of a classification task. Without a labelled test split the probe is measured on dev, and its
+    penalty is chosen on a tenth of train.
 
     Raises:
-        RunError: not a task of classification. TaskError: no such task, or its files are not what it says.
+        RunError: if the task is not classification.
+        TaskError: if there is no such task, or its files do not fit its description.
     """
     task = probed(settings)
     train, dev = (_classified(task, split, settings.examples) for split in ("train", "dev"))
@@ -93,7 +94,7 @@ def probe_splits(settings: ProbeSettings) -> Splits:
 
 
 def similarity_pairs(settings: SimilaritySettings) -> Sentences:
-    """The test split if it is labelled, else dev: nothing is chosen by it. Raises as `probe_splits`."""
+    """Return the test split if it is labelled, else dev, which is not used for any choice. Raises as `probe_splits`."""
     task = compared(settings)
     pairs = task.read(measured_split(task))
     if not isinstance(pairs, Sentences) or pairs.second is None:
@@ -104,7 +105,7 @@ def similarity_pairs(settings: SimilaritySettings) -> Sentences:
 
 
 def texts_of(settings: AnisotropySettings) -> tuple[str, ...]:
-    """The first texts of a task's dev split, or of test where there is no dev. Raises as `probe_splits`."""
+    """Return the first texts of a task's dev split, or of test if there is no dev. Raises as `probe_splits`."""
     task = with_texts(settings)
     examples = task.read("dev" if "dev" in task.splits else measured_split(task))
     assert isinstance(examples, Sentences)  # of those kinds
@@ -118,14 +119,14 @@ def _classified(task: Task, split: str, most: int) -> Sentences:
 
 
 def at_most(examples: Sentences, count: int) -> Sentences:
-    """`count` of the examples, the same ones every time, or all if there are not as many."""
+    """Return `count` of the examples, the same ones at every call; all examples if there are fewer."""
     if len(examples) <= count:
         return examples
     return select(examples, sorted(np.random.default_rng(SAMPLED_BY).permutation(len(examples))[:count]))
 
 
 def select(examples: Sentences, chosen: Sequence[SupportsIndex] | np.ndarray) -> Sentences:
-    """The examples at these indices, in that order."""
+    """Return the examples at these indices, in that order."""
     places = [int(index) for index in chosen]
     first = tuple(examples.first[place] for place in places)
     second = None if examples.second is None else tuple(examples.second[place] for place in places)

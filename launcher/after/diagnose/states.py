@@ -40,15 +40,15 @@ from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 
 @dataclass(frozen=True)
 class Frozen:
-    """An encoder in evaluation mode, and what its rows look like.
+    """An encoder in evaluation mode, with the form of its input rows.
 
     Attributes:
-        name: for people: `runs/base at step 1,000`.
-        encoder: of a generator and a discriminator, the discriminator's.
-        tokenizer: of its inputs.
-        length: most tokens in a row, special ones included.
+        name: name for the user: `runs/base at step 1,000`.
+        encoder: the encoder; of a pair, that of the discriminator.
+        tokenizer: tokenizer of its inputs.
+        length: largest number of tokens in a row, including special ones.
         class_token_last: whether a row ends with its class token (XLNet) instead of beginning with it.
-        digest: SHA-256 of what decides a hidden state: equal digests, equal figures.
+        digest: SHA-256 of everything that hidden states depend on. Equal digests mean equal figures.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run's checkpoint in memory, whatever becomes of its files.
+    """A run's checkpoint in memory, which does not need its files any more.
 
     Attributes:
-        objective: the module that was trained, in evaluation mode.
-        frozen: its encoder for other tasks.
+        objective: the trained module, in evaluation mode.
+        frozen: the module's encoder, for other tasks.
     """
 
     run: Run
@@ -75,11 +75,14 @@ class Checkpoint:
 
 
 def open_frozen(source: str, step: int | None = None) -> Frozen:
-    """The encoder of a run's checkpoint (`step`; None: the newest good one), or of a folder in the transformers format.
+    """Return the encoder of a run's checkpoint (`step`; None: the newest good one), or of a folder in the
+    transformers format.
 
     Raises:
-        RunError: neither is there, or no such checkpoint. TokenizerError: a folder without a tokenizer.
-        CheckpointError, ModelError: it is damaged, or no model of ours. StoreError: it cannot be read.
+        RunError: if there is neither a run nor a model, or no such checkpoint.
+        TokenizerError: if the folder has no tokenizer.
+        CheckpointError, ModelError: if the model is damaged, or of no family of ours.
+        StoreError: if it cannot be read.
     """
     if open_store(source).size(RECORD) is not None:
         return open_checkpoint(open_run(source), step).frozen
@@ -88,7 +91,7 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
 
 
 def frozen_folder(pretrained: LocalModel) -> Frozen:
-    """The encoder in a transformers folder; heads there are passed over. Raises as `open_frozen`."""
+    """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
     tensors = weights_for(config, pretrained.folder, "plm" if isinstance(config, XlnetConfig) else "mlm")
     encoder = build_encoder(config)
@@ -101,12 +104,12 @@ def frozen_folder(pretrained: LocalModel) -> Frozen:
 
 
 def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
-    """A run's checkpoint, copied into memory. Raises as `launcher.runtime.run.record.select_checkpoint`."""
+    """Return a run's checkpoint, copied into memory. Raises as `launcher.runtime.run.record.select_checkpoint`."""
     return read_checkpoint(run, select_checkpoint(run, step))
 
 
 def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
-    """The checkpoint of a manifest, each byte of it verified. Raises DamagedCheckpoint, StoreError."""
+    """Return the checkpoint of a manifest, after verifying every byte. Raises DamagedCheckpoint, StoreError."""
     tokenizer = run.tokenizer()
     module = build_model(recipe_after(run.recipe, manifest.step), tokenizer)
     digest = hashlib.sha256(_identity(run, manifest.step, tokenizer))
@@ -120,7 +123,7 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
 
 
 def untrained(run: Run) -> Checkpoint:
-    """The run's network with its initial weights: the baseline for every measure."""
+    """Return the run's network with its initial weights: the baseline for every measure."""
     tokenizer = run.tokenizer()
     module = build_model(recipe_after(run.recipe, 0), tokenizer)
     digest = hashlib.sha256(_identity(run, 0, tokenizer) + f"untrained {run.recipe.seed}".encode())
@@ -138,7 +141,7 @@ def _checkpoint(
 
 
 def _identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:
-    """What decides a hidden state beside weights."""
+    """Return what decides a hidden state beside weights."""
     model = recipe_after(run.recipe, step).model
     config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective, length = run.recipe.objective.model_dump(mode="json"), _length(run)
@@ -160,12 +163,12 @@ _CLASS_SEGMENT = 2  # XLNet's, of the class token alone
 
 
 def rows_of_texts(frozen: Frozen, texts: Sequence[str]) -> list[Row]:
-    """Each text as a row with its special tokens; what is longer than the model takes is cut."""
+    """Return each text as a row with its special tokens; what is longer than the model takes is cut."""
     return rows_of_tokens(frozen, frozen.tokenizer.encode_batch(texts))
 
 
 def rows_of_tokens(frozen: Frozen, texts: Sequence[NDArray[np.generic]]) -> list[Row]:
-    """The same for texts that are token ids already."""
+    """Return the same for texts that are token ids already."""
     cls, sep = frozen.tokenizer.special.cls, frozen.tokenizer.special.sep
     cut = [text[: frozen.length - 2].astype(np.int64) for text in texts]
     return [np.r_[text, sep, cls] if frozen.class_token_last else np.r_[cls, text, sep] for text in cut]
@@ -173,7 +176,8 @@ def rows_of_tokens(frozen: Frozen, texts: Sequence[NDArray[np.generic]]) -> list
 
 @torch.no_grad()
 def pooled_states(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling]) -> Pooled:
-    """The states of every layer, pooled, in the order of `rows`; which rows share a pass depends on `rows` alone."""
+    """Return the pooled states of every layer, in the order of `rows`. The rows that share a forward pass depend only
+    on `rows`."""
     found = {pooling: list[Tensor]() for pooling in poolings}
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     for group in _groups([rows[index] for index in order]):
@@ -186,14 +190,14 @@ def pooled_states(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Poolin
 
 
 def layer_states(encoder: AnyEncoder, batch: Batch) -> list[Float[Tensor, "tokens hidden"]]:
-    """From the embeddings to the last layer's output, D of them."""
+    """Return the D hidden states, from the embeddings to the last layer's output."""
     if isinstance(encoder, TwoStreamEncoder):
         return [streams.content for streams in encoder.states(batch)]
     return list(encoder.states(batch))
 
 
 def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Consecutive rows, as many together as make up a pass."""
+    """Yield groups of consecutive rows for one forward pass each."""
     first = tokens = 0
     for index, row in enumerate(rows):
         if tokens and tokens + len(row) > _TOKENS:

@@ -19,13 +19,14 @@ from launcher.runtime.run.record import RECORD, open_run
 
 @dataclass(frozen=True)
 class DiagnosticRequest:
-    """What is to be measured.
+    """A request for measurements.
 
     Attributes:
         text: file whose lines are the texts for anisotropy; None: a run's held-out text.
-        tasks: names or YAML files. data: where their files are.
-        poolings: none: cls and mean.
-        limit: most texts, and examples of a split.
+        tasks: names or YAML files of tasks.
+        data: folder or s3:// URI with the files of the tasks.
+        poolings: names of poolings; empty for cls and mean.
+        limit: largest number of texts, and of examples of a split.
     """
 
     text: Path | None
@@ -37,7 +38,7 @@ class DiagnosticRequest:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A title for people, and its figures."""
+    """The figures of one measurement, with a title for the user."""
 
     title: str
     task: str
@@ -49,10 +50,10 @@ class Diagnosis:
 
 
 def measured(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterator[Diagnosis]:
-    """One subject after another, each as soon as it is measured.
+    """Yield the measurements one after another.
 
-    Raises:
-        OptionError: nothing to measure, or no such pooling. As `open_frozen`, `load_task` and the measures besides.
+    Raises OptionError if there is nothing to measure or no such pooling; also the errors of `open_frozen`, `load_task`
+    and the measures.
     """
     poolings = _poolings(wanted.poolings)
     is_run = open_store(source).size(RECORD) is not None
@@ -108,7 +109,7 @@ def _poolings(names: Sequence[str]) -> list[Pooling]:
 
 
 def _lines(path: Path, most: int) -> list[str]:
-    """The first texts of a file that are not empty. Raises OptionError: it cannot be read."""
+    """Return the first texts of a file that are not empty. Raises OptionError if it cannot be read."""
     try:
         with path.open(encoding="utf-8") as lines:
             texts = (line.strip() for line in lines)

@@ -26,7 +26,7 @@ _QUERY, _DOCUMENT = "query", "document"  # prompts that retrieval uses, where th
 
 
 class FitSettings(TaskPart):
-    """A training on the task's own train split before it is measured; fields as in `EmbedTraining`."""
+    """The settings of a training on the task's train split before the measurement; fields as in `EmbedTraining`."""
 
     loss: Loss = Cosine(kind="cosine")
     batch: PositiveInt = 16
@@ -36,12 +36,12 @@ class FitSettings(TaskPart):
 
 
 class CellSettings(Encoding):
-    """How a checkpoint is measured on a task.
+    """The settings of measuring a checkpoint's vectors on a task.
 
     Attributes:
-        split: of the task; None: dev where it has one, else test.
-        batch: texts at a time; figures depend on it by rounding only.
-        fit: what is trained first; None: the vectors as they are.
+        split: split of the task; None: dev if there is one, else test.
+        batch: number of texts in a batch; it changes figures only by rounding.
+        fit: training before the measurement; None: the vectors are measured as they are.
     """
 
     split: str | None = None
@@ -50,9 +50,9 @@ class CellSettings(Encoding):
 
 
 def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings, seed: int) -> dict[str, float]:
-    """The task's metrics of a checkpoint's vectors: a function of its arguments and nothing else.
+    """Return the task's metrics of a checkpoint's vectors. They depend only on the arguments.
 
-    `seed` decides only where something is trained. Raises as `measure`, `load_model` and `train_on_rows`.
+    `seed` only matters with a training. Raises the errors of `measure`, `load_model` and `train_on_rows`.
     """
     split = settings.split or ("dev" if "dev" in task.splits else "test")
     examples = task.read(split)
@@ -70,13 +70,13 @@ def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings, seed:
 def measure(
     model: "SentenceTransformer", task: Task, examples: Examples, batch: int = 32
 ) -> dict[str, float]:
-    """The task's metrics, its main one first, from 0 to 1 (correlations from -1).
+    """Return the task's metrics, its main one first, from 0 to 1 (correlations from -1).
 
     Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: all documents ranked by the
     cosine; a judgement of 1 or more counts as relevant, and no grade weighs more. A prompt `query` or `document` of the
     model is put before queries and documents.
 
-    Raises TaskError: examples of another kind, or scores that are all equal. MissingPackage.
+    Raises TaskError if the examples are of another kind, or all scores are equal; MissingPackage.
     """
     say_what_is_cut(model, _texts(examples), task.name)
     match examples:
@@ -96,7 +96,7 @@ def measure(
 
 @contextmanager
 def _counting(model: "SentenceTransformer", task: Task, texts: int) -> Iterator[None]:
-    """Shows how many of the task's texts have a vector."""
+    """Show, inside the `with` block, how many of the task's texts have a vector."""
     with work(f"measuring {task.name}", texts, "texts") as now:
         counter = model.register_forward_hook(
             lambda module, given, made: now.advance(len(made["sentence_embedding"]))

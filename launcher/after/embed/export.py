@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 def check_target(out: str) -> None:
-    """Raises ExportError: `out` holds something that no export wrote. Asked before hours of training."""
+    """Raise ExportError if `out` holds files that no export wrote. Call this before hours of training."""
     removable(open_store(out))
 
 
 def export_embeddings(
     trained: Trained, pretrained: LocalModel, training: EmbedTraining, out: str, licence: str | None = None
 ) -> None:
-    """Write the model to the folder or s3:// URI `out`, whole or not at all; a former export there is replaced.
+    """Write the model to the folder or s3:// URI `out`, whole or not at all; an earlier export there is replaced.
 
-    What was written is loaded again and compared bit for bit. `licence` is what the model card says of it.
+    The export is loaded again and compared bit for bit. `licence`: licence of the model for the card.
 
-    Raises ExportError: `out` holds something else. ModelError: it does not read back. StoreError kinds.
+    Raises ExportError if `out` holds something else, ModelError if the export does not read back, and StoreError.
     """
     with published(open_store(out)) as folder:
         trained.model.save_pretrained(str(folder), create_model_card=False)

@@ -30,7 +30,8 @@ _LOOKED_AT = 10_000  # texts, of which it is said how many are cut
 
 
 def library(part: str) -> Any:
-    """`sentence_transformers.sentence_transformer.<part>`. Raises MissingPackage: it is not installed."""
+    """Return the module `sentence_transformers.sentence_transformer.<part>`. Raises MissingPackage if it is not
+    installed."""
     optional("sentence_transformers", "maskfleet embed", EVALUATE)
     return import_module(f"sentence_transformers.sentence_transformer.{part}")
 
@@ -38,13 +39,14 @@ def library(part: str) -> Any:
 def load_model(
     pretrained: LocalModel, encoding: Encoding, device: str | None = None
 ) -> "SentenceTransformer":
-    """The model, its pooling, normalisation, length and prompts as `encoding` says, or as the folder does.
+    """Return the model with the pooling, normalisation, length and prompts of `encoding`, or else of the folder.
 
-    `device` as torch names it; None: a GPU if there is one.
+    `device`: torch's name of the device; None: a GPU if there is one.
 
     Raises:
-        ModelError: no tokenizer, no safetensors, modules of another kind, a length the model does not have, or files
-            that transformers cannot read. MissingPackage: sentence-transformers is not installed.
+        ModelError: if the folder has no tokenizer or no safetensors, modules of an unknown kind, or files that
+            transformers cannot read; or if the length exceeds that of the model.
+        MissingPackage: if sentence-transformers is not installed.
     """
     folder = pretrained.folder
     modules = _stored_modules(folder)
@@ -73,7 +75,7 @@ def load_model(
 
 
 def _stored_modules(folder: Path) -> list[tuple[str, str]]:
-    """Folder and kind of each module that modules.json names; empty for a folder of transformers'."""
+    """Return folder and kind of each module in modules.json; an empty list for a plain transformers folder."""
     path = folder / MODULES
     if not path.is_file():
         return []
@@ -131,7 +133,7 @@ def _transformer(folder: Path) -> Any:
 
 
 def _with(stack: Sequence[Any], encoding: Encoding, folder: Path) -> list[Any]:
-    """`stack` with the pooling and normalisation of `encoding` in place of its own."""
+    """Return the modules of `stack` with the pooling and normalisation of `encoding` in place of their own."""
     modules, kind = library("modules"), stack[0].model.config.model_type
     pools = [module for module in stack if isinstance(module, modules.Pooling)]
     rest = [module for module in stack[1:] if not isinstance(module, modules.Pooling | modules.Normalize)]
@@ -179,7 +181,7 @@ def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: in
 
 
 def say_what_is_cut(model: "SentenceTransformer", texts: Iterable[str], what: str) -> int:
-    """How many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
+    """Return how many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
     length, looked_at = model.max_seq_length, list(islice(texts, _LOOKED_AT))
     if length is None or not looked_at:
         return 0

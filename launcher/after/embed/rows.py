@@ -25,12 +25,12 @@ _PACKED = (".gz", ".zst")
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Texts by column, in the order of the loss, and what is said of them.
+    """Columns of texts, in the order of the loss, and their labels.
 
     Attributes:
-        texts: equally long columns.
-        labels: indices into `classes`, or scores from 0 to 1; None where there is no label.
-        classes: names; empty where labels are scores.
+        texts: columns of equal length.
+        labels: indices into `classes`, or scores from 0 to 1; None without labels.
+        classes: names of the classes; empty if labels are scores.
     """
 
     texts: dict[str, list[str]]
@@ -42,18 +42,18 @@ class TextColumns:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the content."""
+        """Return the SHA-256 of the content."""
         data = json.dumps([list(self.texts.values()), self.labels, self.classes], ensure_ascii=False)
         return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_source(source: RowSource, root: str | None) -> TextColumns:
-    """All rows that count. `root` is the folder or s3:// URI of the files; None: the present folder.
+    """Return all selected rows of a source. `root`: folder or s3:// URI of the files; None: the present folder.
 
     Raises:
-        TaskError: a file that is not there or cannot be read, a column that is missing, a text that is empty, a label
-            that is none of the classes, a score that is no number or outside its range, no row at all.
-        InputError, StoreError kinds: damaged data, or a store that does not answer.
+        TaskError: if a file or a column is missing, a file cannot be read, a text is empty, a label is none of the
+            classes, a score is no number or out of range, or there is no row.
+        InputError, StoreError: if data are damaged, or a store does not answer.
     """
     return _of_tasks(source, root) if source.tasks else _of_files(source, root or ".")
 
@@ -64,7 +64,8 @@ def _of_tasks(source: RowSource, root: str | None) -> TextColumns:
 
 
 def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
-    """The pairs of one or several tasks. Raises TaskError: one has no pairs, or other labels than the first."""
+    """Return the pairs of one or several tasks. Raises TaskError if one has no pairs, or other labels than the
+    first."""
     first: list[str] = []
     second: list[str] = []
     labels: list[Any] = []

@@ -23,13 +23,13 @@ class _Settings(BaseModel):
 
 
 class Encoding(_Settings):
-    """How a text becomes a vector.
+    """The settings by which a text becomes a vector.
 
     Attributes:
-        pooling: over the last layer; None: as the folder says, and `mean` (Sentence-BERT's best) where it says nothing.
-        normalize: whether vectors have length 1; None: as the folder says, and no where it says nothing.
-        max_length: tokens of a text, special ones included; longer ones are cut. None: the model's own length.
-        prompts: by name, put before a text. `query` and `document` are used by retrieval.
+        pooling: pooling over the last layer; None: that of the folder, or `mean` (Sentence-BERT's best) without one.
+        normalize: whether vectors are scaled to length 1; None: as in the folder, or not if the folder has no setting.
+        max_length: number of tokens, including special ones, after which a text is cut; None: the model's own length.
+        prompts: texts that are put before a text, by name. Retrieval uses `query` and `document`.
     """
 
     pooling: Pooling | None = None
@@ -39,19 +39,21 @@ class Encoding(_Settings):
 
 
 class Softmax(_Settings):
-    """Classes of pairs, from (u, v, |u - v|). Sentence-BERT (1908.10084), section 3, classification objective."""
+    """A loss that predicts the class of a pair from (u, v, |u - v|). Sentence-BERT (1908.10084), section 3,
+    classification objective."""
 
     kind: Literal["softmax"]
 
 
 class Cosine(_Settings):
-    """Squared error of the cosine to a score from 0 to 1. Sentence-BERT, section 3, regression objective."""
+    """The squared error between the cosine and a score from 0 to 1. Sentence-BERT, section 3, regression objective."""
 
     kind: Literal["cosine"]
 
 
 class Triplet(_Settings):
-    """The positive nearer to the anchor than the negative, by a margin. Sentence-BERT, section 3, triplet objective."""
+    """A loss that moves the positive nearer to the anchor than the negative, by a margin. Sentence-BERT, section 3,
+    triplet objective."""
 
     kind: Literal["triplet"]
     margin: PositiveFloat = 5.0
@@ -59,13 +61,13 @@ class Triplet(_Settings):
 
 
 class MultipleNegatives(_Settings):
-    """Each anchor's positive among all positives and negatives of the batch (InfoNCE).
+    """A loss that identifies each anchor's positive among all positives and negatives of the batch (InfoNCE).
 
     Attributes:
-        scale: by which cosines are multiplied; 1 / temperature.
-        mini_batch: rows at a time in the cached form (GradCache, 2101.06983); memory follows them, not `batch`.
-            None: the plain form.
-        symmetric: each positive must find its anchor, too.
+        scale: factor of cosines, 1 / temperature.
+        mini_batch: number of rows at a time in the cached form (GradCache, 2101.06983), whose memory depends on this
+            number and not on `batch`; None: the plain form.
+        symmetric: whether the loss also identifies each positive's anchor.
     """
 
     kind: Literal["multiple_negatives"]
@@ -75,14 +77,14 @@ class MultipleNegatives(_Settings):
 
 
 class Cosent(_Settings):
-    """Pairs with higher scores have higher cosines, for all pairs of pairs in the batch (CoSENT)."""
+    """A loss that gives pairs with higher scores higher cosines, over all pairs of pairs in the batch (CoSENT)."""
 
     kind: Literal["cosent"]
     scale: PositiveFloat = 20.0
 
 
 class Angle(_Settings):
-    """As `cosent`, with the angle between complex vectors in place of the cosine (AnglE, 2309.12871)."""
+    """The loss `cosent` with the angle between complex vectors in place of the cosine (AnglE, 2309.12871)."""
 
     kind: Literal["angle"]
     scale: PositiveFloat = 20.0
@@ -95,22 +97,22 @@ Column = str | int
 
 
 class RowSource(_Settings):
-    """Where rows come from: pairs of `tasks`, or `files` of any columns.
+    """The source of rows: pairs of `tasks`, or `files` with any columns.
 
     Attributes:
-        tasks: names or YAML files of tasks with pairs of texts; their rows are put together.
-        split: of the tasks.
-        files: .jsonl, .tsv, .csv or .parquet, the text ones also with .gz or .zst; read one after another.
-        encoding: of text files, as Python names it; a byte order mark says it, too.
-        published: where the files can be had.
-        texts: columns in the order of the loss: (anchor, positive, negatives...), or the two of a pair. A column is a
-            name, or a number from 1 where no first line names them.
+        tasks: names or YAML files of tasks with pairs of texts, whose rows are concatenated.
+        split: split of the tasks.
+        files: .jsonl, .tsv, .csv or .parquet files, text files also with .gz or .zst; read one after another.
+        encoding: encoding of text files, by Python's name of it; a byte order mark also sets it.
+        published: place where the files are published.
+        texts: columns in the order of the loss: (anchor, positive, negatives...), or the two texts of a pair. A column
+            is a name, or a number from 1 if no first line names the columns.
         label: column of the class or score.
-        classes: names of the classes as they stand there, for softmax.
-        scores: the lowest and highest score there can be; they become 0 and 1.
-        where: rows count only if these columns have these values, as in files that hold several splits.
+        classes: names of the classes as the files spell them, for softmax.
+        scores: lowest and highest possible score, which become 0 and 1.
+        where: values that columns must have for a row to count, as in files that hold several splits.
         ignore: labels whose rows are left out, such as SNLI's "-".
-        prompts: names of the prompts put before each column of texts, in the same order; null for none.
+        prompts: names of the prompts that are put before each column of texts, in the same order; null for none.
     """
 
     tasks: tuple[str, ...] = ()
@@ -151,21 +153,21 @@ class RowSource(_Settings):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Every column that is read, once."""
+        """All columns to read, without repetition."""
         found = [*self.texts, *self.where, *([self.label] if self.label is not None else [])]
         return tuple(dict.fromkeys(found))
 
 
 class EmbedTraining(Encoding):
-    """Everything of one training but the model it starts from.
+    """The settings of a training, except the model from which it starts.
 
     Attributes:
-        matryoshka: lengths at which a vector's beginning must work by itself, too (2205.13147).
-        batch: rows a step.
-        lr: the highest; it rises for `warmup` of the steps, then falls to 0 in a line.
-        every: steps between two checkpoints, and two measurements on `dev`; None: an epoch.
+        matryoshka: lengths to which vectors can be cut: the loss is also computed on the cut vectors (2205.13147).
+        batch: number of rows in a step.
+        lr: peak learning rate. It rises during the share `warmup` of the steps, then falls linearly to 0.
+        every: number of steps between two checkpoints, and between two measurements on `dev`; None: an epoch.
         keep: with `dev`, whether the best or the last measured weights are exported.
-        deterministic: equal bits on a GPU too, where that is slower. A CPU always gives them.
+        deterministic: whether equal trainings yield equal bits on a GPU, which is slower. On a CPU they always do.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
@@ -204,23 +206,23 @@ class EmbedTraining(Encoding):
 
 
 def bundled() -> list[str]:
-    """Names of the settings that come with Maskfleet."""
+    """Return the names of the bundled settings."""
     found = (resources.files(_NAME) / "library").iterdir()
     return sorted(path.name.removesuffix(_SUFFIX) for path in found if path.name.endswith(_SUFFIX))
 
 
 def bundled_text(name: str) -> str:
-    """The YAML of bundled settings. Raises RecipeError: there are none of that name."""
+    """Return the YAML of bundled settings. Raises RecipeError if there are none of that name."""
     if name not in bundled():
         raise RecipeError(f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled())}")
     return (resources.files(_NAME) / "library" / f"{name}{_SUFFIX}").read_text("utf-8")
 
 
 def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTraining:
-    """The settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
+    """Return the settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
 
-    `data` is the folder or s3:// URI that holds the data. Without it paths in a file are relative to that file.
-    Raises RecipeError: no such file, or a mistake in it.
+    `data`: folder or s3:// URI of the data. Without it, paths in a file are relative to that file. Raises RecipeError
+    if there is no such file, or it has a mistake.
     """
     path = Path(source)
     home = None if source in bundled() else str(path.parent)

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 
 def make_loss(model: "SentenceTransformer", training: EmbedTraining, train: TextColumns) -> "nn.Module":
-    """The module that the trainer calls with a batch's columns and labels. What it draws, it draws from torch's seed.
+    """Return the module that the trainer calls with a batch's columns and labels. Its random numbers come from torch's
+    seed.
 
-    Raises ModelError: a Matryoshka length is longer than the model's vectors.
+    Raises ModelError if a Matryoshka length exceeds that of the model's vectors.
     """
     losses = library("losses")
     loss: nn.Module = _plain(losses, model, training.loss, train)
@@ -60,7 +61,7 @@ def make_loss(model: "SentenceTransformer", training: EmbedTraining, train: Text
 
 
 def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
-    """Raises TaskError: the rows are not what `loss` compares, or what vectors can be measured by."""
+    """Raise TaskError if the training rows do not fit the loss, or vectors cannot be measured on the dev rows."""
     texts, scored = len(train.texts), train.labels is not None and not train.classes
     match loss:
         case Softmax():
@@ -120,15 +121,15 @@ _PACKAGES = ("sentence-transformers", "transformers", "accelerate", "torch", "da
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training gives.
+    """The result of a training.
 
     Attributes:
-        model: with the weights to keep.
-        rows: of training data.
-        steps: that were trained.
-        dev: figures of the kept weights on `dev`; empty without.
-        history: the trainer's records: loss and learning rate by step, figures on dev.
-        resumed: the step from which it went on; 0 from the start.
+        model: the model with the chosen weights.
+        rows: number of rows of training data.
+        steps: number of trained steps.
+        dev: figures of the chosen weights on `dev`; empty without dev rows.
+        history: records of the trainer: loss and learning rate by step, figures on dev.
+        resumed: step from which the training resumed; 0 if it started from the beginning.
     """
 
     model: "SentenceTransformer"
@@ -142,13 +143,14 @@ class Trained:
 def train_embeddings(pretrained: LocalModel, training: EmbedTraining, scratch: Path | None = None) -> Trained:
     """Train `pretrained` as `training` says.
 
-    `scratch` is a folder of this machine that keeps checkpoints, from which the same training, killed, goes on to the
-    same weights; None: it can only begin again. The caller removes it (`Scratch.remove`) when the result is safe.
+    `scratch`: folder of this machine for checkpoints, from which an interrupted training resumes to the same weights;
+    None: it can only start again. The caller removes the folder (`Scratch.remove`) when the result is safe.
 
     Raises:
-        TaskError, InputError, StoreError: data that cannot be read, or is not what the loss compares.
-        ModelError: the model cannot be used, or its weights are no longer finite.
-        RunError: `scratch` cannot be used. MissingPackage: sentence-transformers is not there.
+        TaskError, InputError, StoreError: if the data cannot be read, or do not fit the loss.
+        ModelError: if the model cannot be used, or its weights are no longer finite.
+        RunError: if `scratch` cannot be used.
+        MissingPackage: if sentence-transformers is not installed.
     """
     train = read_source(training.train, training.root)
     dev = read_source(training.dev, training.root) if training.dev is not None else None
@@ -162,7 +164,7 @@ def train_on_rows(
     dev: TextColumns | None,
     scratch: Path | None = None,
 ) -> Trained:
-    """As `train_embeddings`, with rows that were read already."""
+    """Train as `train_embeddings`, on rows that have been read already."""
     check_rows(training.loss, train, dev)
     model = load_model(pretrained, training)
     say_what_is_cut(model, (text for column in train.texts.values() for text in column), "train")
@@ -173,7 +175,7 @@ def train_on_rows(
 def identity(
     pretrained: LocalModel, training: EmbedTraining, train: TextColumns, dev: TextColumns | None
 ) -> dict[str, object]:
-    """All that decides the trained weights."""
+    """Return all that decides the trained weights."""
     return {
         "weights": pretrained.digest,
         "settings": training.model_dump(mode="json"),
@@ -234,7 +236,8 @@ def _train(
 
 
 def _dataset(rows: TextColumns) -> Any:
-    """Columns in the order of the loss; their names are ours, since some names mean something to the trainer."""
+    """Return a data set with the columns in the order of the loss. The columns get our own names, since some names have
+    a meaning for the trainer."""
     columns: dict[str, Any] = {
         f"text{number}": column for number, column in enumerate(rows.texts.values(), start=1)
     }
@@ -292,7 +295,7 @@ def _prompts_by_column(training: EmbedTraining) -> dict[str, str] | None:
 
 
 def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> Any:
-    """sentence-transformers' own: rank correlation of scored pairs, or how many triplets are in order."""
+    """Return sentence-transformers' evaluator: rank correlation of scored pairs, or share of correct triplets."""
     evaluation = library("evaluation")
     names = source.prompts or (None,) * len(dev.texts)
     columns = [
@@ -312,7 +315,7 @@ def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> 
 
 
 def _progress(now: Work) -> Any:
-    """Tells how far it is, after each step."""
+    """Return the trainer's callback that shows the progress after each step."""
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
 
     class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
@@ -326,7 +329,7 @@ def _progress(now: Work) -> Any:
 
 
 def _records(place: Scratch, loss: "nn.Module") -> Any:
-    """What is told while it trains, and what completes a checkpoint."""
+    """Return what is told while it trains, and what completes a checkpoint."""
     transformers = optional("transformers", "maskfleet embed", EVALUATE)
 
     class Records(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
@@ -345,7 +348,7 @@ def _records(place: Scratch, loss: "nn.Module") -> Any:
 
 
 def _keep_loss(checkpoint: Path, loss: "nn.Module") -> None:
-    """Beside the trainer's files: a loss may have weights of its own, as softmax has."""
+    """Save the loss's own weights, such as those of softmax, beside the trainer's files."""
     from safetensors.torch import save_file
 
     weights = _own_weights(loss)
@@ -361,7 +364,7 @@ def _restore_loss(checkpoint: Path, loss: "nn.Module") -> None:
 
 
 def _own_weights(loss: "nn.Module") -> "dict[str, nn.Parameter]":
-    """Those that are not the model's, which every loss holds as `model`."""
+    """Return those that are not the model's, which every loss holds as `model`."""
     return {name: weight for name, weight in loss.named_parameters() if "model" not in name.split(".")[:-1]}
 
 

@@ -37,14 +37,14 @@ Settings = Mapping[str, object]
 
 
 class Cell(BaseModel):
-    """What is measured.
+    """A cell of a grid: a checkpoint, a task, and the measurement.
 
     Attributes:
-        source, step: where the checkpoint was found. For people.
-        weights: its digest.
-        task: the task's name. For people.
-        data: the task's digest.
-        measure, settings, seed: what is done; settings are plain JSON.
+        source, step: place of the checkpoint, for the user.
+        weights: digest of the checkpoint.
+        task: name of the task, for the user.
+        data: digest of the task.
+        measure, settings, seed: kind, settings (plain JSON) and seed of the measurement.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,7 +60,7 @@ class Cell(BaseModel):
 
     @property
     def key(self) -> str:
-        """32 hexadecimal digits, over all but names."""
+        """Hash of all fields except names, 32 hexadecimal digits."""
         return name_of([self.weights, self.measure, self.data, self.settings, self.seed])
 
     @property
@@ -70,18 +70,18 @@ class Cell(BaseModel):
 
     @property
     def name(self) -> str:
-        """For people: what an error is about."""
+        """Name of the cell in errors, for the user."""
         lr = f", lr {self.settings['lr']:g}" if isinstance(self.settings.get("lr"), float) else ""
         return f"{self.measure} of {self.checkpoint} on {self.task}{lr}, seed {self.seed}"
 
 
 class CellFigures(BaseModel):
-    """What a cell gives.
+    """The figures of a cell.
 
     Attributes:
-        metrics: by name; None where one is no finite number (a correlation with a constant). The first is the one
-            that checkpoints are compared by.
-        details: whatever else is worth keeping (epochs, curves).
+        metrics: metrics by name; None for a number that is not finite (a correlation with a constant). Checkpoints are
+            compared by the first metric.
+        details: further results (epochs, curves).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,7 +91,7 @@ class CellFigures(BaseModel):
 
 
 class Measure(Protocol):
-    """What is done with a checkpoint, as plain data, which is sent to the process that does it."""
+    """A measurement of checkpoints, as plain data that are sent to the process that makes it."""
 
     @property
     def kind(self) -> str: ...
@@ -107,13 +107,14 @@ class Measure(Protocol):
 
     @property
     def seeded(self) -> bool:
-        """Whether a seed decides anything; else one is enough."""
+        """Whether the figures depend on the seed. If not, one seed is enough."""
         ...
 
     def measure(self, pretrained: "LocalModel", seed: int, place: Path) -> CellFigures:
-        """A pure function of `pretrained` and `seed`; `place` is a folder of this machine that its cells share.
+        """Measure a checkpoint. The figures depend only on `pretrained` and `seed`. `place`: folder that the cells on
+        this machine share.
 
-        Raises UserError kinds for what cannot be measured."""
+        Raises subclasses of UserError if the checkpoint cannot be measured."""
         ...
 
 
@@ -126,11 +127,11 @@ class CellWork:
 
 
 class Result(Sealed):
-    """A cell that was computed.
+    """The result of a cell.
 
     Attributes:
-        rules: the version of our code's rules.
-        versions: of the libraries that computed it.
+        rules: version of the rules in our code.
+        versions: versions of the libraries that computed it.
     """
 
     format: Literal[1] = 1
@@ -149,11 +150,11 @@ _RULES, _GRIDS, _MODELS = "rules-", "grids/", "models/"
 
 
 class GridRecord(Sealed):
-    """What one command asked for.
+    """The grid that a command asked for.
 
     Attributes:
-        suite: its name.
-        cells: all of them, in the order of the table.
+        suite: name of the suite.
+        cells: all cells, in the order of the table.
     """
 
     suite: str
@@ -168,9 +169,9 @@ class KnownModel(Sealed):
     """A run's checkpoint that was exported once.
 
     Attributes:
-        name: a digest of all that decides the export.
+        name: digest of everything that the export depends on.
         source, step: as in `Cell`.
-        weights: the export's digest.
+        weights: digest of the export.
     """
 
     name: str
@@ -184,28 +185,30 @@ class KnownModel(Sealed):
 
 
 class Results:
-    """The results in a store. Every method raises StoreError kinds."""
+    """The results in a store. Every method raises StoreError and its subclasses."""
 
     def __init__(self, store: Store, rules: int = RULES) -> None:
         self.store = store
         self.rules = rules
 
     def find(self, key: str) -> Result | None:
-        """None if it was not computed, or what is stored is no result of this cell."""
+        """Return the result of the cell `key`; None if there is none, or the stored bytes are no result of this
+        cell."""
         return read(self.store, self._path(key), Result)
 
     def find_all(self, keys: Iterable[str]) -> dict[str, Result]:
-        """Those that there are, by key. One listing, and a request for each that there is."""
+        """Return those that there are, by key. One listing, and a request for each that there is."""
         there = {entry.key.partition("/")[2].removesuffix(".json") for entry in self._listed()}
         wanted = [self._path(key) for key in dict.fromkeys(keys) if key in there]
         return {result.cell.key: result for result in read_all(self.store, wanted, Result)}
 
     def keep(self, result: Result) -> Result:
-        """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no result give way."""
+        """Store a result and return it. If another process has stored a result, keep and return that one. Bytes that
+        are no result are replaced."""
         return keep(self.store, result)
 
     def under_other_rules(self, keys: Iterable[str]) -> dict[int, int]:
-        """How many of these cells have results of other versions of the rules, by version."""
+        """Return how many of these cells have results of other versions of the rules, by version."""
         wanted, counts = set(keys), dict[int, int]()
         for folder in self.store.folders():
             version = folder.removeprefix(_RULES)
@@ -217,11 +220,11 @@ class Results:
         return counts
 
     def keep_grid(self, grid: GridRecord) -> None:
-        """Put on record what was asked for. The same grid again is the same object."""
+        """Record a grid. Recording the same grid again yields the same object."""
         keep(self.store, grid)
 
     def grids(self) -> Iterator[GridRecord]:
-        """All on record, the oldest first; passes over what is none."""
+        """Yield the recorded grids, the oldest first. Objects that are no grid are passed over."""
         keys: Sequence[str] = [entry.key for entry in self.store.list(_GRIDS)]
         ages = {key: self.store.age(key) or 0.0 for key in keys}
         for key in sorted(keys, key=lambda name: (-ages[name], name)):
@@ -230,15 +233,15 @@ class Results:
                 yield grid
 
     def known_model(self, name: str) -> KnownModel | None:
-        """What was kept under that name."""
+        """Return what was kept under that name."""
         return read(self.store, f"{_MODELS}{name}.json", KnownModel)
 
     def keep_model(self, model: KnownModel) -> None:
-        """For `known_model`."""
+        """Record a model for `known_model`."""
         keep(self.store, model)
 
     def forget_model(self, name: str) -> None:
-        """It turned out to be another."""
+        """Delete the record of a model whose export has another digest now."""
         self.store.delete(f"{_MODELS}{name}.json")
 
     def _path(self, key: str) -> str:

@@ -38,8 +38,8 @@ _TRACE = 4000  # characters
 
 @dataclass(frozen=True)
 class CellResources:
-    """What a cell takes of a machine: cores and GPUs, or fractions of one that several cells share. `gpus` None: one
-    where the cluster has any."""
+    """The resources of a cell: numbers of cores and GPUs, or fractions that several cells share. `gpus` None: one GPU
+    if the cluster has any."""
 
     cpus: float = 1.0
     gpus: float | None = None
@@ -47,11 +47,11 @@ class CellResources:
 
 @dataclass(frozen=True)
 class CellFailure:
-    """Why a cell has no result.
+    """The reason why a cell has no result.
 
     Attributes:
-        passes: whether the same command may do better.
-        trace: where code broke, if it was no mistake of the user's; else empty.
+        passes: whether the same command may succeed later.
+        trace: traceback of an unexpected error; empty for a mistake of the user.
     """
 
     problem: str
@@ -62,7 +62,7 @@ class CellFailure:
 
 @dataclass(frozen=True)
 class Ended:
-    """A cell is over. `failure` is None where there is a result now; `computed`: by a process of this command."""
+    """The end of a cell. `failure`: None if there is a result. `computed`: whether this command computed it."""
 
     work: CellWork
     failure: CellFailure | None
@@ -71,14 +71,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Waiting:
-    """News about cells that this command does not compute at present; each is said once."""
+    """A message about cells that another command computes. Each message is yielded once."""
 
     cells: int
     reason: str
 
 
 def failure_of(work: CellWork, error: BaseException) -> CellFailure:
-    """The failure for what a cell's computation raised, with the cell's name."""
+    """Return the failure for what a cell's computation raised, with the cell's name."""
     name = work.cell.name
     if isinstance(error, DataError | ModelError):
         return CellFailure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
@@ -89,7 +89,7 @@ def failure_of(work: CellWork, error: BaseException) -> CellFailure:
 
 
 def killed(work: CellWork, reason: str) -> CellFailure:
-    """The failure of a cell whose processes have died again and again. `reason`: of the last death."""
+    """Return the failure of a cell whose processes have died again and again. `reason`: of the last death."""
     return CellFailure(
         f"{work.cell.name}: {DEATHS} processes in a row died while they computed it; the last: {reason}",
         "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
@@ -104,8 +104,8 @@ _LOOKS = 4  # at a listing that names what is not there
 
 @contextmanager
 def claimed(store: Store, key: str) -> Iterator[Owner | None]:
-    """Claims the cell for as long as the context lasts. Yields None; or, if another living process has it, that
-    process. Raises StoreError kinds."""
+    """Claim the cell for the duration of the context. Provide None; or, if another living process has claimed the cell,
+    that process. Raises StoreError and its subclasses."""
     found = take(store, key, Owner.here(time.time()))
     if isinstance(found, Owner):
         yield found
@@ -131,12 +131,13 @@ def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Atte
 
 
 def holder(store: Store, key: str, lease_s: float = LEASE_S) -> Owner | None:
-    """The living process that computes the cell, as far as can be told; None if there is none. Raises StoreError."""
+    """Return the living process that computes the cell, as far as its heartbeat tells; None if there is none. Raises
+    StoreError."""
     return _newest(store, key, lease_s)[1]
 
 
 def _newest(store: Store, key: str, lease_s: float) -> tuple[Attempt, Owner | None]:
-    """The newest claim, 0 for none, and whose it is if it holds."""
+    """Return the newest claim, 0 for none, and whose it is if it holds."""
     place = store.at(f"claims/{key}")
     for _ in range(_LOOKS):
         newest = Attempt(place, newest_attempt(place))
@@ -158,11 +159,11 @@ _VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "sc
 
 
 def compute(work: CellWork, pretrained: LocalModel, results: str, place: Path) -> bool | Owner:
-    """Compute the cell and store its result at the URI `results`, unless the result is there. Returns whether it was
+    """Compute the cell and store its result at the URI `results`, unless the result is there. Return whether it was
     computed; or, if another living process computes it, that process.
 
-    `place`: a folder of this machine that its cells share. Raises UserError kinds: the cell cannot be measured, or the
-    store does not answer.
+    `place`: folder that the cells on this machine share. Raises subclasses of UserError if the cell cannot be measured
+    or the store does not answer.
     """
     found, key = Results(open_store(results)), work.cell.key
     with claimed(found.store, key) as other:
@@ -176,7 +177,7 @@ def compute(work: CellWork, pretrained: LocalModel, results: str, place: Path) -
 
 
 def versions() -> dict[str, str]:
-    """Versions of the installed packages that compute results."""
+    """Return the versions of the installed packages that compute results."""
     found = {"python": python_version()}
     for name in _VERSIONED:
         try:

@@ -23,7 +23,7 @@ _NO_FIGURE = -math.inf
 
 @dataclass(frozen=True)
 class _Choice:
-    """One set of settings: its results by seed."""
+    """The results of one choice of settings, by seed."""
 
     settings: dict[str, object]
     results: tuple[Result, ...]
@@ -32,12 +32,12 @@ class _Choice:
         return {result.cell.seed: result.measured.metrics.get(metric) for result in self.results}
 
     def median(self, metric: str) -> float:
-        """A seed without a figure (a correlation with a constant) counts as the worst."""
+        """Return the median over seeds. A seed without a figure (a correlation with a constant) counts as the worst."""
         return median(_NO_FIGURE if value is None else value for value in self.values(metric).values())
 
 
 def rows(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[TableRow]:
-    """A row for each checkpoint and task of the grid, in the order of `cells`; results by key."""
+    """Return a row for each checkpoint and task of the grid, in the order of `cells`; results by key."""
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.checkpoint, cell.weights, cell.measure, cell.task, cell.data), []).append(
@@ -74,7 +74,7 @@ def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> TableRow:
 
 
 def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[_Choice]:
-    """In the order of the grid."""
+    """Yield the choices of settings, in the order of the grid."""
     by_settings: dict[str, list[Cell]] = {}
     for cell in cells:
         by_settings.setdefault(json.dumps(cell.settings, sort_keys=True), []).append(cell)
@@ -83,7 +83,7 @@ def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> Iterator[_
 
 
 def _best(choices: Sequence[_Choice]) -> tuple[_Choice | None, str | None]:
-    """Of the choices that the most seeds are there for, the one with the highest median; of equal ones the first."""
+    """Return the choice with the highest median among those with the most seeds; of equal ones, the first."""
     most = max((len(choice.results) for choice in choices), default=0)
     if not most:
         return None, None
@@ -102,7 +102,7 @@ def _medians(choice: _Choice) -> dict[str, float | None]:
 def _differing(
     chosen: Mapping[str, object], all_settings: Sequence[Mapping[str, object]]
 ) -> dict[str, object]:
-    """The chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
+    """Return the chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
     return {
         name: value
         for name, value in chosen.items()
@@ -128,17 +128,17 @@ class KnownModel(Protocol):
 
 
 class GridEvaluation:
-    """The cells of `works`, whose results are in `results`.
+    """The evaluation of the cells of `works`, whose results are in `results`.
 
     Attributes:
-        before: how many of them had a result when we came.
-        computed: how many processes of ours have computed.
-        failures: of the cells that ended without a result.
-        trouble: the store stopped answering, so cells were not begun.
+        before: number of cells that had a result at the start.
+        computed: number of cells that this command has computed.
+        failures: failures of the cells that ended without a result.
+        trouble: why no further cells were started, if the store stopped answering.
     """
 
     def __init__(self, results: Results, suite: str, works: Sequence[CellWork]) -> None:
-        """Looks which cells have a result. Raises StoreError kinds."""
+        """Find the cells that have a result. Raises StoreError and its subclasses."""
         self._results, self._suite = results, suite
         self._works = list({work.cell.key: work for work in works}.values())
         self._cells = [work.cell for work in works]
@@ -149,26 +149,27 @@ class GridEvaluation:
 
     @property
     def missing(self) -> list[CellWork]:
-        """The cells that had no result when we came."""
+        """The cells that had no result at the start."""
         return [work for work in self._works if work.cell.key not in self._found]
 
     @property
     def needed(self) -> set[str]:
-        """The digests of the models that the missing cells are of."""
+        """The digests of the models in the missing cells."""
         return {work.cell.weights for work in self.missing}
 
     def under_other_rules(self) -> Mapping[int, int]:
-        """How many of the missing cells have results of other versions of the rules, which are not used."""
+        """Return how many of the missing cells have results of other versions of the rules, which are not used."""
         return self._results.under_other_rules(work.cell.key for work in self.missing)
 
     def compute(self, models: Sequence[LocalModel], share: CellResources) -> Iterator[Ended | Waiting]:
-        """Compute what is missing on the Ray cluster, each result stored when it is there.
+        """Compute the missing cells on the Ray cluster, and store each result at once. Yield each cell as it ends.
 
-        `models`: those whose weights are `needed`, at least.
+        `models`: the models whose digests are `needed`, and possibly others.
 
         Raises:
-            StoreError: the store cannot be written. TryAgain: no cluster, or Ray has died.
-            OptionError: no machine could ever hold a cell.
+            StoreError: if the store cannot be written.
+            TryAgain: if there is no cluster, or Ray has died.
+            OptionError: if a cell needs more than any machine has.
         """
         self._results.keep_grid(GridRecord(suite=self._suite, cells=tuple(self._cells)))
         missing = self.missing
@@ -185,12 +186,13 @@ class GridEvaluation:
             self.trouble = grid.trouble
 
     def table(self) -> list[TableRow]:
-        """Of all results that are there now. Raises StoreError kinds."""
+        """Return the table of all present results. Raises StoreError and its subclasses."""
         return rows(self._cells, self._results.find_all(cell.key for cell in self._cells))
 
 
 def plan(models: Sequence[KnownModel], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
-    """Every checkpoint with every measure and, where they decide anything, every seed; in the order of a table."""
+    """Return the cells of every checkpoint with every measure, and with every seed if figures depend on it; in the
+    order of a table."""
     return [
         CellWork(_cell(model, measure, seed), measure)
         for model in models
@@ -215,9 +217,9 @@ def _cell(model: KnownModel, measure: Measure, seed: int) -> Cell:
 def recorded(
     results: Results, sources: Sequence[str], steps: Sequence[int] | None, suite: str | None
 ) -> list[TableRow]:
-    """The table of the grids on record, made of results alone: checkpoints and data may be gone.
+    """Return the table of the recorded grids. It only needs results: checkpoints and data may have been deleted.
 
-    `sources` and `steps` restrict it to these checkpoints, `suite` to the grids of one.
+    `sources` and `steps` restrict it to these checkpoints, `suite` to the grids of one suite.
     """
     cells = [
         cell

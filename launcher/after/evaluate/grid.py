@@ -48,11 +48,11 @@ _OBJECT_STORE = 256 << 20  # bytes, of a Ray started here: tasks return nothing,
 
 
 class GridRunner:
-    """Computes cells on the Ray cluster that this process is connected to (`cluster`).
+    """A runner that computes cells on the Ray cluster to which this process is connected (`cluster`).
 
     Args:
-        models: the folders of the checkpoints by their digests, on this machine.
-        remote: whether the cluster may have other machines, which the checkpoints are then sent to.
+        models: folders of the checkpoints on this machine, by digest.
+        remote: whether the cluster may have other machines, to which checkpoints must be sent.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class GridRunner:
         self.trouble: StoreError | None = None
 
     def run(self, works: Sequence[CellWork]) -> Iterator[Ended | Waiting]:
-        """Every cell as it ends, in any order.
+        """Compute the cells, and yield each as it ends, in any order.
 
-        Once the store has not answered for longer than its patience no further cell is begun, and `trouble` says why;
-        those under way end as they can.
+        If the store does not answer for longer than its time limit, no further cell is started, and `trouble` says why;
+        the running cells continue to their end.
 
-        Raises TryAgain: Ray itself has died.
+        Raises TryAgain if Ray itself has died.
         """
         self._waiting.extend(works)
         told = False
@@ -108,7 +108,7 @@ class GridRunner:
             self._running[reference] = work
 
     def _collect(self) -> Iterator[Ended | Waiting]:
-        """What has ended within the next seconds."""
+        """Wait for some seconds, and yield the cells that end in this time."""
         if (part := lost()) is not None:
             raise _ray_died(part)
         if not self._running:
@@ -143,7 +143,7 @@ class GridRunner:
             )
 
     def _judge(self, work: CellWork, error: Exception) -> CellFailure | None:
-        """None: it is to be computed again."""
+        """Return the failure of a cell; None if the cell must be computed again."""
         if gone(error):
             return None
         key = work.cell.key
@@ -195,8 +195,8 @@ def _ray_died(part: str) -> TryAgain:
 def _compute(
     packed: bytes, pretrained: LocalModel, node: str, sent: "list[ray.ObjectRef] | None", results: str
 ) -> bool | Owner:
-    """In a process of Ray. `packed`: the CellWork. The driver's folder is there on its own node; on others the
-    checkpoint is unpacked once, into the folder of Ray's session, and goes with that."""
+    """Compute a cell in a process of Ray. `packed`: the CellWork. The driver's folder only exists on the driver's node;
+    on other nodes the checkpoint is unpacked once into the folder of Ray's session, and is deleted with it."""
     # Ray hides no GPU from a task that asks for none. Modules that come with the work ask CUDA, which answers once.
     os.environ.update(seeing(given_gpus()))
     work: CellWork = ray.cloudpickle.loads(packed)
@@ -208,7 +208,7 @@ def _compute(
 
 
 def _room(share: CellResources) -> int:
-    """How many cells the cluster's machines hold at once."""
+    """Return how many cells the cluster's machines hold at once."""
     return sum(_fits(node["Resources"], share) for node in ray.nodes() if node["Alive"])
 
 
@@ -253,7 +253,7 @@ def cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResour
 
 
 def _check_address(address: str) -> None:
-    """Ray itself would try for many minutes. Raises TryAgain: nothing answers there."""
+    """Raise TryAgain if nothing answers at the address. Ray itself would try for many minutes."""
     refused = refusal(address, _ANSWER_S)
     if refused is not None:
         raise TryAgain(

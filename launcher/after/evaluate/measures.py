@@ -35,11 +35,11 @@ _VECTORS = ("similarity", "retrieval")
 
 @dataclass(frozen=True)
 class Finetuning:
-    """`wanted` learnt with `chosen` settings.
+    """A fine-tuning on the task `wanted` with the settings `chosen`.
 
     Attributes:
-        data: the task's digest where the grid was planned.
-        before: the digest of the task that this one starts after, and what is learnt there; empty for none.
+        data: digest of the task on the machine that planned the grid.
+        before: digest of the task that this one starts after, and its settings; empty if there is none.
     """
 
     wanted: Task
@@ -59,9 +59,10 @@ class Finetuning:
         return {**self.chosen.model_dump(mode="json"), "after": dict(self.before)}
 
     def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """Metrics on dev. Raises as `finetune`; TaskError: this machine has other data than the grid was planned with.
+        """Fine-tune, and return the metrics on dev. A fine-tuning that diverges yields a result without a figure.
 
-        A fine-tuning that diverges is a result, too: one without a figure.
+        Raises the errors of `finetune`, and TaskError if this machine's data differ from those that the grid was
+        planned with.
         """
         check_data(self.wanted, self.data)
         try:
@@ -81,7 +82,8 @@ class Finetuning:
 
 @dataclass(frozen=True)
 class Vectors:
-    """`wanted`, a task of similarity or retrieval, answered by cosines as `chosen` says; `data` as in `Finetuning`."""
+    """A measurement of vectors by cosines on `wanted`, a task of similarity or retrieval, with the settings `chosen`.
+    `data`: as in `Finetuning`."""
 
     wanted: Task
     chosen: CellSettings
@@ -102,7 +104,7 @@ class Vectors:
         return self.chosen.model_dump(mode="json")
 
     def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """The task's metrics. Raises as `embed_cell`; TaskError as `Finetuning.measure`."""
+        """Return the task's metrics. Raises the errors of `embed_cell`, and TaskError as `Finetuning.measure`."""
         check_data(self.wanted, self.data)
         return CellFigures(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
 
@@ -126,15 +128,15 @@ class FrozenMeasure:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Without the place of the task's data, which decides nothing."""
+        """Settings without the place of the task's data, on which figures do not depend."""
         (chosen,) = self.wanted.model_dump(mode="json").values()
         kept = {name: value for name, value in chosen.items() if name not in ("task", "data")}
         return {**kept, "version": VERSION}
 
     def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """What the last layer comes to, or all of them together; every figure is in the details.
+        """Return the figures of all layers together, or of the last layer; the details hold every figure.
 
-        Raises: as the measures do; TaskError as `Finetuning.measure`.
+        Raises the errors of the measures, and TaskError as `Finetuning.measure`.
         """
         own = _own(self.wanted)
         _check_digest(own.digest, self.data, self.task)
@@ -144,8 +146,8 @@ class FrozenMeasure:
 
 
 def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
-    """The main figures: of each measure the figure of all layers together, else of the last layer. If there are several
-    poolings or forms, the first one gets the measure's plain name."""
+    """Return the main figure of each measure: that of all layers together, else that of the last layer. If there are
+    several poolings or forms, the first gets the plain name of the measure."""
     whole = {figure.measure for figure in figures if figure.layer is None}
     last = max((figure.layer for figure in figures if figure.layer is not None), default=None)
     found: dict[str, float | None] = {}
@@ -158,8 +160,8 @@ def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
 
 
 def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
-    """Of a suite's `frozen`. Raises as `launcher.after.diagnose.own_data`, since the data are read; TaskError: one
-    that only a run can be measured by."""
+    """Return the measures of a suite's `frozen` block, whose data are read. Raises the errors of
+    `launcher.after.diagnose.own_data`, and TaskError for a measure that needs a run."""
     return [FrozenMeasure(task, _own(task).digest) for task in tasks]
 
 
@@ -174,7 +176,7 @@ def _own(task: EvaluationTask) -> OwnData:
 
 
 def check_data(task: Task, digest: str) -> None:
-    """Raises TaskError if the files of `task` on this machine do not have this digest."""
+    """Raise TaskError if the files of `task` on this machine do not have this digest."""
     _check_digest(task_digest(task), digest, f"{task.name} at {task.root}")
 
 
@@ -187,16 +189,17 @@ def _check_digest(here: str, planned: str, of: str) -> None:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """None in place of what is no number, such as a correlation with a constant."""
+    """Return the metrics with None for numbers that are not finite, such as a correlation with a constant."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]:
-    """For each task every combination of its settings, `assignments` (`KEY=VALUE`) in place of its own.
+    """Return a measure for each task and each combination of its settings. `assignments` (`KEY=VALUE`) replace the
+    task's own settings.
 
-    A setting that only fine-tunings know is none of the tasks' that are measured by vectors, and the other way round.
+    A setting that only fine-tuning has is not applied to tasks that are measured by vectors, and the other way round.
 
-    Raises: as `task_digest`, since the data are read; OptionError: settings that cannot be.
+    Raises the errors of `task_digest`, since the data are read, and OptionError if settings are not allowed.
     """
     return [measure for task in tasks for measure in _measures(task, assignments)]
 
@@ -216,13 +219,14 @@ def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
 
 
 def _known(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
-    """Without those that only the other kind of cell knows. What neither knows stays, and is a mistake then."""
+    """Return the assignments without those that only the other kind of cell has. Unknown settings are kept, so that
+    validation rejects them."""
     only_theirs = set(theirs) - set(ours)
     return [text for text in assignments if text.partition("=")[0].partition(".")[0] not in only_theirs]
 
 
 def _before(task: Task) -> dict[str, object]:
-    """What decides the model that `task` starts after another."""
+    """Return what decides the model that `task` starts after another."""
     if task.after is None:
         return {}
     first = load_task(task.after, task.root)
@@ -232,14 +236,14 @@ def _before(task: Task) -> dict[str, object]:
 def shared_first(
     pretrained: LocalModel, task: Task, chosen: FinetuneSettings, before: Mapping[str, object], place: Path
 ) -> LocalModel:
-    """The model that `task` starts after, in a folder below `place`. The first process that needs it trains it. Others
-    wait until it is done, and train it themselves if that process has died.
+    """Return the model that `task` starts after, in a folder below `place`. The first process that needs it trains
+    it. Others wait until it is done, and train it themselves if that process has died.
 
     Args:
-        before: the digest of the task that is learnt first, and its settings.
-        place: a folder of this machine, which its cells share.
+        before: digest and settings of the task that comes first.
+        place: folder that the cells on this machine share.
 
-    Raises: as `first_finetuned`; OSError: `place` cannot be written.
+    Raises the errors of `first_finetuned`, and OSError if `place` cannot be written.
     """
     of_machine = chosen.model_dump(mode="json", include=MACHINE)
     text = json.dumps([pretrained.digest, dict(before), of_machine], sort_keys=True)

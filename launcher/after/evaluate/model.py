@@ -40,7 +40,8 @@ class Model:
     """
 
     def __init__(self, results: Results, stack: ExitStack, source: str, step: int | None) -> None:
-        """`step` of a run's checkpoint; None for its newest, or for a folder. Raises as `open_pretrained`."""
+        """Open a model. `step`: step of a run's checkpoint; None for the newest, or for a folder. Raises as
+        `open_pretrained`."""
         self._results, self._stack, self._asked = results, stack, step
         self.source = source
         self._opened: LocalModel | None = None
@@ -59,7 +60,7 @@ class Model:
             results.keep_model(known)
 
     def files(self) -> LocalModel:
-        """The files on this machine's disk, as long as `opened` lasts.
+        """Return the files on this machine's disk, as long as `opened` lasts.
 
         Raises:
             as `open_pretrained`; TryAgain: the checkpoint is not the one that was evaluated before. What was known of
@@ -79,9 +80,9 @@ class Model:
 
 @contextmanager
 def opened(results: Results, sources: Sequence[str], steps: Sequence[int] | None) -> Iterator[list[Model]]:
-    """The checkpoints at `sources`: of runs those of `steps` (None: all; empty: the newest), and folders.
+    """Provide the models at `sources`: the checkpoints of runs at `steps` (None: all; empty: the newest), and folders.
 
-    Raises: as `open_pretrained`; RunError: steps of folders only.
+    Raises the errors of `open_pretrained`, and RunError if `steps` are given but all sources are folders.
     """
     places = [(source, step) for source in sources for step in _steps(source, steps)]
     if steps != [] and all(step is None for _, step in places):
@@ -99,7 +100,7 @@ def _steps(source: str, steps: Sequence[int] | None) -> Sequence[int | None]:
 
 
 def _commit(source: str, step: int | None) -> tuple[Run, CheckpointName] | None:
-    """The run's commit that is meant, be it good or damaged; None if there is none."""
+    """Return the run's commit that is meant, be it good or damaged; None if there is none."""
     if open_store(source).size(RECORD) is None:
         return None
     run = open_run(source)
@@ -109,7 +110,8 @@ def _commit(source: str, step: int | None) -> tuple[Run, CheckpointName] | None:
 
 
 def _name(run: Run, mark: CheckpointName) -> str | None:
-    """By all that decides the files of its export; the manifest has the hashes of the weights. None if it is gone."""
+    """Return a digest of everything that the files of the checkpoint's export depend on; the manifest has the hashes of
+    the weights. None if the checkpoint has been deleted."""
     try:
         manifest = run.store.get(mark.manifest)
     except KeyMissing:
@@ -125,14 +127,15 @@ _SENT = (".json", ".safetensors", ".txt", ".model")  # never a pickle, nor what 
 
 @dataclass(frozen=True)
 class Shipped:
-    """`pretrained`, whose folder is of the machine it comes from; and its files: bytes, by path in the folder."""
+    """A model to send to another machine: `pretrained`, whose folder is on its first machine, and the bytes of its
+    files by path in the folder."""
 
     pretrained: LocalModel
     files: Mapping[str, NDArray[np.uint8]]
 
 
 def pack(pretrained: LocalModel) -> Shipped:
-    """Read into memory."""
+    """Read a model's files into memory, to send them to another machine."""
     files = {
         str(path.relative_to(pretrained.folder)): np.fromfile(path, np.uint8)
         for path in _parts(pretrained.folder)
@@ -141,7 +144,8 @@ def pack(pretrained: LocalModel) -> Shipped:
 
 
 def unpack(shipped: Shipped, place: Path) -> LocalModel:
-    """In a folder below `place`, which processes of this machine share: the first that needs it writes it."""
+    """Write the model into a folder below `place`, unless another process has, and return it. The processes of this
+    machine share `place`."""
     folder = place / shipped.pretrained.digest
     if not folder.exists():
         place.mkdir(parents=True, exist_ok=True)
@@ -159,7 +163,7 @@ def unpack(shipped: Shipped, place: Path) -> LocalModel:
 
 
 def _parts(folder: Path) -> Iterator[Path]:
-    """The model's files, and those of a SentenceTransformer's modules beside them."""
+    """Yield the paths of the model's files and of the files in the modules of a SentenceTransformer."""
     yield from (path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _SENT)
     for module in module_folders(folder):
         yield from (path for path in sorted((folder / module).rglob("*")) if path.is_file())

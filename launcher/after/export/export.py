@@ -28,12 +28,12 @@ from launcher.runtime.run.text_vectors import kept_modules, prompts_in, write_mo
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
-        step: of the checkpoint.
-        models: the class of transformers that loads each folder below the given one ("." for itself).
-        left_out: parts of the run's model for which that class has no place.
+        step: step of the checkpoint.
+        models: class of transformers that loads each folder, by its path below the exported one ("." for that itself).
+        left_out: parts of the run's model for which the class has no place.
     """
 
     step: int
@@ -44,12 +44,13 @@ class Exported:
 def export_run(run: Run, step: int | None, out: str, *, licence: str | None = None) -> Exported:
     """Export the checkpoint of `step` (None: the newest good one) to the URI `out`, with a model card.
 
-    `licence` is what the card says of it. Files of a former export in `out` are replaced.
+    `licence`: licence of the model for the card. Files of an earlier export in `out` are replaced.
 
     Raises:
-        RunError: there is no such checkpoint.
-        CheckpointError: it is damaged, or `out` holds something else. StoreError: a store cannot be read or written.
-        ModelError: transformers has no such model, or what was written does not read back.
+        RunError: if there is no such checkpoint.
+        CheckpointError: if the checkpoint is damaged, or `out` holds something else.
+        StoreError: if a store cannot be read or written.
+        ModelError: if transformers has no such model, or the export does not read back.
     """
     target = open_store(out)
     removable(target)  # known before the checkpoint is read
@@ -85,7 +86,7 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
 def _write_vectors(
     folder: Path, contrastive: ContrastiveConfig, config: ModelConfig, prompts: Mapping[str, str]
 ) -> None:
-    """What makes of it a folder that sentence-transformers loads, too."""
+    """Add the files with which sentence-transformers can load the folder, too."""
     write_sentence_transformer(
         folder,
         pooling=contrastive.pooling,
@@ -98,7 +99,7 @@ def _write_vectors(
 def _networks(
     manifest: CheckpointManifest, config: ModelConfig, objective: RecipeObjective
 ) -> dict[str, ExportedNetwork]:
-    """By folder."""
+    """Return the networks to export, by folder."""
     if objective.rtd is not None and isinstance(config, DetectorConfig):
         pair: dict[str, tuple[ModelConfig, Heads]] = {
             "generator": (config.generator, "mlm"),
@@ -113,7 +114,7 @@ def _networks(
 
 
 def _network(their: Interchange, part: str | None, names: list[str]) -> ExportedNetwork:
-    """`names`: of the network's parameters, as if it stood alone."""
+    """Return the description of an exported network. `names`: names of its parameters in a single network."""
     known = their.table.names(their.layers)
     left_out = {name.split(".")[0] for name in names if name not in known}
     return ExportedNetwork(their.architecture, part, tuple(sorted(left_out)))

@@ -34,12 +34,12 @@ _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licenc
 
 @dataclass(frozen=True)
 class ExportedNetwork:
-    """What is exported into one folder.
+    """The network that is exported into one folder.
 
     Attributes:
-        architecture: the class of transformers that loads it.
-        part: "generator" or "discriminator" of a pair, None for a network alone.
-        left_out: parts of the run's model for which that class has no place.
+        architecture: class of transformers that loads it.
+        part: "generator" or "discriminator" of a pair; None for a single network.
+        left_out: parts of the run's model for which the class has no place.
     """
 
     architecture: str
@@ -49,11 +49,11 @@ class ExportedNetwork:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a checkpoint beside its weights.
+    """The facts about a checkpoint for its card.
 
     Attributes:
-        heldout: the newest evaluation up to its step; None if there is none of its history.
-        data: a row of the table of sources for each.
+        heldout: the newest held-out evaluation up to the checkpoint's step; None if its history has none.
+        data: for each source, a row of the table of sources.
     """
 
     run: Run
@@ -63,7 +63,8 @@ class Facts:
 
 
 def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
-    """Raises StoreError, CheckpointError: the run's own records cannot be read. A corpus that is gone is said to be."""
+    """Return the facts about a checkpoint. The card says so if a corpus no longer exists. Raises StoreError,
+    CheckpointError if the run's own records cannot be read."""
     records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in run.recipe.corpus.sources)
@@ -71,7 +72,7 @@ def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
 
 
 def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
-    """The card as Markdown. `licence` as the user states it, None if nothing is stated."""
+    """Return the card as Markdown. `licence` as the user states it, None if nothing is stated."""
     recipe = facts.run.recipe
     parts = (
         _front_matter(recipe, network, licence),
@@ -88,7 +89,7 @@ def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
 
 
 def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
-    """Whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
+    """Return whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
     newest = committed(run.store)[0]
     return on(read_manifest(run.store, newest).lineage, manifest.mark)
 
@@ -117,7 +118,7 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
 
 
 def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
-    """The pipeline of transformers that uses the head, or of sentence-transformers."""
+    """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
     if _of_vectors(recipe):
         return "sentence-similarity"
     if "XLNet" in network.architecture:
@@ -126,7 +127,7 @@ def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
 
 
 def _of_vectors(recipe: Recipe) -> bool:
-    """Whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
+    """Return whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
     return recipe.objective.contrastive is not None and recipe.objective.rtd is None
 
 

@@ -35,10 +35,10 @@ _LIBRARY = "sentence_transformers.models"
 
 
 def their_pooling(pooling: str, model_type: str) -> str:
-    """sentence-transformers' name of a pooling; `cls` is the class token wherever the model has it.
+    """Return sentence-transformers' name of a pooling. `cls` means the class token, wherever the model has it.
 
-    XLNet's class token is the last one: there `cls` becomes `lasttoken`. Padding on the left or right does not matter.
-    Raises ModelError: no such pooling.
+    XLNet's class token is the last one, so `cls` becomes `lasttoken` there. The side of padding does not matter. Raises
+    ModelError if there is no such pooling.
     """
     for ours, theirs in _THEIRS.items():
         if pooling == ours:
@@ -57,13 +57,13 @@ def write_sentence_transformer(
     """Make the transformers folder `folder` one that `SentenceTransformer(folder)` loads.
 
     Args:
-        folder: has config.json already. Use when it is being built: it is not published by this.
+        folder: folder that is being built and already has config.json. This function does not publish it.
         pooling: `cls`, `mean`, `weighted_mean` (later tokens weigh more), `last_token` or `max`, over the last layer.
-        normalize: vectors have length 1.
-        max_length: tokens of a text, special ones included; longer texts are cut.
-        prompts: texts put before what is encoded, by name (`query`, `document`).
+        normalize: whether vectors are scaled to length 1.
+        max_length: largest number of tokens of a text, including special ones; longer texts are cut.
+        prompts: texts that are put before an encoded text, by name (`query`, `document`).
 
-    Raises ModelError: no such pooling, or config.json does not say how wide the model is.
+    Raises ModelError if there is no such pooling, or config.json lacks the model's width.
     """
     fields = json.loads((folder / CONFIG).read_bytes())
     width = fields.get("hidden_size", fields.get("d_model"))

@@ -1,7 +1,7 @@
 """Writes a fine-tuned model as a folder: what `AutoModelFor...` loads, the tokenizer, and where the model comes from.
 
-No class of transformers holds a head of ours. Then the folder is the encoder, which `AutoModel` loads, with the head in
-two files beside it; `open_finetuned` puts them together again.
+No class of transformers can hold one of our own heads. A model with such a head is written as an encoder, which
+`AutoModel` loads, with the head in two files beside it; `open_finetuned` joins them again.
 """
 
 import json
@@ -42,12 +42,16 @@ _PIPELINES = {
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a result is a function of, and the result.
+    """A result with everything that it depends on.
 
     Attributes:
-        pretrained: the checkpoint that was asked for.
-        start: the model that was fine-tuned: another one where the task starts after another task.
-        task_digest: of the task's settings and of all its examples, as they were read for this.
+        pretrained: the checkpoint that the user gave.
+        start: the model that was fine-tuned; it differs from `pretrained` if the task starts after another task.
+        task: the task.
+        task_digest: digest of the task's settings and of the examples that were read.
+        settings: settings of the fine-tuning.
+        seed: seed of the fine-tuning.
+        outcome: the result.
     """
 
     pretrained: LocalModel
@@ -60,7 +64,7 @@ class Provenance:
 
 
 def write_export(network: TaskNetwork, folder: Path, provenance: Provenance) -> None:
-    """Write the model into the empty `folder`. Raises ExportError: it does not read back bit for bit."""
+    """Write the model into the empty `folder`. Raises ExportError if it does not read back bit for bit."""
     network.config.architectures = [type(network.model).__name__]
     network.config.save_pretrained(str(folder))
     _save(network.model, folder / WEIGHTS)
@@ -76,14 +80,15 @@ def write_export(network: TaskNetwork, folder: Path, provenance: Provenance) -> 
 
 
 def _save(module: nn.Module, path: Path) -> None:
-    """As `save_pretrained` does, which loads DeepSpeed where it is installed."""
+    """Write the weights as `save_pretrained` does, which is not used because it loads DeepSpeed if that is
+    installed."""
     weights = {name: tensor.contiguous().cpu() for name, tensor in module.state_dict().items()}
     save_file(weights, path, metadata={"format": "pt"})
 
 
 def open_finetuned(folder: Path) -> TaskNetwork:
-    """The model in a folder that `maskfleet finetune` wrote, on the CPU. Raises ExportError: it is no such folder, or a
-    newer version wrote it."""
+    """Return the model in a folder that `maskfleet finetune` wrote, on the CPU. Raises ExportError if it is another
+    folder, or a newer version wrote it."""
     transformers = optional("transformers", _USE, EVALUATE)
     try:
         name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
@@ -108,7 +113,8 @@ def open_finetuned(folder: Path) -> TaskNetwork:
 
 
 def read_head(path: Path) -> HeadConfig:
-    """Raises ExportError: a newer version wrote it; ValidationError: it is no head."""
+    """Return the configuration of a head. Raises ExportError if a newer version wrote it, ValidationError if the file
+    is no such configuration."""
     data = path.read_bytes()
     try:
         return HeadConfig.model_validate_json(data)
@@ -125,13 +131,13 @@ def _check_read_back(network: TaskNetwork, folder: Path) -> None:
         torch.equal(again[name], tensor.cpu()) for name, tensor in written.items()
     ):
         raise ExportError(
-            f"what was written of {type(network.model).__name__} does not read back as it is",
+            f"the written {type(network.model).__name__} does not read back bit for bit",
             remedy="report this with the versions of transformers and torch",
         )
 
 
 def _indented(record: Mapping[str, object]) -> str:
-    """Strict JSON; a number that is not finite is null."""
+    """Return a record as indented strict JSON, with null for numbers that are not finite."""
     return json.dumps(json.loads(encode(record)), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,8 +1,8 @@
-"""A head of our own on an encoder of transformers: it mixes several layers, and has poolings that the classes of
+"""Our own head on an encoder of transformers, which mixes several layers and has poolings that the classes of
 transformers lack.
 
-For tagging and for frozen features (Devlin et al. 2019, table 7; Peters et al. 2018).
-`launcher.after.finetune.export` says how such a model is exported.
+It serves tagging and frozen features (Devlin et al. 2019, table 7; Peters et al. 2018).
+`launcher.after.finetune.export` describes how such a model is exported.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ _FOUR = 4
 
 
 class HeadConfig(BaseModel):
-    """What a head is.
+    """The configuration of a head.
 
     Attributes:
         hidden: width of the encoder.
-        states: hidden states that it gives: one for the embeddings and one for each layer.
-        outputs: numbers for each text, or for each piece.
-        layers: which states are read.
-        pooling: of a text; None: the head looks at each piece.
-        left: padding is on the left, so the class piece is the last one.
-        dropout: before the output.
+        states: number of the encoder's hidden states: one for the embeddings and one for each layer.
+        outputs: number of outputs for each text, or for each piece.
+        layers: which hidden states the head reads.
+        pooling: pooling of a text; None if the head has outputs for each piece.
+        left: whether padding is on the left, so that the class piece is the last one.
+        dropout: rate of the dropout before the output.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,11 +62,11 @@ class MixedHead(nn.Module):
         self.output = nn.Linear(width, config.outputs)
 
     def forward(self, hidden: Sequence[Tensor], mask: Tensor) -> Tensor:
-        """[rows, outputs], or [rows, pieces, outputs] without pooling.
+        """Return the outputs: [rows, outputs], or [rows, pieces, outputs] without pooling.
 
         Args:
-            hidden: of the embeddings and each layer, [rows, pieces, hidden].
-            mask: [rows, pieces] int64, 1 where a piece is.
+            hidden: hidden states of the embeddings and of each layer, [rows, pieces, hidden] each.
+            mask: [rows, pieces] int64: 1 for pieces, 0 for padding.
         """
         mixed = self._mixed(hidden)
         return self.output(self.dropout(mixed if self.config.pooling is None else self._pooled(mixed, mask)))  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""Text as a model reads it: the tokenizer in the checkpoint's folder, rows of piece ids, padded batches of rows, and
-overlapping windows over a text that is longer than the model. And what a kind of task has to offer to the training
-loop."""
+"""The inputs of a model: the tokenizer in the checkpoint's folder, rows of piece ids, padded batches of rows, and
+overlapping windows over a text that is longer than the model allows. Also the interface of a kind of task for the
+training loop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from launcher.after.finetune.settings import TaskMismatch
 from launcher.extras import EVALUATE, optional, reason
 
 IGNORED = -100
-"""A target that no loss counts."""
-_ANY_LENGTH = 1 << 20  # tokenizers without a length of their own say more than this
+"""The target of positions that the loss ignores."""
+_ANY_LENGTH = 1 << 20  # tokenizers without a maximal length report more than this
 _COUNT_FROM_PADDING = frozenset(
     {
         "camembert",
@@ -34,19 +34,19 @@ _COUNT_FROM_PADDING = frozenset(
         "xmod",
     }
 )
-"""Model types whose first position is the row after the one of the padding id."""
-_DEFAULT_LENGTH = 512  # of a model without a length, with a tokenizer that has none either
+"""Model types that number positions from the padding id + 1."""
+_DEFAULT_LENGTH = 512  # if neither the model nor its tokenizer has a maximal length
 _USE = "fine-tuning"
 
 
 @dataclass(frozen=True)
 class InputRow:
-    """One input of T pieces, special ones included.
+    """An input of T pieces, including special ones.
 
     Attributes:
-        ids: [T] int64.
-        types: [T] int64 token types; None where the model has none.
-        target: what is to be learnt of it, as the kind of task says: a label, [T] labels, or a start and an end.
+        ids: [T] int64 ids of the pieces.
+        types: [T] int64 token types; None if the model has none.
+        target: target of the row, which depends on the kind of task: a label, [T] labels, or a start and an end.
     """
 
     ids: NDArray[np.int64]
@@ -62,9 +62,9 @@ class Pieces:
     """A tokenizer that fits a model.
 
     Attributes:
-        tokenizer: of transformers.
-        max_length: pieces of the longest row.
-        left: rows are padded on the left, so that the class token stays last (XLNet).
+        tokenizer: a tokenizer of transformers.
+        max_length: number of pieces of the longest row.
+        left: whether rows are padded on the left, so that the class token stays last (XLNet).
         types: whether the model takes token types.
     """
 
@@ -75,7 +75,7 @@ class Pieces:
 
     @property
     def special(self) -> int:
-        """Special pieces of a row of one text."""
+        """Number of special pieces in a row of one text."""
         return int(self.tokenizer.num_special_tokens_to_add(pair=False))
 
     def row(
@@ -88,11 +88,11 @@ class Pieces:
         return InputRow(np.asarray(ids, np.int64), kept, target)
 
     def shift(self, row: InputRow, width: int) -> int:
-        """Where the row's first piece is once it is padded to `width`."""
+        """Return the position of the row's first piece after padding to `width`."""
         return width - len(row) if self.left else 0
 
     def batch(self, rows: Sequence[InputRow], device: torch.device) -> dict[str, Tensor]:
-        """What a model of transformers takes: [rows, longest] int64 each."""
+        """Return the padded inputs of a model of transformers by name, [rows, longest] int64 each."""
         width = max(len(row) for row in rows)
         padded = {name: np.zeros((len(rows), width), np.int64) for name in ("input_ids", "attention_mask")}
         padded["input_ids"][:] = self.tokenizer.pad_token_id
@@ -110,11 +110,11 @@ class Pieces:
 
 
 def open_pieces(folder: Path, config: Any, max_length: int | None) -> Pieces:
-    """The tokenizer in `folder`, for the model of `config` there (a configuration of transformers).
+    """Return the tokenizer in `folder`, for the model of `config` there (a configuration of transformers).
 
     Raises:
-        TaskMismatch: there is none, it does not fit the model, or `max_length` is more than the model takes.
-        MissingPackage: transformers is not installed.
+        TaskMismatch: if there is none, it does not fit the model, or `max_length` is more than the model takes.
+        MissingPackage: if transformers is not installed.
     """
     tokenizer = _load(folder)
     _check_fit(tokenizer, config, folder)
@@ -177,9 +177,10 @@ def _check_fit(tokenizer: Any, config: Any, folder: Path) -> None:
 
 
 def most_tokens(tokenizer: Any, config: Any) -> int | None:
-    """The longest row that a model has positions for and its tokenizer allows; None where neither says.
+    """Return the length of the longest row that the model has positions for and its tokenizer allows; None if neither
+    has a limit.
 
-    Raises TaskMismatch: the tokenizer's length is no number above 0.
+    Raises TaskMismatch if the tokenizer's limit is not a number above 0.
     """
     told = tokenizer.model_max_length
     if not isinstance(told, int | float) or not told >= 1:
@@ -199,9 +200,10 @@ Ranges = list[tuple[int, int]]
 
 
 def window_ranges(pieces: int, room: int, stride: int) -> Ranges:
-    """Ranges of `room` consecutive pieces that cover all, each sharing `stride` with the one before.
+    """Return ranges of `room` consecutive pieces that cover all `pieces`; each shares `stride` pieces with the previous
+    one.
 
-    One range if all fit, also if there is nothing. `stride` is lowered to half of `room` where it is more.
+    It is a single range if all pieces fit, also for none. `stride` is lowered to half of `room` if it is larger.
     """
     step = room - min(stride, room // 2)
     ranges = [(0, min(room, pieces))]
@@ -212,9 +214,10 @@ def window_ranges(pieces: int, room: int, stride: int) -> Ranges:
 
 
 def best_window(pieces: int, ranges: Ranges) -> NDArray[np.int64]:
-    """[pieces] the window in which each has most context on its poorer side (Devlin et al. 2019, `run_squad.py`).
+    """Return, for each piece, the index of the window that shows most context on the piece's shorter side (Devlin et
+    al. 2019, `run_squad.py`): [pieces].
 
-    Of two equal ones the longer, then the first.
+    Of equal windows it is the longest, then the first.
     """
     index = np.arange(pieces)
     begin, end = (np.array(side)[:, None] for side in zip(*ranges, strict=True))
@@ -225,21 +228,23 @@ def best_window(pieces: int, ranges: Ranges) -> NDArray[np.int64]:
 
 
 Logits = NDArray[np.float32]
-"""Of one row: [outputs], or [pieces, outputs] where the head looks at each piece."""
+"""Logits of one row: [outputs], or [pieces, outputs] if the head has outputs for each piece."""
 Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples as rows. Each kind adds what it needs to turn predictions for rows into predictions for examples."""
+    """Examples as rows. Each kind adds the data that turn predictions for rows into predictions for examples."""
 
     rows: list[InputRow]
 
 
 class TaskKind(Protocol):
-    """Attributes:
-    head: transformers' classes for it are called `AutoModelFor` and this.
-    outputs: numbers for each row, or for each piece.
+    """The interface of a kind of task for the training loop.
+
+    Attributes:
+        head: name of the head: transformers' class is `AutoModelFor` + `head`.
+        outputs: number of outputs for each row, or for each piece.
     """
 
     @property
@@ -249,10 +254,10 @@ class TaskKind(Protocol):
     def outputs(self) -> int: ...
 
     def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
-        """Of rows padded to `width`: [rows], [rows, width] or [rows, 2]."""
+        """Return the targets of rows padded to `width`: [rows], [rows, width] or [rows, 2]."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss summed over targets, from [rows, outputs] or [rows, width, outputs]."""
+        """Return the loss summed over targets, from [rows, outputs] or [rows, width, outputs]."""
 
     def count(self, rows: Sequence[InputRow]) -> int:
-        """Targets of the rows, over which the loss is a mean."""
+        """Return the number of targets of the rows, over which the loss is averaged."""

@@ -1,5 +1,5 @@
 """The training loop: a pure function of (weights, rows, settings, seed) on one kind of device. The optimizer is AdamW
-with a rate for each layer, linear warmup and decay."""
+with a learning rate for each layer, linear warmup and decay."""
 
 import math
 import os
@@ -20,17 +20,17 @@ from launcher.progress import counted, work
 
 
 class _Kept(NamedTuple):
-    """What parameters of one group have in common."""
+    """The settings of a group of parameters: peak learning rate, and whether weights decay."""
 
     rate: float
     decays: bool
 
 
 def make_optimizer(network: TaskNetwork, settings: FinetuneSettings) -> torch.optim.AdamW:
-    """AdamW over what learns. Each group's `peak` is its learning rate after the warmup.
+    """Return AdamW over the parameters that learn. Each group's `peak` is its learning rate after the warmup.
 
-    A parameter at depth d of L layers has `lr * layer_decay ** (L + 1 - d)`: the head's rate is `lr`, the top layer's
-    one step lower, the embeddings' the lowest. (ELECTRA's code counts one step more below the head.)
+    A parameter at depth d of L layers has the rate `lr * layer_decay ** (L + 1 - d)`: the head has `lr`, the top layer
+    one factor less, the embeddings the lowest rate. (ELECTRA's code has one factor more below the head.)
     """
     groups: dict[_Kept, list[nn.Parameter]] = {}
     for name, parameter, depth in _learning(network):
@@ -60,12 +60,13 @@ def _learning(network: TaskNetwork) -> Iterator[tuple[str, nn.Parameter, int]]:
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:
-    """Neither biases, of which XLNet's have two dimensions, nor norms, nor weights of a mixture."""
+    """Return whether a parameter has weight decay: all but biases (XLNet's are 2-D), norms and mixture weights."""
     return parameter.ndim > 1 and not name.rpartition(".")[2].endswith("bias")
 
 
 def rate_share(step: int, steps: int, warmup: float) -> float:
-    """The share of the peak rate at `step` of `steps`, both from 0; as transformers' linear schedule with warmup."""
+    """Return the learning rate at `step` (from 0) of `steps`, as a share of the peak rate. The schedule is
+    transformers' linear one with warmup."""
     rising = math.ceil(steps * warmup)
     if step < rising:
         return step / max(1, rising)
@@ -79,12 +80,12 @@ def set_rate(groups: Iterable[dict[str, object]], share: float) -> None:
         group["lr"] = peak * share
 
 
-_ROWS_READ = 64  # rows at a time where nothing is learnt
+_ROWS_READ = 64  # number of rows in a batch without training
 
 
 @contextmanager
 def reproducible(device: torch.device, threads: int) -> Iterator[None]:
-    """Random state, threads and kernels of torch as a fine-tuning needs them; as they were afterwards."""
+    """Set random state, threads and kernels of torch for a fine-tuning, and restore them after the `with` block."""
     before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     on_gpu = device.type == "cuda"
@@ -101,7 +102,8 @@ def reproducible(device: torch.device, threads: int) -> Iterator[None]:
 
 
 def epoch_order(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """[rows] indices in the order of training, a function of (seed, epoch) alone. `epoch` from 0."""
+    """Return the indices of `rows` rows in the order of training, [rows]. The order depends only on (seed, epoch).
+    `epoch` counts from 0."""
     return np.argsort(draws64(stream_key("fine-tuning", seed, "order", epoch), 0, rows), kind="stable")
 
 
@@ -116,12 +118,12 @@ def train_updates(
     optimizer: torch.optim.AdamW | None = None,
     begin: int = 0,
 ) -> Generator[float, None, None]:
-    """Trains `network` in place; after each update yields its loss per target.
+    """Train `network` in place. After each update, yield its loss per target.
 
-    The last batch of an epoch may be smaller. Dropout is drawn from (seed, step). With network and optimizer as they
-    were after `begin` updates, it goes on from there.
+    The last batch of an epoch may be smaller. Dropout is drawn from (seed, step). With the network and the optimizer as
+    they were after `begin` updates, training continues from there.
 
-    Raises Diverged: a loss or a gradient is not finite. The update was not made.
+    Raises Diverged if a loss or a gradient is not finite. The update is not made then.
     """
     optimizer = make_optimizer(network, settings) if optimizer is None else optimizer
     each = updates_each(rows, settings)
@@ -147,7 +149,7 @@ def train_updates(
 
 
 def updates_each(rows: Sequence[InputRow], settings: FinetuneSettings) -> int:
-    """Updates of an epoch."""
+    """Return the number of updates of an epoch."""
     return -(-len(rows) // settings.batch)
 
 
@@ -160,7 +162,7 @@ def _update(
     batch: list[InputRow],
     settings: FinetuneSettings,
 ) -> float:
-    """One update, which is not made if its gradient is not finite. Returns the loss, then not finite either."""
+    """Make one update and return its loss. If the gradient is not finite, make no update and return NaN."""
     device = next(network.parameters()).device
     optimizer.zero_grad()
     total, count = 0.0, max(1, kind.count(batch))
@@ -185,7 +187,8 @@ def _update(
 def compute_logits(
     network: TaskNetwork, pieces: Pieces, rows: Sequence[InputRow], precision: str = "fp32"
 ) -> list[Logits]:
-    """Of each row [outputs], or [pieces, outputs], without padding. Rows of like length share a batch."""
+    """Return the logits of each row, [outputs] or [pieces, outputs], without padding. Rows of similar length share a
+    batch."""
     network.eval()
     device = next(network.parameters()).device
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))

@@ -26,9 +26,12 @@ class PreparedSplit:
 
 @dataclass(frozen=True)
 class SplitScores:
-    """Attributes:
-    metrics: by name, the task's main one first.
-    threshold: above which a question counts as without an answer; None where every question has one.
+    """The scores of a model on a split.
+
+    Attributes:
+        metrics: metrics by name, the task's main metric first.
+        predictions: predictions for the examples.
+        threshold: margin above which a question counts as unanswerable; None if every question has an answer.
     """
 
     metrics: dict[str, float]
@@ -41,7 +44,8 @@ class SplitScores:
 
 
 def kind_of(task: Task, pieces: Pieces, settings: FinetuneSettings) -> Learnable:
-    """Raises TaskMismatch: a kind that is measured and not fine-tuned, or labels that leave nothing to learn."""
+    """Return the kind of a task for the training loop. Raises TaskMismatch if models are not fine-tuned for this kind,
+    or the task has fewer than two labels."""
     labels = tuple(task.labels)
     match task.kind:
         case "classification" | "pair_classification" | "tagging" if len(labels) < 2:
@@ -62,7 +66,7 @@ def kind_of(task: Task, pieces: Pieces, settings: FinetuneSettings) -> Learnable
 
 
 def prepare(kind: Learnable, examples: Examples) -> PreparedSplit:
-    """Raises TaskMismatch: examples that do not fit the task or the model."""
+    """Turn examples into rows. Raises TaskMismatch if they do not fit the task or the model."""
     match kind:
         case SentenceKind():
             return PreparedSplit(examples, kind.prepare(cast(Sentences, examples)))
@@ -81,7 +85,8 @@ def measure(
     max_answer: int,
     threshold: float | None = None,
 ) -> SplitScores:
-    """Predictions on a split, and how good they are. `threshold`: as found on dev; None: it is found here."""
+    """Return predictions on a split and their metrics. `threshold`: threshold that was found on dev; None to find it on
+    this split."""
     predictions: Predictions
     match kind:
         case SentenceKind():
@@ -102,7 +107,7 @@ def measure(
 
 
 def _one_by_one(task: Task, examples: Questions, answers: Sequence[str]) -> list[float]:
-    """The main metric of each question by itself: that of all is their mean."""
+    """Return the main metric of each question alone. Their mean is the metric of all questions."""
     main = task.model_copy(update={"metrics": task.metrics[:1]})
     found: list[float] = []
     for index, answer in enumerate(answers):

@@ -1,8 +1,8 @@
-"""The model that is fine-tuned: the class of transformers for the kind of task, or its encoder under a head of ours;
-and at which depth of it each parameter lies.
+"""The model that is fine-tuned: the class of transformers for the kind of task, or its encoder with our own head. Also
+the depth of each parameter.
 
-New parameters are drawn from a seed and their names, so that their values do not depend on what else is new, or in
-which order.
+New parameters are drawn from the seed and their names, so that their values depend neither on other new parameters nor
+on any order.
 """
 
 import re
@@ -37,7 +37,7 @@ _BELOW = (
     "layer_norm_emb.",
     "encoder.embedding_hidden_mapping_in.",  # ALBERT
     "encoder.rel_embeddings.",  # DeBERTa: every layer reads them, so they move no faster than the lowest does
-    "encoder.LayerNorm.",  # of those, in v2 and v3
+    "encoder.LayerNorm.",  # the norm of DeBERTa's relative embeddings, in v2 and v3
 )
 _BESIDE_FIRST = ("encoder.conv.",)  # DeBERTa v2's convolution works beside its first layer
 
@@ -47,9 +47,9 @@ class LayerDepths:
     """Depths of an encoder's parameters: 0 for embeddings, 1 to `layers` for layers, `layers + 1` above them.
 
     Attributes:
-        depths: by name.
-        layers: with parameters of their own. ALBERT's layers have one set of them, so there it is 1.
-        shared: the same parameters are used by several layers.
+        depths: depth of each parameter, by name.
+        layers: number of layers with separate parameters; 1 for ALBERT, whose layers share one set.
+        shared: whether several layers use the same parameters.
     """
 
     depths: dict[str, int]
@@ -57,7 +57,8 @@ class LayerDepths:
     shared: bool
 
     def top(self, count: int) -> set[str]:
-        """Names of the parameters of the `count` top layers, and of what is above. Raises TaskMismatch."""
+        """Return the names of the parameters of the `count` top layers and above them. Raises TaskMismatch if layers
+        share parameters, or there are fewer layers."""
         if not count:
             return set()
         if self.shared:
@@ -74,7 +75,8 @@ class LayerDepths:
 
 
 def layout_of(encoder: nn.Module) -> LayerDepths:
-    """Raises TaskMismatch: an encoder whose layers are not numbered as in the models that transformers has."""
+    """Return the depths of an encoder's parameters. Raises TaskMismatch if its layers are not numbered as in
+    transformers' own models."""
     names = [name for name, _ in encoder.named_parameters()]
     numbers = {int(found[1]) for name in names if (found := _LAYER.search(name))}
     if not numbers:
@@ -114,13 +116,14 @@ _USE = "fine-tuning"
 
 
 class TaskNetwork(nn.Module):
-    """A model of transformers, whole or an encoder with `head` on it, that gives logits.
+    """A network that computes logits: a model of transformers with its head, or an encoder with our own `head`.
 
     Attributes:
-        model: as transformers made it.
-        encoder: the part of it that was pretrained; the same module where there is a head of ours.
-        head: ours; None where the class has its own.
-        layout: which parameters belong to which layer, by their names in `encoder`.
+        model: the model as transformers made it.
+        encoder: the pretrained part of `model`; all of it if `head` is our own.
+        head: our own head; None if `model` has its own.
+        frozen: whether the encoder keeps its weights and uses no dropout.
+        layout: depths of the encoder's parameters, by their names in `encoder`.
     """
 
     def __init__(self, model: Any, head: MixedHead | None, *, frozen: bool) -> None:
@@ -143,7 +146,8 @@ class TaskNetwork(nn.Module):
         return self
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """[rows, outputs], or [rows, pieces, outputs] where the head looks at each piece; float32."""
+        """Return the logits in float32: [rows, outputs], or [rows, pieces, outputs] if the head has outputs for each
+        piece."""
         if self.head is not None:
             result = self.model(**batch, output_hidden_states=True)
             hidden = (*result.hidden_states[:-1], result.last_hidden_state)
@@ -156,7 +160,8 @@ class TaskNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """What the task asks of a model: the head's class, its outputs, and names for them (none: they are no classes)."""
+    """The head that a task needs: its class, its number of outputs, and the names of the classes, if the outputs are
+    classes."""
 
     head: Head
     outputs: int
@@ -164,7 +169,7 @@ class HeadSpec:
 
 
 def open_config(folder: Path) -> Any:
-    """The configuration in `folder`. Raises TaskMismatch: there is none that transformers knows."""
+    """Return the configuration in `folder`. Raises TaskMismatch if there is none that transformers can read."""
     transformers = optional("transformers", _USE, EVALUATE)
     try:
         return transformers.AutoConfig.from_pretrained(
@@ -180,12 +185,12 @@ def open_config(folder: Path) -> Any:
 def open_network(
     folder: Path, config: Any, wanted: HeadSpec, settings: FinetuneSettings, seed: int
 ) -> TaskNetwork:
-    """The encoder in `folder` under a new head, fp32, on the CPU.
+    """Return the encoder in `folder` with a new head, in fp32, on the CPU.
 
-    What is new is drawn from (seed, name of the parameter): the head, a pooler that the checkpoint lacks, and
-    `settings.reinit_layers`. A head in the folder is left alone, whatever task it was for.
+    New parameters are drawn from (seed, name of the parameter): those of the head, of a pooler that the checkpoint
+    lacks, and of `settings.reinit_layers`. A head in the folder is never used, whatever task it was for.
 
-    Raises TaskMismatch: the folder lacks pieces of the encoder, or settings that this model cannot have.
+    Raises TaskMismatch if the folder lacks parameters of the encoder, or the settings do not fit the model.
     """
     _configure(config, wanted, settings)
     own = settings.pooling != "class" or settings.layers != "last"
@@ -220,7 +225,8 @@ def _configure(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> Non
 
 
 def _own_head(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> MixedHead:
-    """Raises TaskMismatch: a pooling that this kind of task has no use for, or lacks."""
+    """Return our own head for the task. Raises TaskMismatch if the kind of task needs a pooling and the settings have
+    none, or the other way round, or the encoder has too few layers."""
     texts = wanted.head == "SequenceClassification"
     if texts == (settings.pooling == "class"):
         raise TaskMismatch(
@@ -247,7 +253,7 @@ def _own_head(config: Any, wanted: HeadSpec, settings: FinetuneSettings) -> Mixe
 
 
 def _load(folder: Path, config: Any, head: str) -> tuple[Any, list[str]]:
-    """The model, and the names of its encoder's parameters that the folder lacks or has in another shape."""
+    """Return the model, and the names of its encoder's parameters that the folder lacks or has in another shape."""
     transformers = optional("transformers", _USE, EVALUATE)
     loader = getattr(transformers, f"AutoModel{head}")
     with quiet(transformers):
@@ -268,7 +274,7 @@ def _load(folder: Path, config: Any, head: str) -> tuple[Any, list[str]]:
                 remedy="give a folder with model.safetensors of an encoder that transformers has for such tasks",
             ) from error
     if not head and getattr(model, "pooler", None) is not None:
-        model.pooler = None  # a head of ours reads hidden states
+        model.pooler = None  # our own head reads hidden states
     lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     return model, sorted(name.removeprefix(prefix) for name in lacking if name.startswith(prefix))
@@ -281,12 +287,12 @@ def _check_gaps(network: TaskNetwork, missing: list[str], folder: Path) -> None:
         raise TaskMismatch(
             f"the weights in {folder} lack parameters of {type(network.encoder).__name__}, or have them in other "
             f"shapes than its config.json says: {', '.join(gaps[:3])}{more}",
-            remedy="use the configuration and the weights of one and the same encoder",
+            remedy="use the configuration and the weights of the same encoder",
         )
 
 
 def _fresh(network: TaskNetwork, missing: list[str], reinit_layers: int) -> set[str]:
-    """Names of the parameters that begin anew."""
+    """Return the names of the parameters that are drawn anew."""
     pretrained = {id(parameter) for parameter in network.encoder.parameters()}
     heads = {name for name, parameter in network.named_parameters() if id(parameter) not in pretrained}
     inside = {*missing, *network.layout.top(reinit_layers)}
@@ -297,7 +303,7 @@ def _fresh(network: TaskNetwork, missing: list[str], reinit_layers: int) -> set[
 
 
 def _set_task_dropout(network: TaskNetwork, rate: float | None) -> None:
-    """Raises TaskMismatch: the class of transformers has no dropout before its output."""
+    """Set the rate of the dropout before the output. Raises TaskMismatch if the class of transformers has none."""
     inside = set(network.encoder.modules())
     found = [
         module for module in network.modules() if isinstance(module, nn.Dropout) and module not in inside
@@ -314,7 +320,7 @@ def _set_task_dropout(network: TaskNetwork, rate: float | None) -> None:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Without transformers' notes on heads that are new, as they must be, and its progress bars."""
+    """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -331,15 +337,15 @@ _SIGNED = 2**63
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed for torch's generators, from what it is for."""
+    """Return a seed for torch's generators, derived from `parts`, which name its use."""
     return int(draws64(stream_key("fine-tuning", *parts), 0, 1)[0]) % _SIGNED
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, names: Set[str], spread: float, seed: int) -> None:
-    """Draw the named parameters of `model` anew: N(0, `spread`), norms 1, biases 0, weights of a mixture equal.
+    """Draw the named parameters of `model` anew: weights from N(0, `spread`), norms 1, biases 0, mixture weights equal.
 
-    As transformers does it, but for an independent stream for each parameter.
+    The values follow transformers' rules, but each parameter has an independent random stream.
     """
     for path, module in model.named_modules():
         norm = "norm" in type(module).__name__.lower()

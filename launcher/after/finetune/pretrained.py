@@ -1,7 +1,8 @@
-"""What is fine-tuned and measured: a checkpoint as a local folder in the transformers format, and a digest of it.
+"""A checkpoint to fine-tune and measure, as a local folder in the transformers format, and its digest.
 
 A checkpoint is given as a run, whose newest good checkpoint (or that of a step) is exported into a temporary folder, or
-as a folder in that format, local or on S3. Of a generator and a discriminator it is the discriminator.
+as a folder in the transformers format, local or on S3. Of a pair of generator and discriminator, the discriminator is
+taken.
 """
 
 import hashlib
@@ -24,8 +25,8 @@ from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
 _CHUNK = 64 << 20  # bytes in memory at a time
-_READ = (".json", ".safetensors", ".txt", ".model")  # what is read of a folder; never a pickle
-_TOLD = (RECORD_OF_EXPORT, "results.json")  # say where it comes from
+_READ = (".json", ".safetensors", ".txt", ".model")  # endings of the files that are read; never a pickle
+_TOLD = (RECORD_OF_EXPORT, "results.json")  # records of the folder's origin, which its digest leaves out
 _MODULES = "modules.json"  # of a SentenceTransformer
 
 
@@ -34,10 +35,10 @@ class LocalModel:
     """A model on this machine's disk.
 
     Attributes:
-        source: as the user gave it.
-        step: of a run's checkpoint; None for a folder.
-        folder: configuration, safetensors and tokenizer, as `transformers` loads them. Do not write there.
-        digest: SHA-256 over the files that decide a prediction. Equal digests, equal models.
+        source: run or folder, as the user gave it.
+        step: step of a run's checkpoint; None for a folder.
+        folder: folder with configuration, safetensors and tokenizer, as `transformers` loads them. Do not write there.
+        digest: SHA-256 of the files that predictions depend on. Models with equal digests are equal.
     """
 
     source: str
@@ -47,17 +48,19 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        """For people: `runs/base at step 1,000`."""
+        """Name of the model for the user: `runs/base at step 1,000`."""
         return self.source if self.step is None else f"{self.source} at step {self.step:,}"
 
 
 @contextmanager
 def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel]:
-    """The model at a run's URI, or in a folder; its files stay until the context ends.
+    """Provide the model at a run's URI or in a folder, on the local disk. Its files exist until the context ends.
 
     Raises:
-        RunError: neither is there, or `step` is given with a folder, or the run has no such checkpoint.
-        CheckpointError, ModelError: it is damaged, or has no transformers form. StoreError: it cannot be read.
+        RunError: if there is neither a run nor a model, `step` is given with a folder, or the run has no such
+            checkpoint.
+        CheckpointError, ModelError: if the model is damaged or has no transformers form.
+        StoreError: if it cannot be read.
     """
     store = open_store(source)
     with temporary_folder("model") as name:
@@ -93,10 +96,10 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
 
 
 def module_folders(folder: Path) -> list[str]:
-    """The folders that hold modules of a SentenceTransformer beside the model (such as `1_Pooling`), as modules.json
-    lists them.
+    """Return the folders with the other modules of a SentenceTransformer (such as `1_Pooling`), as modules.json lists
+    them.
 
-    Raises ModelError: modules.json does not list modules, or names folders elsewhere.
+    Raises ModelError if modules.json does not list modules, or names folders outside of `folder`.
     """
     path = folder / _MODULES
     if not path.is_file():
@@ -107,7 +110,7 @@ def module_folders(folder: Path) -> list[str]:
         raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
     for name in found:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ModelError(f"{path} names a folder elsewhere: {name}", remedy="fetch the model again")
+            raise ModelError(f"{path} names a folder elsewhere: {name}", remedy="fetch the whole model again")
     return sorted({name for name in found if name})
 
 
@@ -120,7 +123,7 @@ def _copy(store: Store, key: str, path: Path) -> None:
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 over names and contents of the files of `folder` that decide what its model predicts."""
+    """Return the SHA-256 of names and contents of the files in `folder` that the predictions of its model depend on."""
     digest = hashlib.sha256()
     for path in sorted([*folder.iterdir(), *_files_of_modules(folder)]):
         if path.is_file() and path.name.endswith(_READ) and path.name not in _TOLD:
@@ -134,7 +137,7 @@ def _files_of_modules(folder: Path) -> list[Path]:
 
 
 def _digest_of(path: Path) -> str:
-    if path.name == CONFIG:  # which library wrote it decides nothing
+    if path.name == CONFIG:  # predictions do not depend on the library that wrote it
         fields = _object_in(path)
         kept = {
             name: value

@@ -1,13 +1,12 @@
-"""What a fine-tuning or an embedding training that was ended goes on from: checkpoints in a scratch folder of this
-machine.
+"""Checkpoints in a scratch folder of this machine, from which an interrupted fine-tuning or embedding training resumes.
 
-A fine-tuning's tensors are safetensors, the rest is JSON. The order of examples and dropout are drawn from seed, epoch
-and step. So one that goes on gives the bits of one that nobody ended.
+A fine-tuning stores tensors as safetensors and the rest as JSON. The order of examples and dropout are drawn from seed,
+epoch and step. So a resumed fine-tuning yields the same bits as an uninterrupted one.
 
-An embedding training's checkpoints are the trainer's own files, optimizer state in torch's format among them. So they
-are read again only if all of this holds: the folder is this user's and closed to writers beside, it was written for the
-very same training, and every file is, by SHA-256, as it was written. Whatever else lies there is not opened. Nothing of
-it is ever put into a store.
+An embedding training stores the trainer's own files, with optimizer state in torch's format. Loading that can run code,
+so it is only read under three conditions: the folder belongs to this user and nobody else can write to it; it was
+written for the same training; and every file has the SHA-256 with which it was written. Other files there are not
+opened. These files are never put into a store.
 """
 
 import json
@@ -35,33 +34,33 @@ from launcher.output import write_file
 
 _LOG = logging.getLogger(__name__)
 TRAINING = "training.json"
-"""Marks a scratch folder, and says of which training it is."""
+"""Name of the file that marks a scratch folder and identifies its training."""
 _WRITTEN = "written.json"
 _PREFIX = "checkpoint-"
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder of one training's checkpoints.
+    """A folder with the checkpoints of one training.
 
     Attributes:
-        folder: on this machine.
-        kept: whether it outlives the command, so that the same command may go on from it.
+        folder: path of the folder on this machine.
+        kept: whether the folder outlives the command, so that the same command can resume from it.
     """
 
     folder: Path
     kept: bool
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole and as it was written; None if there is none."""
+        """Return the newest checkpoint that is complete and unchanged since it was written; None if there is none."""
         for path in sorted(self.folder.glob(f"{_PREFIX}*"), key=_step, reverse=True):
             if _is_as_written(path):
                 return path
-            _LOG.warning("%s is not whole and is left out", path)
+            _LOG.warning("%s is incomplete or changed, and is ignored", path)
         return None
 
     def place(self, step: int) -> Path:
-        """An empty folder for the checkpoint of that step."""
+        """Make and return an empty folder for the checkpoint of that step."""
         path = self.folder / f"{_PREFIX}{step}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
@@ -73,7 +72,7 @@ class Scratch:
                 shutil.rmtree(path)
 
     def remove(self) -> None:
-        """The checkpoints, and the folder unless something else lies in it."""
+        """Remove the checkpoints, and the folder if nothing else is in it."""
         self.remove_checkpoints()
         for path in (self.folder / TRAINING, self.folder / "eval"):
             with suppress(FileNotFoundError, NotADirectoryError, OSError):
@@ -84,9 +83,10 @@ class Scratch:
 
 @contextmanager
 def open_scratch(folder: Path, training: Mapping[str, object]) -> Iterator[Scratch]:
-    """The folder, made if need be, of the training that `training` says all about. A former one's checkpoints go.
+    """Provide the scratch folder of a training, made if needed. Checkpoints of another training there are removed.
 
-    Raises RunError: something else lies there, others may write there, or another command uses it.
+    `training`: everything that the training depends on. Raises RunError if the folder holds other files, others can
+    write to it, or another command uses it.
     """
     identity = json.dumps(training, sort_keys=True, indent=1) + "\n"
     try:
@@ -109,11 +109,12 @@ def _of_this_training(folder: Path, identity: str) -> Scratch:
     former = record.read_text("utf-8") if record.is_file() else None
     if former is None and any(folder.iterdir()):
         raise RunError(
-            f"{folder} holds something that no training left there", remedy="give --scratch an empty folder"
+            f"{folder} holds files that no training wrote there", remedy="give --scratch an empty folder"
         )
     if former is not None and former != identity:
         _LOG.warning(
-            "%s: model, data, settings or versions are others now; the training begins from its start", folder
+            "%s: model, data, settings or versions have changed, so the training starts from the beginning",
+            folder,
         )
         scratch.remove_checkpoints()
     write_file(record, identity)
@@ -124,13 +125,13 @@ def _check_owner(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RunError(
-            f"others may write to {folder}, so what lies there cannot be trusted",
+            f"others may write to {folder}, so its files cannot be trusted",
             remedy=f"chmod 700 {folder}, or give --scratch a folder of your own",
         )
 
 
 def seal(checkpoint: Path) -> None:
-    """Complete a checkpoint with the list of all its files and their hashes."""
+    """Complete a checkpoint with a list of all its files and their hashes."""
     write_file(checkpoint / _WRITTEN, json.dumps(_digests(checkpoint), sort_keys=True, indent=1))
 
 
@@ -163,7 +164,8 @@ _PACKAGES = ("maskfleet", "transformers", "torch")
 
 @dataclass
 class Best:
-    """The epoch, from 1, that is kept so far, with its main metric on dev and its weights; `scores` are not stored."""
+    """The epoch (from 1) whose weights are kept so far, with its main metric on dev and its weights. `scores` are not
+    stored."""
 
     epoch: int
     main: float
@@ -173,11 +175,12 @@ class Best:
 
 @dataclass
 class TrainingState:
-    """What is known after some updates, beside network and optimizer.
+    """The state of a fine-tuning beside network and optimizer.
 
     Attributes:
-        losses: of every update.
-        curves: of every epoch that is over.
+        losses: loss of every update.
+        curves: loss and metrics of every completed epoch.
+        best: the epoch that is kept so far; None before the first.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -189,9 +192,9 @@ class TrainingState:
 def opened_scratch(
     folder: Path | None, start: LocalModel, examples: str, settings: FinetuneSettings, seed: int
 ) -> Iterator[Scratch | None]:
-    """The scratch of the fine-tuning that these decide; `examples` is the digest of the task and what is in it.
+    """Provide the scratch folder of the fine-tuning with these arguments; None without a folder.
 
-    Raises RunError: as `open_scratch`.
+    `examples`: digest of the task and its examples. Raises RunError as `open_scratch`.
     """
     if folder is None:
         yield None
@@ -213,7 +216,8 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(scratch: Scratch, network: TaskNetwork, optimizer: torch.optim.AdamW, state: TrainingState) -> None:
-    """In place of the checkpoint before."""
+    """Save a checkpoint and remove the previous one. The previous one is removed only after the new one is complete, so
+    a crash leaves at least one complete checkpoint; `newest` ignores an incomplete one."""
     from safetensors.torch import save_file
 
     place = scratch.place(len(state.losses))
@@ -229,8 +233,8 @@ def save(scratch: Scratch, network: TaskNetwork, optimizer: torch.optim.AdamW, s
 
 
 def restore(scratch: Scratch, network: TaskNetwork, optimizer: torch.optim.AdamW) -> TrainingState:
-    """Puts the newest state into network and optimizer; a state without updates, and both as they are, if there is
-    none."""
+    """Load the newest checkpoint into network and optimizer, and return its state. Without a checkpoint, leave both
+    unchanged and return a state without updates."""
     from safetensors.torch import load_file
 
     place = scratch.newest()

@@ -38,9 +38,11 @@ from launcher.after.tasks.task import Task, digest_of_examples, load_task
 from launcher.progress import work
 
 _LOG = logging.getLogger("launcher.after.finetune")
-_SAVE_S = 300.0  # between checkpoints inside an epoch
-_SHARE = 0.05  # of the time that goes into checkpoints after epochs, which may be shorter than saving one
-_FIRST_SEED = 0  # of the model that a task starts `after`: one for all seeds of the task, as in the papers
+_SAVE_S = 300.0  # time between checkpoints inside an epoch
+_SHARE = 0.05  # largest share of the time for checkpoints after epochs: an epoch may be shorter than a save
+_FIRST_SEED = (
+    0  # seed of the model that a task starts `after`: one for all seeds of the task, as in the papers
+)
 
 
 def finetune(
@@ -53,23 +55,27 @@ def finetune(
     intermediate: LocalModel | None = None,
     scratch: Path | None = None,
 ) -> FinetuneOutcome:
-    """Fine-tune on the task's `train`, choose the epoch on its `dev`, measure that on its other splits too.
+    """Fine-tune on the task's `train` split, choose the epoch on `dev`, and measure that epoch on the other splits too.
 
-    On one kind of device the same arguments give the same bits, in any process, whatever ran there before. A task that
-    starts `after` another begins with the encoder of `intermediate`, which `first_finetuned` makes, or makes it itself.
+    On one kind of device the same arguments yield the same bits, in any process, whatever ran there before. A task that
+    starts `after` another begins with the encoder of `intermediate`. Without it, this function makes that model itself,
+    as `first_finetuned` does.
 
     Args:
-        out: folder or s3:// URI for the kept model, in place of a former export; None: it is not kept.
+        out: folder or s3:// URI for the chosen model, which replaces an earlier export; None: the model is not written.
         intermediate: the model fine-tuned on the task's `after`, for callers that have it.
-        scratch: folder of this machine that keeps checkpoints, from which the same fine-tuning, ended, goes on to the
-            same bits; None: it can only begin again. The caller removes it when the result is safe.
+        scratch: folder of this machine for checkpoints, from which an interrupted fine-tuning resumes with the same
+            bits; None: it can only start again. The caller removes the folder when the result is safe.
 
     Raises:
-        TaskMismatch: a checkpoint, a tokenizer, a task and settings that do not fit each other. Diverged.
-        TaskError, InputError: the task's data. ExportError: `out` holds something else. StoreError.
-        MissingPackage: transformers is not installed.
+        TaskMismatch: if checkpoint, tokenizer, task and settings do not fit each other.
+        Diverged: if a loss or a gradient is not finite.
+        TaskError, InputError: if the task's data are wrong.
+        ExportError: if `out` holds something else.
+        StoreError: if a store does not answer.
+        MissingPackage: if transformers is not installed.
     """
-    former = None if out is None else removable(open_store(out))  # known before hours of training
+    former = None if out is None else removable(open_store(out))  # raises here, before hours of training
     pieces = open_pieces(pretrained.folder, open_config(pretrained.folder), settings.max_length)
     kind = kind_of(task, pieces, settings)
     examples = read_splits(task)
@@ -103,11 +109,10 @@ def _prepared(kind: Learnable, name: str, examples: Examples) -> PreparedSplit:
 
 
 def read_splits(task: Task) -> dict[str, Examples]:
-    """Read every split, `train` and `dev` first, so that what is wrong with any of them is known before hours of
-    training.
+    """Read every split, `train` and `dev` first, so that errors in the data show before hours of training.
 
-    Raises TaskError, InputError, StoreError: as `Task.read`; or a split other than `train` on which a metric is
-    undefined.
+    Raises TaskError, InputError, StoreError as `Task.read`; also TaskError if a metric is undefined on a split other
+    than `train`.
     """
     found = {}
     for split in dict.fromkeys(("train", "dev", *task.splits)):
@@ -123,10 +128,11 @@ def read_splits(task: Task) -> dict[str, Examples]:
 def first_finetuned(
     pretrained: LocalModel, task: Task, settings: FinetuneSettings, scratch: Path | None = None
 ) -> Iterator[LocalModel]:
-    """The model fine-tuned on the task that `task` starts after, with that task's own defaults and seed 0; its files
-    stay until the context ends. What is of the machine (microbatch, precision, threads) is as in `settings`.
+    """Provide the model fine-tuned on the task that `task` starts after, with the defaults of that task and seed 0. Its
+    files exist until the context ends. The settings of the machine (microbatch, precision, threads) are those of
+    `settings`.
 
-    Raises TaskMismatch: that task starts after another one itself. Else as `finetune`.
+    Raises TaskMismatch if that task itself starts after another one; other errors as `finetune`.
     """
     assert task.after is not None
     before = load_task(task.after, task.root)
@@ -152,7 +158,7 @@ def _train(
     seed: int,
     scratch: Scratch | None,
 ) -> FinetuneOutcome:
-    """Leaves `network` with the weights of the kept epoch."""
+    """Train, measure and return the outcome. At the end, `network` has the weights of the chosen epoch."""
     rows, optimizer = splits["train"].prepared.rows, make_optimizer(network, settings)
     state = TrainingState() if scratch is None else restore(scratch, network, optimizer)
     begin, each, saving = len(state.losses), updates_each(rows, settings), _Saving()
@@ -189,13 +195,13 @@ def _train(
 
 
 class _Saving:
-    """When a checkpoint is worth its time."""
+    """The decision when to save a checkpoint, by the time since the last one and the time that it took."""
 
     def __init__(self) -> None:
         self._ended, self._took = time.monotonic(), 0.0
 
     def is_due(self, ends: bool) -> bool:
-        """`ends`: an epoch does."""
+        """Return whether to save now. `ends`: whether an epoch has just ended."""
         since = time.monotonic() - self._ended
         return since >= _SAVE_S or (ends and since * _SHARE >= self._took)
 
@@ -208,7 +214,7 @@ class _Saving:
 
 
 def _is_over(state: TrainingState, each: int, settings: FinetuneSettings) -> bool:
-    """Whether no update follows: all are made, or `patience` is at its end."""
+    """Return whether training is over: all updates are made, or `patience` epochs have brought no better result."""
     if len(state.losses) % each:
         return False
     tired = settings.patience is not None and len(state.curves) - _best(state.curves) >= settings.patience
@@ -240,7 +246,7 @@ def _tell(task: Task, settings: FinetuneSettings, epoch: Epoch) -> None:
 
 
 def _best(curves: list[Epoch]) -> int:
-    """The first epoch with the best main metric; 0 before any."""
+    """Return the number of the first epoch with the best main metric; 0 before the first epoch."""
     return (
         0 if not curves else max(curves, key=lambda one: (next(iter(one.metrics.values())), -one.epoch)).epoch
     )

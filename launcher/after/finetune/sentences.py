@@ -1,4 +1,4 @@
-"""Kinds classification, pair_classification and regression: a text, or two, and one label."""
+"""The task kinds classification, pair_classification and regression: one or two texts with one label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,17 @@ from launcher.after.finetune.settings import TaskMismatch
 from launcher.after.tasks.examples import Sentences
 from launcher.extras import reason
 
-_AT_ONCE = 1000  # texts handed to the tokenizer
+_AT_ONCE = 1000  # number of texts in one call of the tokenizer
 
 
 @dataclass(frozen=True)
 class SentenceKind:
-    """Attributes:
-    labels: names; none for a regression.
-    truncation: of a pair that is too long: `longest_first`, `only_first` or `only_second`.
+    """A kind of task with one label or score for each text or pair.
+
+    Attributes:
+        pieces: the tokenizer.
+        labels: names of the labels; empty for regression.
+        truncation: how a pair is cut that is too long: `longest_first`, `only_first` or `only_second`.
     """
 
     pieces: Pieces
@@ -36,7 +39,8 @@ class SentenceKind:
         return len(self.labels) or 1
 
     def prepare(self, examples: Sentences) -> Prepared:
-        """A row of each. Raises TaskMismatch: a label that is none of the task's, or a text that cannot be cut."""
+        """Return a row for each example. Raises TaskMismatch if a label is none of the task's, or a text cannot be
+        cut."""
         _check_labels(examples.labels, self.labels)
         rows: list[InputRow] = []
         for start in range(0, len(examples), _AT_ONCE):
@@ -58,14 +62,14 @@ class SentenceKind:
         cut = "only_first" if second is None else self.truncation
         try:
             return self.pieces.tokenizer(first, second, truncation=cut, max_length=self.pieces.max_length)
-        except Exception as error:  # of no class of its own, where the text to cut is too short
+        except Exception as error:  # the library has no error class for a text that is too short to cut
             raise TaskMismatch(
                 f"texts cannot be cut to max_length {self.pieces.max_length:,} with truncation {cut}: {reason(error)}",
                 remedy="set the task's truncation to longest_first",
             ) from error
 
     def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
-        """[rows] int64 labels, or float32 scores."""
+        """Return the targets of rows: [rows] int64 labels, or float32 scores."""
         values = np.array([row.target for row in rows])
         return torch.from_numpy(values if self.labels else values.astype(np.float32))
 
@@ -78,7 +82,7 @@ class SentenceKind:
         return len(rows)
 
     def predictions(self, logits: Sequence[Logits]) -> NDArray[np.int64] | NDArray[np.float64]:
-        """[examples] labels or scores."""
+        """Return the predicted labels or scores: [examples]."""
         found = np.stack(logits)
         return found.argmax(-1).astype(np.int64) if self.labels else found[:, 0].astype(np.float64)
 

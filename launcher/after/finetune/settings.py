@@ -1,5 +1,5 @@
-"""The settings of a fine-tuning, the grid of settings that a task's lists of values describe, and what a fine-tuning
-ends with: its result, or an error."""
+"""The settings of a fine-tuning, the grid of settings that a task's lists of values describe, and the result or the
+errors of a fine-tuning."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,39 +15,39 @@ from launcher.errors import OptionError, RunError
 Pooling = Literal["class", "cls", "mean", "max"]
 Layers = Literal["last", "last_four", "weighted"]
 MACHINE = {"microbatch", "precision", "threads"}
-"""Settings that are of the machine: a fine-tuning that comes before another has the same."""
+"""Settings that depend on the machine. The fine-tuning on an intermediate task (`after`) uses the same values."""
 
 
 class FinetuneSettings(BaseModel):
-    """One fine-tuning, but for its seed. The defaults are BERT's (Devlin et al. 2019, appendix A.3).
+    """The settings of a fine-tuning, except its seed. The defaults are BERT's (Devlin et al. 2019, appendix A.3).
 
     Attributes:
         lr: peak learning rate.
-        epochs: passes over the training split.
-        batch: examples an update; of tagging and span, windows.
-        microbatch: as many of them at a time in memory; None: the whole batch.
-        warmup: share of the updates in which the rate rises linearly; it falls linearly to zero in the others.
-        weight_decay: of AdamW, decoupled; none for biases and LayerNorm.
-        adam_betas, adam_epsilon: of AdamW.
+        epochs: number of passes over the training split.
+        batch: number of examples in an update; for tagging and span, number of windows.
+        microbatch: number of examples (or windows) in memory at a time; None: the whole batch.
+        warmup: share of the updates in which the learning rate rises linearly; then it falls linearly to zero.
+        weight_decay: decoupled weight decay of AdamW; biases and LayerNorm have none.
+        adam_betas, adam_epsilon: coefficients of AdamW.
         clip: largest norm of the gradient.
-        layer_decay: the rate of each layer as a share of the rate of the layer above it (ELECTRA: 0.8 base, 0.9
-            large); the head has `lr`, the embeddings the lowest. ALBERT's shared layer counts as one.
-        reinit_layers: so many top layers begin anew, and the pooler with them (Zhang et al. 2021).
-        freeze: the encoder keeps its weights and uses no dropout; only the head learns.
-        pooling: what a text's vector is. `class`: as the family's own class of transformers does it; `cls`, `mean` and
-            `max` over the tokens have a head of ours, so the export is an encoder and that head beside it.
-        layers: which layers the head reads. `last_four`: concatenated; `weighted`: the sum of all with learned
-            weights (Peters et al. 2018). Any but `last` has a head of ours, as `pooling`.
-        dropout: of the encoder; None: as its configuration says.
-        task_dropout: before the head's output; None: as the class of transformers does it.
-        max_length: tokens of an input, special ones included; None: as many as the model takes.
-        stride: tokens that two windows of one text share (tagging, span).
-        max_query: tokens of a question, which is cut there (span).
-        max_answer: tokens of the longest answer (span).
-        patience: stop after so many epochs without a better result on dev; None: never.
+        layer_decay: learning rate of each layer as a share of the rate of the layer above it (ELECTRA: 0.8 base, 0.9
+            large); the head has `lr`, the embeddings the lowest rate. ALBERT's shared layer counts as one.
+        reinit_layers: number of top layers that are drawn anew, together with the pooler (Zhang et al. 2021).
+        freeze: whether the encoder keeps its weights and uses no dropout, so that only the head learns.
+        pooling: pooling of a text's vector. `class`: that of the family's class in transformers. `cls`, `mean` and
+            `max` over the tokens need our own head, so the export is an encoder with the head beside it.
+        layers: layers that the head reads. `last_four`: concatenated. `weighted`: the sum of all with learned weights
+            (Peters et al. 2018). All but `last` need our own head, as in `pooling`.
+        dropout: dropout rate of the encoder; None: that of its configuration.
+        task_dropout: dropout rate before the head's output; None: that of the class in transformers.
+        max_length: largest number of tokens of an input, including special ones; None: that of the model.
+        stride: number of tokens that two windows of one text share (tagging, span).
+        max_query: number of tokens after which a question is cut (span).
+        max_answer: largest number of tokens of an answer (span).
+        patience: number of epochs without a better result on dev after which training stops; None: it never does.
         keep: the epoch whose weights are kept.
         precision: `bf16` computes the matrix products of forward passes in bfloat16 (torch's autocast).
-        threads: of the processor. Another number may change the last bits, so it is one of the settings.
+        threads: number of threads of the processor. It is a setting because it may change the last bits.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -82,18 +82,21 @@ class FinetuneSettings(BaseModel):
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas {self.adam_betas} are not both at least 0 and below 1")
         if self.freeze and self.reinit_layers:
-            raise ValueError("freeze keeps what reinit_layers throws away: use one of them")
+            raise ValueError("freeze keeps layers that reinit_layers draws anew: use one of the two settings")
         if self.freeze and self.layer_decay < 1:
-            raise ValueError("freeze leaves no layer whose rate layer_decay could set: use one of them")
+            raise ValueError(
+                "freeze leaves no layer whose rate layer_decay could set: use one of the two settings"
+            )
         return self
 
 
 def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
-    """Every combination of the values in a task's `defaults`, each a value or a list of them; `chosen` ones go first.
+    """Return every combination of the values in a task's `defaults`, each of which is a value or a list of values.
+    `chosen` values replace defaults.
 
-    In the order of the lists, the last key fastest: the first is what one fine-tuning uses.
+    Combinations follow the order of the lists, and the last key varies fastest. A single fine-tuning uses the first.
 
-    Raises OptionError: a key that is no setting, or a value that cannot be.
+    Raises OptionError if a key is no setting, or a value is not allowed.
     """
     given = {**defaults, **chosen}
     for name in given:
@@ -103,7 +106,7 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
                 f"there is no fine-tuning setting {name!r}",
                 remedy=f"did you mean {close[0]}?"
                 if close
-                else f"there are {', '.join(FinetuneSettings.model_fields)}",
+                else f"use one of {', '.join(FinetuneSettings.model_fields)}",
             )
     lists = [_values(name, given[name]) for name in given]
     try:
@@ -119,7 +122,8 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
 
 
 def _values(name: str, value: object) -> list[object]:
-    """adam_betas is a pair itself, so only a list of pairs is a list of values."""
+    """Return the values of a setting. A value of adam_betas is itself a pair, so only a list of pairs counts as a list
+    of values."""
     if not isinstance(value, list | tuple):
         return [value]
     if not value:
@@ -142,21 +146,21 @@ Tags = tuple[tuple[int, ...], ...]
 
 
 class TaskMismatch(RunError):
-    """A task that this checkpoint, or these settings, cannot learn."""
+    """The error if a task does not fit the checkpoint or the settings."""
 
 
 class Diverged(RunError):
-    """A fine-tuning whose loss or gradient became infinite or no number."""
+    """The error if the loss or the gradient of a fine-tuning is not finite."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that was trained.
+    """A completed epoch.
 
     Attributes:
-        epoch: from 1.
-        loss: mean over its updates.
-        metrics: on dev after it, by name.
+        epoch: number of the epoch, from 1.
+        loss: mean loss of its updates.
+        metrics: metrics on dev after the epoch, by name.
     """
 
     epoch: int
@@ -166,16 +170,16 @@ class Epoch:
 
 @dataclass(frozen=True)
 class FinetuneOutcome:
-    """The kept epoch of one fine-tuning.
+    """The result of a fine-tuning, measured at the chosen epoch.
 
     Attributes:
-        metrics: on dev, by name.
-        best_epoch: from 1.
-        curves: every epoch that was trained.
-        losses: of every update, per target, before it.
-        predictions: on dev, in the form that `launcher.after.tasks.metrics.score` takes.
-        threshold: of the score of no answer, tuned on dev; None where the task knows no such thing.
-        others: metrics on the task's other splits with labels, by split. Nothing was chosen by them.
+        metrics: metrics on dev, by name.
+        best_epoch: number of the chosen epoch, from 1.
+        curves: all completed epochs.
+        losses: loss per target of every update, computed before the update.
+        predictions: predictions on dev, in the form that `launcher.after.tasks.metrics.score` takes.
+        threshold: threshold for "no answer", tuned on dev; None if every question of the task has an answer.
+        others: metrics on the task's other labelled splits, by split. They were not used for any choice.
     """
 
     metrics: Mapping[str, float]
@@ -187,7 +191,7 @@ class FinetuneOutcome:
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
-        """What a result's file says of it: all but predictions and single losses."""
+        """Return the fields for the file of results: all but predictions and single losses."""
         return {
             "metrics": dict(self.metrics),
             "others": {split: dict(metrics) for split, metrics in self.others.items()},

@@ -1,8 +1,8 @@
-"""Kind span: the stretch of a context that answers a question, or that there is none (Devlin et al. 2019, 4.2 and 4.3).
+"""The task kind span: the part of a context that answers a question, or "no answer" (Devlin et al. 2019, 4.2 and 4.3).
 
-A context that is longer than the model becomes windows, each behind the question. The class piece stands for "no
-answer": in training for a window without the answer, in prediction against the best stretch of all windows. The
-threshold above which a question counts as unanswerable is found on dev.
+A context that is too long for the model is cut into windows, each after the question. The class piece stands for "no
+answer": in training, it is the target of a window without the answer; in prediction, its score competes with the best
+span of all windows. The threshold above which a question counts as unanswerable is found on dev.
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,20 @@ from launcher.after.finetune.inputs import (
 from launcher.after.finetune.settings import TaskMismatch
 from launcher.after.tasks.examples import Answer, Questions
 
-_N_BEST = 20  # candidates of a window, and of a question
+_N_BEST = 20  # number of candidates of a window, and of a question
 
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """What a row shows of a context.
+    """The part of a context in one row.
 
     Attributes:
         question: index of the example.
-        first: position in the row of the context's first piece here.
-        null: position of the class piece.
-        characters: [pieces, 2] where in the context each piece begins and ends.
-        best: [pieces] this window shows the piece with more context than others: answers that begin with it count.
+        first: position in the row of the window's first context piece.
+        null: position in the row of the class piece.
+        characters: [pieces, 2] characters of the context at which each piece begins and ends.
+        best: [pieces] whether this window shows more context of the piece than other windows: only answers that begin
+            with such a piece count.
     """
 
     question: int
@@ -51,7 +52,7 @@ class ContextWindow:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A stretch of a context: characters `begin` to `end`, and its score, the sum of the two logits."""
+    """A possible answer: characters `begin` to `end` of the context, and its score, the sum of the two logits."""
 
     begin: int
     end: int
@@ -60,34 +61,34 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Answered:
-    """A question's candidates, best first, and the score of no answer: the least over its windows."""
+    """The candidates for a question, best first, and the score of "no answer", the least over its windows (`null`)."""
 
     candidates: tuple[Candidate, ...]
     null: float
 
     @property
     def margin(self) -> float:
-        """By how much the score of no answer exceeds the best candidate's."""
+        """Score of "no answer" minus the score of the best candidate; infinite without candidates."""
         return self.null - self.candidates[0].score if self.candidates else float("inf")
 
 
 def find_answers(
     questions: int, windows: Sequence[ContextWindow], logits: Sequence[Logits], max_answer: int
 ) -> list[Answered]:
-    """The candidates of each question, from [pieces, 2] scores of each window. Answers have at most `max_answer`
-    pieces."""
+    """Return the candidates of each question. `logits`: scores of each window, [pieces, 2]. `max_answer`: largest
+    number of pieces of an answer."""
     candidates: list[list[Candidate]] = [[] for _ in range(questions)]
     null = np.full(questions, np.inf)
     for window, scores in zip(windows, logits, strict=True):
         candidates[window.question] += _in_window(window, scores, max_answer)
         null[window.question] = min(null[window.question], float(scores[window.null].sum()))
-    # Places break ties, so that the order of windows does not.
+    # Positions break ties, so that the order of windows does not matter.
     ordered = (sorted(found, key=lambda one: (-one.score, one.begin, one.end)) for found in candidates)
     return [Answered(tuple(found[:_N_BEST]), float(none)) for found, none in zip(ordered, null, strict=True)]
 
 
 def _in_window(window: ContextWindow, scores: Logits, max_answer: int) -> list[Candidate]:
-    """The best stretches of all that begin in their best window; the first of equal ones."""
+    """Return the best candidates among those whose first piece has its best window here; of equal ones, the first."""
     inside = scores[window.first : window.first + len(window.characters)].astype(np.float64)
     begin, end = window.characters.T
     first, last = np.indices((len(inside), len(inside)), sparse=True)
@@ -100,7 +101,7 @@ def _in_window(window: ContextWindow, scores: Logits, max_answer: int) -> list[C
 
 
 def texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: float) -> list[str]:
-    """The best candidate of each question; "" if no answer scores more than `threshold` above it."""
+    """Return the text of the best candidate of each question; "" if the margin of "no answer" exceeds `threshold`."""
     return [
         ""
         if one.margin > threshold or not one.candidates
@@ -110,13 +111,13 @@ def texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: floa
 
 
 def best_threshold(margins: Sequence[float], with_answer: Sequence[float], without: Sequence[float]) -> float:
-    """The threshold under which the sum of the examples' scores is largest; of equal ones the least.
+    """Return the threshold with the largest sum of the questions' scores; of equal ones, the smallest.
 
     Args:
-        margins: of each question, by how much no answer is above its best candidate.
-        with_answer, without: its score if the best candidate, or no answer, is given.
+        margins: margin of "no answer" for each question (`Answered.margin`).
+        with_answer, without: metric of each question if its best candidate, or "no answer", is predicted.
     """
-    finite = np.isfinite(margins)  # a question without a candidate has no answer whatever the threshold
+    finite = np.isfinite(margins)  # a question without a candidate is unanswered at every threshold
     if not finite.any():
         return 0.0
     apart = np.asarray(margins, np.float64)[finite]
@@ -124,7 +125,7 @@ def best_threshold(margins: Sequence[float], with_answer: Sequence[float], witho
     sorted_margins = apart[order]
     gain = (np.asarray(with_answer, np.float64) - np.asarray(without, np.float64))[finite][order]
     totals = np.concatenate([[0.0], np.cumsum(gain)])
-    # A cut lies between two different margins only: those below it are answered.
+    # A cut lies only between two different margins. Questions with margins below it are answered.
     cuts = np.concatenate([[True], sorted_margins[1:] > sorted_margins[:-1], [True]])
     best = int(np.argmax(np.where(cuts, totals, -np.inf)))
     # Midway between two margins, so that rounding does not move a question to the other side.
@@ -135,13 +136,15 @@ def best_threshold(margins: Sequence[float], with_answer: Sequence[float], witho
     return float(sorted_margins[best - 1] + sorted_margins[best]) / 2
 
 
-_LEAST_CONTEXT = 8  # pieces of context that a window has at least
+_LEAST_CONTEXT = 8  # smallest number of context pieces in a window
 
 
 @dataclass(frozen=True)
 class PreparedQuestions(Prepared):
-    """Attributes:
-    windows: what each row shows of which context.
+    """Questions as rows.
+
+    Attributes:
+        windows: the context window of each row.
     """
 
     windows: tuple[ContextWindow, ...]
@@ -152,9 +155,9 @@ class _Pair:
     """A question and a whole context as pieces.
 
     Attributes:
-        ids, types: [T].
-        context: indices of the context's pieces, which lie together.
-        characters: [pieces of the context, 2] where in the context each begins and ends.
+        ids, types: [T] ids and token types of all pieces.
+        context: indices of the context's pieces, which are consecutive.
+        characters: [pieces of the context, 2] characters of the context at which each piece begins and ends.
         null: index of the class piece.
     """
 
@@ -167,9 +170,12 @@ class _Pair:
 
 @dataclass(frozen=True)
 class SpanKind:
-    """Attributes:
-    stride: pieces that two windows of a context share.
-    max_query: pieces of a question, which is cut there.
+    """The kind of task in which a span of the context answers a question.
+
+    Attributes:
+        pieces: the tokenizer.
+        stride: number of pieces that two windows of a context share.
+        max_query: number of pieces after which a question is cut.
     """
 
     pieces: Pieces
@@ -180,7 +186,8 @@ class SpanKind:
     outputs: int = 2
 
     def prepare(self, examples: Questions) -> PreparedQuestions:
-        """Raises TaskMismatch: an answer outside its context, or no room for a context."""
+        """Return the rows of all windows. Raises TaskMismatch if an answer is outside its context, or a question leaves
+        no room for a context."""
         rows: list[InputRow] = []
         windows: list[ContextWindow] = []
         for index, context in enumerate(examples.contexts):
@@ -232,7 +239,7 @@ class SpanKind:
         return _Pair(ids, types, inside, _without_spaces(offsets, context), null)
 
     def _short(self, question: str) -> str:
-        """The question's first pieces, as text."""
+        """Return the text of the question's first `max_query` pieces."""
         encoded: Any = self.pieces.tokenizer(
             question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
@@ -240,11 +247,12 @@ class SpanKind:
         return question if len(offsets) <= self.max_query else question[: offsets[self.max_query - 1][1]]
 
     def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
-        """[rows, 2] int64: positions of the first and the last piece."""
+        """Return the positions of the answers' first and last pieces: [rows, 2] int64."""
         return torch.from_numpy(np.stack([row.target + self.pieces.shift(row, width) for row in rows]))
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Of start and end, each over all positions of the batch, as transformers' classes do."""
+        """Return the sum of the losses of start and end, each over all positions of the batch, as in transformers'
+        classes."""
         start, end = logits.unbind(-1)
         return F.cross_entropy(start, targets[:, 0], reduction="sum") + F.cross_entropy(
             end, targets[:, 1], reduction="sum"
@@ -255,7 +263,8 @@ class SpanKind:
 
 
 def _target(characters: NDArray[np.int64], answer: Answer | None, first: int, null: int) -> NDArray[np.int64]:
-    """First and last position of the answer; the class piece's, if the window does not have the answer whole."""
+    """Return the positions of the answer's first and last piece; those of the class piece if the window does not show
+    the whole answer."""
     absent = np.array([null, null], np.int64)
     if answer is None or not answer.text or not len(characters):
         return absent
@@ -267,7 +276,8 @@ def _target(characters: NDArray[np.int64], answer: Answer | None, first: int, nu
 
 
 def _without_spaces(offsets: NDArray[np.int64], text: str) -> NDArray[np.int64]:
-    """Some tokenizers count the space before a word to its first piece; an answer does not begin with it."""
+    """Return the offsets of pieces without leading spaces. Some tokenizers include the space before a word in its first
+    piece, but an answer does not begin with it."""
     trimmed = offsets.copy()
     for index, (begin, end) in enumerate(offsets.tolist()):
         piece = text[begin:end]

@@ -1,4 +1,4 @@
-"""Kind tagging: a label for each word, which its first piece carries (Devlin et al. 2019, section 5.3)."""
+"""The task kind tagging: a label for each word, predicted at its first piece (Devlin et al. 2019, section 5.3)."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -27,8 +27,10 @@ from launcher.after.tasks.examples import Tagged
 
 @dataclass(frozen=True)
 class PreparedWords(Prepared):
-    """Attributes:
-    places: of each sentence, [words, 2]: the row and the position in it that speak for each word.
+    """Sentences as rows.
+
+    Attributes:
+        places: for each sentence, [words, 2]: the row and the position in it at which each word is predicted.
     """
 
     places: tuple[NDArray[np.int64], ...]
@@ -36,7 +38,8 @@ class PreparedWords(Prepared):
 
 @dataclass(frozen=True)
 class TaggingKind:
-    """A sentence that is longer than the model becomes several rows; each word has its label in one of them."""
+    """The kind of task with a label for each word. A sentence that is too long for the model becomes several rows; each
+    word has its label in one of them."""
 
     pieces: Pieces
     labels: tuple[str, ...]
@@ -49,7 +52,7 @@ class TaggingKind:
         return len(self.labels)
 
     def prepare(self, examples: Tagged) -> PreparedWords:
-        """Raises TaskMismatch: a tag that is none of the task's."""
+        """Return the rows of all sentences. Raises TaskMismatch if a tag is none of the task's."""
         if any(not 0 <= tag < len(self.labels) for tags in examples.tags for tag in tags):
             raise TaskMismatch(
                 f"tags of the examples are not among the task's: {', '.join(self.labels)}",
@@ -82,15 +85,15 @@ class TaggingKind:
         return rows, np.stack([before + window, position], axis=1)
 
     def _encode(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """[T, 2] ids and types, special pieces included; the indices of those of the text, which lie together; and
-        for each word the first of these that is its own.
+        """Return [T, 2] ids and types of all pieces; the indices of the text's pieces, which are consecutive; and for
+        each word, which of these is its first piece.
 
-        The words are joined by spaces, so that their pieces are those of running text. Of a word of which the
-        tokenizer leaves nothing (control characters) the unknown piece takes the place.
+        The words are joined by spaces, so that their pieces are those of running text. A word that the tokenizer drops
+        (control characters) is replaced by the unknown piece.
         """
         whole, content, word_of = self._pieces(words)
         if len(np.setdiff1d(np.arange(len(words)), word_of)):
-            # `tokenizers` misplaces what follows a character that it drops, so these go first.
+            # `tokenizers` misplaces pieces after a character that it drops, so such characters are removed first.
             words = [_printable(word) for word in words]
             whole, content, word_of = self._pieces(words)
         lost = np.setdiff1d(np.arange(len(words)), word_of)
@@ -118,7 +121,7 @@ class TaggingKind:
         return np.stack([ids, types], axis=1), content, word_of
 
     def targets(self, rows: Sequence[InputRow], width: int) -> Tensor:
-        """[rows, width] int64, IGNORED where no word begins."""
+        """Return the labels of rows: [rows, width] int64, IGNORED where no word begins."""
         values = np.full((len(rows), width), IGNORED, np.int64)
         for index, row in enumerate(rows):
             start = self.pieces.shift(row, width)
@@ -132,12 +135,12 @@ class TaggingKind:
         return sum(int((row.target != IGNORED).sum()) for row in rows)
 
     def predictions(self, prepared: PreparedWords, logits: Sequence[Logits]) -> Tags:
-        """The most likely tag of each word. `logits`: of each row [pieces, labels]."""
+        """Return the most likely tag of each word. `logits`: logits of each row, [pieces, labels]."""
         return tuple(
             tuple(int(logits[row][position].argmax()) for row, position in place) for place in prepared.places
         )
 
 
 def _printable(word: str) -> str:
-    """Without control and format characters, and what has no character."""
+    """Return a word without control characters, format characters and unassigned code points."""
     return "".join(character for character in word if not unicodedata.category(character).startswith("C"))

@@ -1,4 +1,4 @@
-"""Fine-tunes with several settings and keeps the model that is best on dev."""
+"""Fine-tunes with each of several settings and keeps the model that is best on dev."""
 
 import json
 import shutil
@@ -23,10 +23,13 @@ from launcher.runtime.run.log import encode
 
 @dataclass(frozen=True)
 class Tried:
-    """Settings, and what came of them: an outcome, or the reason why there is none.
+    """The result of one choice of settings.
 
     Attributes:
-        best: better on dev than all before it.
+        settings: the settings.
+        outcome: result of the fine-tuning; None if it failed.
+        problem: why it failed; None if it did not.
+        best: whether the result on dev is better than those of all earlier settings.
     """
 
     settings: FinetuneSettings
@@ -51,12 +54,13 @@ def try_each(
     out: str | None,
     scratch: Path | None = None,
 ) -> Iterator[Tried]:
-    """Fine-tune with each of `choices`, one after another; after the last one the best model is put into `out`.
+    """Fine-tune with each of `choices`, one after another, and yield each result. After the last one, write the best
+    model to `out`, with the results of all settings.
 
-    With a `scratch`, what was ended goes on; the folder is removed at the end, unless something else lies in it. Its
-    results list all that was tried. Settings under which the loss diverges are passed over.
+    With a `scratch` folder, an interrupted fine-tuning resumes; the folder is removed at the end, unless other files
+    are in it. Settings with which the loss diverges are passed over.
 
-    Raises Diverged: all did. Else as `finetune`.
+    Raises Diverged if the loss diverges with all settings; other errors as `finetune`.
     """
     former = None if out is None else removable(open_store(out))
     tried: list[Tried] = []
@@ -99,7 +103,7 @@ def _publish(folder: Path, out: str, former: list[str], tried: Sequence[Tried]) 
     (folder / RESULTS).write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", "utf-8")
     try:
         publish(folder, open_store(out), former)
-    except StoreError as error:  # what took hours is not lost with it
+    except StoreError as error:  # keep a model that took hours to train
         kept = tempfile.mkdtemp(prefix="maskfleet-finetuned-")
         shutil.copytree(folder, kept, dirs_exist_ok=True)
         raise type(error)(

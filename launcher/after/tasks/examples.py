@@ -1,7 +1,7 @@
-"""A task's examples, kind by kind: plain data, read once, the same for every model.
+"""A task's examples, one class for each kind of task: plain data, read once, the same for every model.
 
-Tasks that are published in one piece are divided into train, dev and test by a hash of each text. The division is the
-same on every machine. Equal texts go to the same split. SentEval's ten-fold cross-validation becomes one such division.
+Tasks that are published without splits are divided into train, dev and test by a hash of each text. The division is the
+same on every machine, and equal texts go to the same split. It replaces SentEval's ten-fold cross-validation.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class Sentences:
 
     Attributes:
         first: the texts.
-        second: the texts beside them; None where a task has one text.
+        second: the second text of each pair; None if the task has single texts.
         labels: [N] int64 indices into the task's labels, or float64 scores.
     """
 
@@ -40,8 +40,8 @@ class Tagged:
     """N sentences cut into words, each word with a tag. Kind: tagging.
 
     Attributes:
-        words: of each sentence.
-        tags: indices into the task's labels, as many as words.
+        words: words of each sentence.
+        tags: a tag for each word of each sentence: indices into the task's labels.
     """
 
     words: tuple[tuple[str, ...], ...]
@@ -53,7 +53,7 @@ class Tagged:
 
 @dataclass(frozen=True)
 class Answer:
-    """`text`, and the character of the context at which it begins."""
+    """An answer: its text, and the index of the character of the context at which it begins."""
 
     text: str
     start: int
@@ -64,9 +64,9 @@ class Questions:
     """N questions, each about a context. Kind: span.
 
     Attributes:
-        ids: names in the file; predictions are keyed by them.
-        questions, contexts: texts.
-        answers: accepted ones; none: the context does not answer the question.
+        ids: ids of the questions in the file, by which predictions are keyed.
+        questions, contexts: their texts.
+        answers: accepted answers to each question; empty if the context does not answer it.
     """
 
     ids: tuple[str, ...]
@@ -80,11 +80,11 @@ class Questions:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Queries, the documents to find, and which are right. Kind: retrieval.
+    """Queries, the documents to search, and the relevant documents of each query. Kind: retrieval.
 
     Attributes:
         queries, documents: texts by id.
-        relevant: of each query, documents' ids and how relevant each is (1 and more).
+        relevant: for each query, how relevant each document is (1 or more), by the document's id.
     """
 
     queries: Mapping[str, str]
@@ -99,7 +99,7 @@ Examples = Sentences | Tagged | Questions | Retrieval
 
 
 def digest(examples: Examples) -> str:
-    """SHA-256 of the content: whatever the files were called, the same examples in the same order, the same digest."""
+    """Return the SHA-256 of the examples and their order. Names and formats of the files do not change it."""
     content = asdict(examples)
     if isinstance(examples, Sentences):
         content["labels"] = examples.labels.tolist()
@@ -108,10 +108,10 @@ def digest(examples: Examples) -> str:
 
 
 def division(examples: Examples, shares: Shares, split: str) -> Examples:
-    """The part of all published `examples` that belongs to `split`: train, dev or test.
+    """Return the part of all published `examples` that belongs to `split`: train, dev or test.
 
     Raises:
-        TaskError: retrieval cannot be divided.
+        TaskError: if the task is retrieval, which cannot be divided.
     """
     bounds = {"dev": (0.0, shares.dev), "test": (shares.dev, shares.dev + shares.test)}
     start, stop = bounds.get(split, (shares.dev + shares.test, 1.0))
@@ -134,11 +134,11 @@ def division(examples: Examples, shares: Shares, split: str) -> Examples:
                 answers=tuple(examples.answers[i] for i in chosen),
             )
         case Retrieval():
-            raise TaskError("retrieval is not divided", remedy="leave held_out out of the task")
+            raise TaskError("a retrieval task cannot be divided", remedy="leave held_out out of the task")
 
 
 def _texts(examples: Examples) -> list[str]:
-    """What is hashed to choose an example's split: its texts; for a question, the context."""
+    """Return the text of each example whose hash chooses its split: all its texts; for a question, the context."""
     match examples:
         case Sentences():
             pairs = zip(examples.first, examples.second or [None] * len(examples), strict=True)
@@ -152,5 +152,5 @@ def _texts(examples: Examples) -> list[str]:
 
 
 def _position(text: str) -> float:
-    """In [0, 1), evenly over texts."""
+    """Return a number in [0, 1) from the text's hash, uniform over texts."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

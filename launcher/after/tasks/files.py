@@ -17,12 +17,12 @@ _PACKED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 
 @dataclass(frozen=True)
 class TaskFolder:
-    """Where a task's files lie.
+    """The place of a task's files.
 
     Attributes:
         root: folder or s3:// URI to which paths are relative.
-        task: its name, for messages.
-        published: where the files can be had, for messages.
+        task: name of the task, for messages.
+        published: place where the files are published, for messages.
     """
 
     root: str
@@ -30,10 +30,11 @@ class TaskFolder:
     published: str
 
     def find(self, path: str) -> InputFile:
-        """The file at `path`, or at `path` with .gz or .zst after it.
+        """Return the file at `path`, or at `path` with .gz or .zst after it.
 
         Raises:
-            TaskError: there is none. StoreError: the store does not answer.
+            TaskError: if there is none.
+            StoreError: if the store does not answer.
         """
         whole = self._whole(path)
         base, _, name = whole.rpartition("/")
@@ -47,8 +48,7 @@ class TaskFolder:
                 return InputFile(store.uri, entry.key, entry.size, "txt", compression, entry.version)
         raise TaskError(
             f"{whole} is not there, a file of the task {self.task}",
-            remedy=f"get it from {self.published}, and give the folder that holds it with --data "
-            "(nothing is downloaded here)",
+            remedy=f"get the file from {self.published}, and pass its folder with --data (Maskfleet downloads nothing)",
         )
 
     def _whole(self, path: str) -> str:
@@ -61,7 +61,7 @@ class TaskFolder:
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """A line (from 1) or a row (from 0) of a file."""
+    """The position of a line (counted from 1) or a row (counted from 0) in a file."""
 
     file: InputFile
     unit: str
@@ -72,10 +72,11 @@ class FilePosition:
 
 
 def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
-    """Lines without their ends. Only a line feed ends one: texts hold other separators.
+    """Yield the lines of a file without their ends. Only a line feed ends a line, since texts hold other separators.
 
     Raises:
-        TaskError: bytes that are not in `encoding`. InputError: damaged compressed data.
+        TaskError: if bytes are not in `encoding`.
+        InputError: if compressed data are damaged.
     """
     file = replace(file, encoding=encoding)
     with open_text(file) as stream:
@@ -88,12 +89,13 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
 
 
 def _not_text(place: FilePosition, raw: bytes, error: UnicodeDecodeError) -> TaskError:
-    """What is wrong with the bytes `raw` of a line; of UTF-8 the byte is named, of others only the line is known."""
+    """Return the error for the bytes `raw` of a line that cannot be decoded. In UTF-8 it names the byte, in other
+    encodings only the line."""
     encoding = place.file.encoding
     which = (
         f"byte {error.start} (0x{raw[error.start]:02x}) is" if encoding == UTF_8 else "it has bytes that are"
     )
-    remedy = "convert the file to UTF-8, or name the task's `encoding`"
+    remedy = "convert the file to UTF-8, or set the task's `encoding`"
     return TaskError(
         f"{place}: {which} not {encoding}",
         remedy=guessed_remedy(place.file, raw, remedy, "write `encoding: {}` into the task"),
@@ -101,6 +103,6 @@ def _not_text(place: FilePosition, raw: bytes, error: UnicodeDecodeError) -> Tas
 
 
 def read_whole(file: InputFile, encoding: str) -> bytes:
-    """All of its text in UTF-8, decompressed. Raises InputError: damaged compressed data."""
+    """Return the whole text of a file in UTF-8, decompressed. Raises InputError if compressed data are damaged."""
     with open_text(replace(file, encoding=encoding)) as stream:
         return stream.read()

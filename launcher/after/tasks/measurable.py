@@ -1,7 +1,7 @@
-"""Loads the tasks that frozen measures name, and checks that they are of a kind that can be measured, with files that
-are there.
+"""Loads the tasks that the frozen measures of a recipe name, and checks that their kind can be measured and their files
+exist.
 
-`maskfleet init` and `train` call this before anything is trained.
+`maskfleet init` and `train` call this before training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,50 +21,53 @@ from launcher.runtime.recipe.parts import RecipeIssue
 
 
 def probed(settings: ProbeSettings) -> Task:
-    """The task that a probe is fitted on. Raises TaskError: no such task; RunError: not one of classification."""
+    """Return the task of a linear probe. Raises TaskError if there is no such task, RunError if it is not
+    classification."""
     task = load_task(settings.task, settings.data)
     if task.kind not in ("classification", "pair_classification"):
         raise RunError(
             f"{task.name} is a task of {task.kind}, which no linear probe measures",
-            remedy="give a task of classification",
+            remedy="name a classification task",
         )
     return task
 
 
 def compared(settings: SimilaritySettings) -> Task:
-    """The task whose scores cosines are compared with. Raises TaskError: no such task; RunError: it has no scores."""
+    """Return the task whose scores are compared with cosines. Raises TaskError if there is no such task, RunError if it
+    has no scores."""
     task = load_task(settings.task, settings.data)
     if task.kind not in SCORED:
         raise RunError(
-            f"{task.name} has no pairs of texts with a score each", remedy="give a task of kind similarity"
+            f"{task.name} has no pairs of texts with a score each", remedy="name a task of kind similarity"
         )
     return task
 
 
 def with_texts(settings: AnisotropySettings) -> Task:
-    """The task whose texts anisotropy is measured on. Raises TaskError: no such task; RunError: one without texts."""
+    """Return the task on whose texts anisotropy is measured. Raises TaskError if there is no such task, RunError if it
+    has no texts."""
     assert settings.task is not None
     task = load_task(settings.task, settings.data)
     if task.kind not in TEXTS:
         raise RunError(
             f"{task.name} is a task of {task.kind}, which has no texts to measure anisotropy on",
-            remedy="give one of classification or similarity",
+            remedy="name a task of classification or similarity",
         )
     return task
 
 
 def measured_split(task: Task) -> str:
-    """The split that figures are for: test if it is labelled, else dev."""
+    """Return the split on which figures are measured: test if it is labelled, else dev."""
     return "test" if "test" in task.splits else "dev"
 
 
 def check_names(tasks: Sequence[EvaluationTask]) -> None:
-    """Raises RecipeError: tasks that a recipe names and that do not exist, or cannot be measured so."""
+    """Raise RecipeError if a task that a recipe names does not exist, or does not fit its measure."""
     _refuse([problem for index, task in enumerate(tasks) for problem in _name_problems(index, task)])
 
 
 def check_tasks(tasks: Sequence[EvaluationTask]) -> None:
-    """As `check_names`, and whether their files are there. Raises StoreError, too: a store does not answer."""
+    """Check as `check_names`, and that the files of the tasks exist. Raises StoreError if a store does not answer."""
     check_names(tasks)
     _refuse([problem for index, task in enumerate(tasks) for problem in _file_problems(index, task)])
 
@@ -92,8 +95,8 @@ def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]
         return
     path = _path(index, measure, "data")
     if task.root is None:
-        what = f"where the files of {task.name} are is not said"
-        remedy = f"give the folder or s3:// URI that holds them; they are published at {task.published}"
+        what = f"the folder with the files of {task.name} is not given"
+        remedy = f"set data to the folder or s3:// URI of the files, which are published at {task.published}"
         yield RecipeIssue(path, what, remedy)
         return
     for split in _splits(measure, task):
@@ -104,7 +107,7 @@ def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]
 
 
 def _splits(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
-    """Those that are read."""
+    """Return the splits that the measure reads."""
     if measure.probe:
         return ("train", "dev", *(("test",) if "test" in task.splits else ()))
     if measure.anisotropy and "dev" in task.splits:

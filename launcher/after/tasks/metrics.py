@@ -1,10 +1,10 @@
-"""Metrics of predictions: scikit-learn's, scipy's and seqeval's; and exact match and F1 of answers, SQuAD's over words
-(Rajpurkar et al. 2016, 2018) and CMRC 2018's over characters.
+"""Metrics of predictions: those of scikit-learn, scipy and seqeval; and exact match and F1 of answers, SQuAD's over
+words (Rajpurkar et al. 2016, 2018) and CMRC 2018's over characters.
 
 All lie in [0, 1], except correlations and Matthews' coefficient, which lie in [-1, 1]. Papers print them times 100.
 
-A question's score is that of the accepted answer which is most like the prediction. Without an accepted answer only ""
-is right. SQuAD 2.0's script, unlike 1.1's, takes no accepted answer of which nothing is left ("the").
+A question's score is that of the accepted answer most like the prediction. If there is no accepted answer, only "" is
+right. SQuAD 2.0's script, unlike that of 1.1, drops accepted answers that are empty after normalisation ("the").
 """
 
 import re
@@ -31,10 +31,13 @@ _WORDS = re.compile(r"\d+(?:[.,]\d+)*|\w+|[^\w\s]")
 def score_answers(
     metrics: Sequence[Metric], examples: Questions, predictions: Mapping[str, str], *, no_answer: bool
 ) -> dict[str, float]:
-    """Means over all questions, in [0, 1]. `predictions`: of each id the answer, "" for none. `no_answer`: questions
-    may have none, as in SQuAD 2.0.
+    """Return the metrics of answers: means over all questions, in [0, 1].
 
-    exact_match and answer_f1 are SQuAD's, cmrc_exact_match and cmrc_f1 CMRC's.
+    exact_match and answer_f1 are SQuAD's metrics, cmrc_exact_match and cmrc_f1 are CMRC's.
+
+    Args:
+        predictions: predicted answer for each id; "" for no answer.
+        no_answer: whether questions may have no answer, as in SQuAD 2.0.
     """
     scores: dict[str, float] = {}
     for metric in metrics:
@@ -64,20 +67,21 @@ def _similarity(accepted: str, predicted: str, *, exact: bool, chinese: bool) ->
 
 
 def _overlap(common: int, right: int, given: int) -> float:
-    """Harmonic mean of precision and recall; of nothing with nothing 1."""
+    """Return the harmonic mean of precision and recall; 1 if both texts are empty."""
     return 2 * common / (right + given) if right and given else float(right == given)
 
 
 def words_of(answer: str) -> list[str]:
-    """Words in lower case, without ASCII punctuation and without articles, as SQuAD compares them."""
+    """Return the words of an answer in lower case, without ASCII punctuation and articles, as SQuAD compares them."""
     plain = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
     return _ARTICLES.sub(" ", plain).split()
 
 
 def pieces_of_chinese(answer: str) -> list[str]:
-    """Chinese characters one by one and other words whole, without punctuation, as CMRC compares them for F1.
+    """Return the pieces of an answer that CMRC compares for F1: each Chinese character and each other word, without
+    punctuation.
 
-    The official script takes words apart with NLTK; here a number, a run of letters and any other sign are words.
+    The official script splits words with NLTK; here a number, a run of letters and any other sign are words.
     """
     pieces: list[str] = []
     for stretch in _CHINESE.split(plain_chinese(answer)):
@@ -86,12 +90,12 @@ def pieces_of_chinese(answer: str) -> list[str]:
 
 
 def plain_chinese(answer: str) -> str:
-    """In lower case and without punctuation, as CMRC compares answers for exact match."""
+    """Return an answer in lower case and without punctuation, as CMRC compares answers for exact match."""
     return "".join(character for character in answer.lower().strip() if character not in _CMRC_PUNCTUATION)
 
 
 def longest_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Length of the longest run of pieces that both have."""
+    """Return the length of the longest run of consecutive pieces that both sequences have."""
     longest = 0
     before = [0] * (len(second) + 1)
     for piece in first:
@@ -105,22 +109,22 @@ def longest_common(first: Sequence[str], second: Sequence[str]) -> int:
 Predictions = NDArray[np.int64] | NDArray[np.float64] | tuple[tuple[int, ...], ...] | Mapping[str, str]
 
 _USE = "measuring a task"
-_TWO_CLASSES: tuple[Metric, ...] = ("f1", "matthews")  # say nothing of a split with one class only
+_TWO_CLASSES: tuple[Metric, ...] = ("f1", "matthews")  # undefined for a split with a single class
 
 
 def score(task: Description, examples: Examples, predictions: Predictions) -> dict[str, float]:
-    """The task's metrics in its order; the first is its main one.
+    """Return the task's metrics in the task's order; the first is the main metric.
 
     Args:
-        task: its kind, labels and metrics.
-        examples: N of them, as `Task.read` gives them.
+        task: kind, labels and metrics of the task.
+        examples: N examples, as `Task.read` returns them.
         predictions: classification, pair_classification: [N] indices of labels. regression, similarity: [N] numbers.
-            tagging: indices of tags, as many as words. span: the answer to each question by its id, "" for none.
+            tagging: an index of a tag for each word. span: the answer to each question by its id, "" for no answer.
 
     Raises:
-        TaskError: predictions that do not fit the examples or are not finite; a split with one class or one score only,
-            where the metric needs two; retrieval, which is measured with rankings.
-        MissingPackage: a library that is not installed.
+        TaskError: if predictions do not fit the examples or are not finite; if the split has a single class or score
+            and the metric needs two; if the task is retrieval, which is measured with rankings.
+        MissingPackage: if a library is not installed.
     """
     check_measurable(task, examples)
     match examples:
@@ -135,15 +139,15 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
         case Retrieval():
             raise TaskError(
                 f"{task.name}: retrieval is measured with rankings, not with predictions",
-                remedy="give rankings to an evaluator of sentence-transformers",
+                remedy="measure rankings with an evaluator of sentence-transformers",
             )
     assert_never(examples)
 
 
 def check_measurable(task: Description, examples: Examples, where: str = "the split") -> None:
-    """Raises TaskError: all examples have one label or one score, and a metric of the task says nothing then.
+    """Raise TaskError if all examples have the same label or score and a metric of the task is undefined then.
 
-    `where` the examples are, for the message.
+    `where`: name of the examples for the message.
     """
     if not isinstance(examples, Sentences) or len(np.unique(examples.labels)) > 1:
         return
@@ -152,8 +156,8 @@ def check_measurable(task: Description, examples: Examples, where: str = "the sp
         only = examples.labels[0]
         value = f"the label {task.labels[int(only)]!r}" if task.labels else f"the score {only:g}"
         raise TaskError(
-            f"{task.name}: every example of {where} has {value}, and {metric} needs two",
-            remedy="measure a split that has both, or with another metric",
+            f"{task.name}: every example of {where} has {value}, but {metric} needs two different ones",
+            remedy="measure a split with different labels or scores, or use another metric",
         )
 
 
@@ -188,7 +192,7 @@ def _numbers(task: Description, examples: Sentences, predictions: Predictions) -
         )
     if (
         len(np.unique(predicted)) < 2
-    ):  # a correlation with a constant is not defined; such a model knows nothing
+    ):  # a correlation with a constant is undefined; such a model has learnt nothing
         return dict.fromkeys(task.metrics, 0.0)
     stats = optional("scipy.stats", _USE, EVALUATE)
     functions = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
@@ -201,7 +205,7 @@ def _tags(task: Description, examples: Tagged, predictions: Predictions) -> dict
     ]:
         raise TaskError(
             f"{task.name}: predictions are not a tag for each word of each sentence",
-            remedy="predict as many tags as there are words",
+            remedy="predict as many tags as the sentence has words",
         )
     right = np.array([tag for tags in examples.tags for tag in tags])
     predicted = np.array([tag for tags in predictions for tag in tags])
@@ -222,7 +226,8 @@ def _tags(task: Description, examples: Tagged, predictions: Predictions) -> dict
 def _answers(task: Description, examples: Questions, predictions: Predictions) -> dict[str, float]:
     if not isinstance(predictions, Mapping):
         raise TaskError(
-            f"{task.name}: predictions are not answers by question", remedy="predict a text for each id"
+            f"{task.name}: predictions are not answers by the id of the question",
+            remedy="predict a text for each id",
         )
     if missing := [name for name in examples.ids if name not in predictions]:
         raise TaskError(
@@ -245,5 +250,5 @@ def _array(task: Description, predictions: Predictions, count: int) -> NDArray[n
         return predictions
     shape = predictions.shape if isinstance(predictions, np.ndarray) else type(predictions).__name__
     raise TaskError(
-        f"{task.name}: predictions are {shape}, not [{count}]", remedy="predict one value an example"
+        f"{task.name}: predictions are {shape}, not [{count}]", remedy="predict one value for each example"
     )

@@ -1,8 +1,8 @@
-"""Questions about contexts (SQuAD's JSON, 1.1 and 2.0, CMRC 2018 too, or rows of jsonl and Parquet), and questions
-about many documents: retrieval from local files, as BEIR, MTEB and NanoBEIR publish it.
+"""Readers of questions about contexts (SQuAD's JSON, versions 1.1 and 2.0, also CMRC 2018; or rows of jsonl and
+Parquet), and of retrieval tasks in local files, as BEIR, MTEB and NanoBEIR publish them.
 
-Documents, queries and judgements (qrels) are JSON lines or Parquet each, judgements also TSV with a first line of
-names. Names of the fields are theirs: `_id`, `title`, `text`; `query-id`, `corpus-id`, `score`.
+Each of documents, queries and judgements (qrels) is a file of JSON lines or Parquet; judgements may also be TSV with a
+first line of names. The fields have their published names: `_id`, `title`, `text`; `query-id`, `corpus-id`, `score`.
 """
 
 import json
@@ -23,7 +23,7 @@ _log = logging.getLogger("launcher.after.tasks")
 
 @dataclass(frozen=True)
 class _Question:
-    """`place`: where it stands, for messages."""
+    """A question as it was read. `place`: its place in the file, for messages."""
 
     place: str
     id: str
@@ -33,15 +33,15 @@ class _Question:
 
 
 class _Misplaced(Exception):
-    """An answer that is not where it should be; the problem."""
+    """The error for an answer that is not at its place in the context. Its text is the problem."""
 
 
 def read_questions(task: Description, files: Sequence[File], folder: TaskFolder) -> Questions:
-    """The questions of `files` in their order.
+    """Return the questions of `files` in their order.
 
     Raises:
-        TaskError: a file that is missing, something else than questions, an id that is there twice, an answer that is
-            not at its place in the context, no answer where the task has one for every question.
+        TaskError: if a file is missing or does not hold questions; if two questions have the same id; if an answer is
+            not at its place in the context; if a question has no answer, but the task has one for every question.
     """
     seen: dict[str, str] = {}
     taken: list[_Question] = []
@@ -53,7 +53,7 @@ def read_questions(task: Description, files: Sequence[File], folder: TaskFolder)
             if question.id in seen:
                 raise TaskError(
                     f"{question.place}: the id {question.id!r} is there already, at {seen[question.id]}",
-                    remedy="give each question an id of its own: predictions are kept by it",
+                    remedy="give each question a different id: predictions are keyed by the id",
                 )
             seen[question.id] = question.place
             try:
@@ -80,7 +80,7 @@ def _placed(task: Description, question: _Question) -> _Question:
     if not question.answers and not task.no_answer:
         raise TaskError(
             f"{question.place}: question {question.id} has no answer",
-            remedy="say `no_answer: true` in the task if its context may not answer a question",
+            remedy="set `no_answer: true` in the task if contexts may not answer their questions",
         )
     answers = tuple(_answer(task, question, answer) for answer in question.answers)
     return _Question(question.place, question.id, question.question, question.context, answers)
@@ -115,7 +115,7 @@ def _rows(task: Description, file: InputFile) -> Iterator[_Question]:
 def _squad(file: InputFile, encoding: str) -> Iterator[_Question]:
     """`{"data": [{"paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}`.
 
-    SQuAD 2.0 adds `is_impossible`; what it calls plausible answers are none.
+    SQuAD 2.0 adds `is_impossible`; its plausible answers are not accepted answers.
     """
     try:
         data = json.loads(read_whole(file, encoding))
@@ -141,17 +141,20 @@ def _question(question: object, context: str, place: str) -> _Question:
 
 
 def _answers(value: object, place: str) -> tuple[Answer, ...]:
-    """A list of answers, or (as `datasets` keeps them) an object of lists."""
+    """Return the answers in `value`: a list of objects, or an object of lists, as the library `datasets` stores
+    them."""
     if isinstance(value, Mapping):
         texts, starts = _items(value, "text", place), _items(value, "answer_start", place)
         if len(texts) != len(starts):
             raise TaskError(
-                f"{place}: {len(texts)} answers, {len(starts)} places", remedy="correct the record"
+                f"{place}: {len(texts)} answers, but {len(starts)} values of answer_start",
+                remedy="correct the record",
             )
         value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(value, list):
         raise TaskError(
-            f"{place}: answers are {type(value).__name__}, not a list", remedy="correct the record"
+            f"{place}: the answers are of type {type(value).__name__}, not a list",
+            remedy="correct the record",
         )
     return tuple(dict.fromkeys(_one_answer(answer, place) for answer in value))
 
@@ -160,7 +163,8 @@ def _one_answer(answer: object, place: str) -> Answer:
     start = answer.get("answer_start") if isinstance(answer, Mapping) else None
     if not isinstance(start, int) or isinstance(start, bool):
         raise TaskError(
-            f"{place}: an answer without a whole number answer_start", remedy="correct the record"
+            f"{place}: answer_start of an answer is missing or not a whole number",
+            remedy="correct the record",
         )
     return Answer(_text(answer, "text", place), start)
 
@@ -169,14 +173,14 @@ def _items(value: object, key: str, place: str) -> list[object]:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, list):
         return found
-    raise TaskError(f"{place}: no list {key!r}", remedy="the file should have the form of SQuAD's")
+    raise TaskError(f"{place}: no list {key!r}", remedy="write the file in the format of SQuAD")
 
 
 def _text(value: object, key: str, place: str) -> str:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, str):
         return valid_text(found, place)
-    raise TaskError(f"{place}: no text {key!r}", remedy="the file should have the form of SQuAD's")
+    raise TaskError(f"{place}: no text {key!r}", remedy="write the file in the format of SQuAD")
 
 
 _FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".tsv": "tsv"}
@@ -184,11 +188,12 @@ _QUERY, _DOCUMENT, _SCORE = "query-id", "corpus-id", "score"
 
 
 def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder) -> Retrieval:
-    """All documents, and the queries that have a relevant one. A judgement without a score is 1 (NanoBEIR).
+    """Return all documents, and the queries that have a relevant document. A judgement without a score counts as 1
+    (NanoBEIR).
 
     Raises:
-        TaskError: a file that is missing, a field missing in a line, an id that is there twice or, in the judgements,
-            that no document or query has.
+        TaskError: if a file or a field of a line is missing; if two texts have the same id; if a judgement has the id
+            of no document or query.
     """
     documents: dict[str, str] = {}
     queries: dict[str, str] = {}
@@ -204,12 +209,12 @@ def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder)
 
 
 def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
-    """Adds a file's texts by id: the title, where there is one, goes before the text."""
+    """Add the texts of a file to `texts`, by id. A title is put before its text."""
     for row in _read(file, ("_id", "text"), ("title",)):
         name = row.label("_id")
         if name in texts:
             raise TaskError(
-                f"{row.place}: the id {name!r} is there already", remedy="give each text an id of its own"
+                f"{row.place}: the id {name!r} is there already", remedy="give each text a different id"
             )
         title = row.text("title") if row.values.get("title") else ""
         texts[name] = f"{title} {row.text('text')}".strip()
@@ -222,14 +227,16 @@ def _judge(
     for name, texts, what in ((query, queries, "query"), (document, documents, "document")):
         if name not in texts:
             raise TaskError(
-                f"{row.place}: there is no {what} {name!r}", remedy="the three files belong together"
+                f"{row.place}: there is no {what} {name!r}",
+                remedy="use the documents, queries and judgements (qrels) of the same publication",
             )
     given = row.values.get(_SCORE)
     score = 1.0 if given is None else _number(given, row.place)
     found = relevant.setdefault(query, {})
     if document in found:
         raise TaskError(
-            f"{row.place}: document {document!r} is judged twice for query {query!r}", remedy="keep one"
+            f"{row.place}: document {document!r} is judged twice for query {query!r}",
+            remedy="keep one of the two judgements",
         )
     if score >= 1:
         found[document] = int(score)
@@ -248,4 +255,6 @@ def _read(file: InputFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -
     for ending, form in _FORMATS.items():
         if name.endswith(ending):
             return read_rows(RowFormat(form, wanted, optional), file)
-    raise TaskError(f"{file.uri}: no .jsonl, .parquet or .tsv", remedy="name files of one of these kinds")
+    raise TaskError(
+        f"{file.uri}: not a .jsonl, .parquet or .tsv file", remedy="name a file of one of these formats"
+    )

@@ -1,4 +1,4 @@
-"""Rows of tables and of lines, and what is in them: texts, labels, scores."""
+"""Readers of rows in tables and files of lines, and of their texts, labels and scores."""
 
 import csv
 import json
@@ -16,23 +16,23 @@ from launcher.after.tasks.schema import Description, Format
 from launcher.errors import TaskError
 
 _LONGEST_FIELD = 1 << 30  # characters; the csv module has 128 Ki
-_ROWS = 1024  # of a Parquet file, in memory at a time
-_READ_AHEAD = 64 * 1024  # bytes of it
+_ROWS = 1024  # number of rows of a Parquet file in memory at a time
+_READ_AHEAD = 64 * 1024  # bytes of a Parquet file that are read at a time
 _log = logging.getLogger("launcher.after.tasks")
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How a file of rows is to be read.
+    """The format of a file of rows.
 
     Attributes:
         format: jsonl, tsv, csv, parquet, txt, label_first or trec.
         columns: names of fields that a table must have, or numbers of columns from 1.
-        optional: further fields, read where a Parquet file has them.
-        encoding: of text.
-        delimiter: between columns; None: to be found.
-        quoted: whether cells may stand in quotation marks.
-        skip_broken: leave out, and count, rows with another number of cells.
+        optional: names of further fields, which are read if a Parquet file has them.
+        encoding: encoding of text.
+        delimiter: character between columns; None if it must be found.
+        quoted: whether cells may be in quotation marks.
+        skip_broken: whether rows with a wrong number of cells are left out and counted.
     """
 
     format: Format
@@ -45,12 +45,12 @@ class RowFormat:
 
     @property
     def numbered(self) -> bool:
-        """No line names the columns."""
+        """Whether columns have numbers, so that the file has no first line with names."""
         return any(isinstance(column, int) for column in self.columns)
 
 
 def layout_of(task: Description) -> RowFormat:
-    """The layout that a task's YAML describes."""
+    """Return the layout that a task's YAML describes."""
     return RowFormat(
         format=task.format,
         columns=tuple(task.fields.named().values()),
@@ -63,18 +63,18 @@ def layout_of(task: Description) -> RowFormat:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """One record of a file.
+    """A record of a file.
 
     Attributes:
-        place: where it is, for messages.
-        values: by field name, or by column number as text.
+        place: position of the record, for messages.
+        values: values of the fields by name, or by the column's number as text.
     """
 
     place: FilePosition
     values: Mapping[str, object]
 
     def value(self, name: str) -> object:
-        """Raises TaskError: the field is missing or null."""
+        """Return the value of a field. Raises TaskError if it is missing or null."""
         value = self.values.get(name)
         if value is None:
             found = ", ".join(str(key)[:40] for key in self.values)
@@ -86,7 +86,8 @@ class FileRow:
         return value
 
     def text(self, name: str) -> str:
-        """A list of texts is joined with spaces (CSL's keywords). Raises TaskError: anything else, or no Unicode."""
+        """Return the text of a field; a list of texts is joined with spaces (CSL's keywords). Raises TaskError if the
+        value is not text, or not valid Unicode."""
         value = self.value(name)
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
             value = " ".join(value)
@@ -98,7 +99,7 @@ class FileRow:
         return valid_text(value, self.place)
 
     def label(self, name: str) -> str:
-        """The label as the task's list would spell it. Raises TaskError: missing, or no name or number."""
+        """Return the label as the task's `labels` spell it. Raises TaskError if it is missing, or no name or number."""
         value = self.value(name)
         if isinstance(value, bool):
             return str(value).lower()
@@ -111,7 +112,7 @@ class FileRow:
 
 
 def valid_text(text: str, place: FilePosition | str) -> str:
-    """`text`. Raises TaskError: half a surrogate pair, which JSON can spell, but no tokenizer reads."""
+    """Return `text`. Raises TaskError if it holds half a surrogate pair, which JSON allows but no tokenizer reads."""
     if not text.isascii():
         try:
             text.encode()
@@ -124,7 +125,7 @@ def valid_text(text: str, place: FilePosition | str) -> str:
 
 
 def label_index(label: str, place: FilePosition, task: Description) -> int:
-    """Raises TaskError: it is none of the task's labels."""
+    """Return the index of a label. Raises TaskError if it is none of the task's labels."""
     if task.label_ids and label.isdecimal() and int(label) < len(task.labels):
         return int(label)
     if not task.label_ids and label in task.labels:
@@ -132,12 +133,12 @@ def label_index(label: str, place: FilePosition, task: Description) -> int:
     known = f"an index below {len(task.labels)}" if task.label_ids else f"one of {_listed(task.labels)}"
     raise TaskError(
         f"{place}: the label {label!r} is not {known}",
-        remedy="correct the file or the task's `labels`; `skip_labels` leaves out what stands for no label",
+        remedy="correct the file or the task's `labels`; list values that mean no label in `skip_labels`",
     )
 
 
 def score_value(label: str, place: FilePosition, task: Description) -> float:
-    """Raises TaskError: no finite number, or one outside of the task's range."""
+    """Return a score. Raises TaskError if it is not a finite number, or outside of the task's range."""
     try:
         score = float(label)
     except ValueError:
@@ -145,7 +146,7 @@ def score_value(label: str, place: FilePosition, task: Description) -> float:
     if not math.isfinite(score):
         raise TaskError(
             f"{place}: the score {label!r} is not a finite number",
-            remedy="correct the file; `skip_labels` leaves out what stands for no score",
+            remedy="correct the file; list values that mean no score in `skip_labels`",
         )
     if task.score_range is not None and not task.score_range[0] <= score <= task.score_range[1]:
         low, high = task.score_range
@@ -157,10 +158,11 @@ def score_value(label: str, place: FilePosition, task: Description) -> float:
 
 
 def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
-    """The rows of a file, blank lines left out.
+    """Yield the rows of a file, without blank lines.
 
     Raises:
-        TaskError: a broken row or line, a column that is missing. InputError, StoreError: the file cannot be read.
+        TaskError: if a row or line is broken, or a column is missing.
+        InputError, StoreError: if the file cannot be read.
     """
     match layout.format:
         case "jsonl":
@@ -189,17 +191,20 @@ def _json_lines(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            one = "; make it JSON lines, one object a line (jq -c)" if line.strip() in ("[", "{") else ""
+            one = (
+                "; convert it to JSON lines, one object a line (jq -c)" if line.strip() in ("[", "{") else ""
+            )
             raise TaskError(f"{place}: not JSON: {error}", remedy=f"correct the line{one}") from error
         if not isinstance(record, dict):
             raise TaskError(
-                f"{place}: a JSON {type(record).__name__}, not an object", remedy="write one object a line"
+                f"{place}: a JSON {type(record).__name__}, not an object",
+                remedy="write one object on each line",
             )
         yield FileRow(place, record)
 
 
 def _label_first(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
-    """`3 a stirring film`, or TREC's `NUM:dist How far is it ...`, whose fine label is left out."""
+    """Yield rows of lines like `3 a stirring film`, or TREC's `NUM:dist How far is it ...` without its fine label."""
     for place, line in _filled_lines(layout, file):
         label, _, text = line.partition(" ")
         coarse, colon, _ = label.partition(":")
@@ -224,11 +229,12 @@ def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
         keys = names or [str(number) for number in range(1, len(row) + 1)]
         yield FileRow(place, dict(zip(keys, row, strict=True)))
     if broken:
-        _log.warning("%s: left out %d rows with another number of fields", file.uri, broken)
+        _log.warning("%s: left out %d rows with a wrong number of fields", file.uri, broken)
 
 
 def _delimiter(layout: RowFormat, file: InputFile) -> str:
-    """The first one that gives the columns that are asked for by name; else the one that gives most."""
+    """Return the first delimiter that yields the columns that the task names; if none does, the one that yields most
+    columns."""
     usual, *others = possible_delimiters(layout.format, layout.delimiter)
     if layout.numbered or not others:
         return usual
@@ -241,7 +247,8 @@ def _delimiter(layout: RowFormat, file: InputFile) -> str:
 
 
 def _names_in(line: str, delimiter: str, quoting: Literal[0, 3]) -> list[str]:
-    """No names where the line breaks the rules of CSV: who reads the rows says so, with the place."""
+    """Return the names in a line; none if it is not valid CSV. The reader of the rows reports that error, with the
+    place."""
     try:
         return [name.strip() for name in next(csv.reader([line], delimiter=delimiter, quoting=quoting), [])]
     except csv.Error:
@@ -253,8 +260,8 @@ def _misfit(place: FilePosition, count: int, least: int, names: list[str] | None
     wanted = f"but column {least} is needed" if names is None else f"where the first line names {len(names)}"
     return TaskError(
         f"{place}: {there}, {wanted}",
-        remedy="correct the file; or say in the task what stands between columns (`delimiter`), or leave such rows out "
-        "(`broken_rows: skip`)",
+        remedy="correct the file; or set the character between columns (`delimiter`) in the task, or leave such rows "
+        "out (`broken_rows: skip`)",
     )
 
 
@@ -267,8 +274,8 @@ def _header(cells: Iterator[tuple[FilePosition, list[str]]], layout: RowFormat, 
             shown = ", ".join(name[:40] for name in names[:20])
             raise TaskError(
                 f"{file.uri}: {count} {wanted!r} in its first line (it has {shown})",
-                remedy="correct the task's `fields`; numbers in place of names mean that no line names the columns; "
-                "`delimiter` says what stands between them",
+                remedy="correct the task's `fields`; use numbers of columns if no line names the columns; set the "
+                "character between columns with `delimiter`",
             )
     return names
 
@@ -284,7 +291,7 @@ def _plain_cells(
 def _quoted_cells(
     layout: RowFormat, file: InputFile, delimiter: str
 ) -> Iterator[tuple[FilePosition, list[str]]]:
-    csv.field_size_limit(_LONGEST_FIELD)  # of the whole process
+    csv.field_size_limit(_LONGEST_FIELD)  # for the whole process
     lines = (f"{line}\n" for line in read_lines(file, layout.encoding))
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
@@ -296,7 +303,7 @@ def _quoted_cells(
         except csv.Error as error:
             raise TaskError(
                 f"{place}: not {layout.format.upper()}: {error}",
-                remedy="quote fields as RFC 4180 says, or say `quotes: false` in the task",
+                remedy="quote fields as RFC 4180 requires, or set `quotes: false` in the task",
             ) from error
         if row:
             yield place, row
@@ -309,10 +316,11 @@ def _listed(labels: list[str]) -> str:
 def read_parquet(
     file: InputFile, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[dict[str, object]]:
-    """Rows as Python values, `optional` columns where the file has them.
+    """Yield the rows of a Parquet file as Python values, with those `optional` columns that the file has.
 
     Raises:
-        TaskError: a damaged file, or one without a column. StoreError: it cannot be read.
+        TaskError: if the file is damaged or lacks a column.
+        StoreError: if it cannot be read.
     """
     import pyarrow as pa  # a run's ranks never read a table, and need not load its library
     import pyarrow.parquet as pq

@@ -1,10 +1,10 @@
-"""What a task's YAML may say, and which of its parts contradict each other; `task.py` loads and reads it.
+"""The schema of a task's YAML, with the checks that its parts fit together; `task.py` loads and reads it.
 
 A split is one file or several, each in one of these forms:
 
     train: SST-2/train.tsv                                        # a table, or one of the published formats
     train: [{path: mr.pos, label: positive}, {path: mr.neg, label: negative}]     # a file of texts for each class
-    test: [{path: STS.input.headlines.txt, gold: STS.gs.headlines.txt}]           # labels in a file of their own
+    test: [{path: STS.input.headlines.txt, gold: STS.gs.headlines.txt}]           # labels in a separate file
     test: {corpus: corpus.jsonl, queries: queries.jsonl, qrels: qrels/test.tsv}   # retrieval
 """
 
@@ -44,7 +44,13 @@ Setting = bool | int | float | str | None
 
 TEXTS: tuple[Kind, ...] = ("classification", "pair_classification", "regression", "similarity")
 PAIRS: tuple[Kind, ...] = ("pair_classification", "similarity")
-TABLES: tuple[Format, ...] = ("jsonl", "tsv", "csv", "parquet", "columns")  # whose fields a task names
+TABLES: tuple[Format, ...] = (
+    "jsonl",
+    "tsv",
+    "csv",
+    "parquet",
+    "columns",
+)  # the task names the fields of these
 SCORED: tuple[Kind, ...] = ("regression", "similarity")  # labels are numbers
 LABELLED: tuple[Kind, ...] = ("classification", "pair_classification", "tagging")  # labels are names
 
@@ -67,7 +73,7 @@ FORMATS: dict[Kind, tuple[Format, ...]] = {
 
 
 class TaskPart(BaseModel):
-    """A part of a task's YAML: other keys are mistakes."""
+    """A part of a task's YAML. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,14 +86,14 @@ class OneClass(TaskPart):
 
 
 class WithGold(TaskPart):
-    """Texts in one file, their labels or scores in another, line by line (SemEval's STS)."""
+    """A file of texts and a file of their labels or scores, line by line (SemEval's STS)."""
 
     path: str
     gold: str
 
 
 class Judged(TaskPart):
-    """Retrieval as BEIR has it: documents, queries, and which are relevant to which (qrels)."""
+    """The files of a retrieval task, as in BEIR: documents, queries, and judgements of relevance (qrels)."""
 
     corpus: str
     queries: str
@@ -98,10 +104,10 @@ File = str | OneClass | WithGold | Judged
 
 
 class Fields(TaskPart):
-    """Where in a row, a line or an object each thing is: a field's name, or a column's number from 1.
+    """The places of a task's values in a row, a line or an object: names of fields, or numbers of columns from 1.
 
-    Numbers mean that the file has no first line with names. Which fields a task needs follows from its kind; the
-    formats `squad`, `beir`, `txt`, `label_first` and `trec` have them built in.
+    With numbers, the file has no first line with names. The fields that a task needs follow from its kind; the formats
+    `squad`, `beir`, `txt`, `label_first` and `trec` have built-in fields.
     """
 
     first: str | int | None = None
@@ -115,12 +121,12 @@ class Fields(TaskPart):
     answers: str | int | None = None
 
     def named(self) -> dict[str, str | int]:
-        """The fields that are given."""
+        """Return the fields that are given."""
         return {name: place for name, place in self if place is not None}
 
 
 class Shares(TaskPart):
-    """Shares of the published examples of which dev and test are made, where a task is published in one piece."""
+    """Shares of the published examples that become dev and test, for a task that is published without these splits."""
 
     dev: float = Field(default=0.0, ge=0, lt=1)
     test: float = Field(default=0.0, ge=0, lt=1)
@@ -133,33 +139,34 @@ class Description(TaskPart):
     """A task as its YAML describes it.
 
     Attributes:
-        name: for people and results: lower case letters, digits, `.`, `_`, `-`.
-        kind: what the examples are and what is predicted.
-        about: one line for people.
-        published: where the files can be had.
-        files: splits by name, each one file or several; `train`, `dev` and `test` are the usual ones, and further ones
-            may be measured too (MNLI's `mismatched`).
-        unlabelled: splits that are published without labels, and so cannot be measured.
-        held_out: shares of `train` that are made `dev` and `test`: by a hash of the text, so the same on every machine.
-        format: of the files. `txt`: a text a line. `label_first`: a label, a space, a text. `trec`: `LABEL:detail ...`.
-        fields: where things are in a row.
+        name: name of the task in results: lower case letters, digits, `.`, `_`, `-`.
+        kind: kind of the examples and of the prediction.
+        about: description in one line.
+        published: place where the files are published.
+        files: files of each split, by its name, one or several. `train`, `dev` and `test` are the usual splits; further
+            ones can be measured too (MNLI's `mismatched`).
+        unlabelled: names of splits that are published without labels and cannot be measured.
+        held_out: shares of `train` that become `dev` and `test`, by a hash of the text, so the same on every machine.
+        format: format of the files. `txt`: a text on each line. `label_first`: a label, a space, a text. `trec`:
+            `LABEL:detail ...`.
+        fields: places of the values in a row.
         labels: names of classes or tags, in the order of their indices.
-        label_ids: the files hold indices into `labels` in place of names.
-        skip_labels: examples with one of these in place of a label are left out, as the authors do.
+        label_ids: whether the files hold indices into `labels` in place of names.
+        skip_labels: values in place of a label whose examples are left out, as the authors do.
         broken_rows: `skip` leaves out, and counts, rows with too few or too many fields and answers that are not in
             their context, which some published files have.
-        misplaced_answers: `nearest` takes the occurrence nearest to where an answer is said to begin.
-        quotes: fields in quotation marks as RFC 4180 has them; None: in csv, not in tsv.
-        delimiter: the character between the columns of csv and tsv; None: the usual one or, where that does not give
-            the columns of `fields` by name, another that does.
-        encoding: of text files, as Python names it; a byte order mark says it, too.
-        scheme: of the files' tags. They are converted to BIO, in which `labels` are given.
+        misplaced_answers: `nearest` takes the occurrence of an answer that is nearest to its stated beginning.
+        quotes: whether fields may be in quotation marks, as in RFC 4180; None: in csv, but not in tsv.
+        delimiter: character between the columns of csv and tsv; None: the usual one or, if that does not yield the
+            columns that `fields` names, another that does.
+        encoding: encoding of text files, by Python's name of it; a byte order mark also sets it.
+        scheme: scheme of the files' tags. They are converted to BIO, the scheme of `labels`.
         score_range: least and greatest score (regression, similarity).
-        no_answer: some questions have no answer in their context (span).
-        metrics: the first is the task's main one.
-        truncation: which text of a pair is cut if both are too long together.
-        finetune: defaults of a fine-tuning, each a value or a list of values to try.
-        after: the task whose fine-tuned model this one starts from, as its papers did.
+        no_answer: whether some contexts do not answer their question (span).
+        metrics: names of the metrics; the first is the main metric.
+        truncation: which text of a pair is cut if both together are too long.
+        finetune: default settings of a fine-tuning, each a value or a list of values to try.
+        after: name of the task whose fine-tuned model is the start of this one, as in the task's papers.
     """
 
     name: Name
@@ -189,19 +196,19 @@ class Description(TaskPart):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Those that can be read: with labels, held out ones included, `train` first."""
+        """Names of the splits that can be read: those with labels, including held-out ones; `train` is first."""
         made = [name for name, share in self.held_out if share]
         named = [name for name in (*self.files, *made) if name not in self.unlabelled]
         usual = [name for name in ("train", "dev", "test") if name in named]
         return (*usual, *(name for name in named if name not in usual))
 
     def sources(self, split: str) -> list[File]:
-        """The files of a published split."""
+        """Return the files of a published split."""
         given = self.files[split]
         return given if isinstance(given, list) else [given]
 
     def paths(self, split: str) -> list[str]:
-        """Of all files of a published split."""
+        """Return the paths of all files of a published split."""
         return [path for file in self.sources(split) for path in _paths(file)]
 
 
@@ -218,7 +225,7 @@ def _paths(file: File) -> tuple[str, ...]:
 
 
 def impossible(task: Description) -> list[RecipeIssue]:
-    """All that is wrong with a task whose single values are valid."""
+    """Return the contradictions in a task whose single values are valid."""
     return [*_kind(task), *_labels(task), *_splits(task), *_fields(task), *_files(task)]
 
 
@@ -230,7 +237,7 @@ def _kind(task: Description) -> Iterator[RecipeIssue]:
         if metric not in METRICS[task.kind]:
             known = ", ".join(METRICS[task.kind])
             yield RecipeIssue(
-                ("metrics", index), f"{metric} is no metric of {task.kind}", f"use some of {known}"
+                ("metrics", index), f"{metric} is no metric of {task.kind}", f"use one or more of {known}"
             )
         elif metric in task.metrics[:index]:
             yield RecipeIssue(("metrics", index), f"{metric} is given twice", "keep one")
@@ -262,7 +269,9 @@ def _labels(task: Description) -> Iterator[RecipeIssue]:
         yield RecipeIssue(("score_range",), f"{task.kind} has no scores", "leave score_range out")
     elif not task.score_range[0] < task.score_range[1]:
         yield RecipeIssue(
-            ("score_range",), "the first is not less than the second", "give the least, the greatest"
+            ("score_range",),
+            "the first is not less than the second",
+            "write the least score, then the greatest",
         )
 
 
@@ -270,7 +279,7 @@ def _splits(task: Description) -> Iterator[RecipeIssue]:
     made = [name for name, share in task.held_out if share]
     if made and "train" not in task.files:
         yield RecipeIssue(
-            ("held_out",), "it takes from the split train, which files lacks", "name train in files"
+            ("held_out",), "it divides the split train, which files lacks", "name train in files"
         )
     if made and task.kind == "retrieval":
         yield RecipeIssue(("held_out",), "retrieval cannot be divided", "leave held_out out")
@@ -285,7 +294,9 @@ def _splits(task: Description) -> Iterator[RecipeIssue]:
             what = f"{name} is no split of files"
             yield RecipeIssue(("unlabelled", index), what, f"files has {', '.join(task.files)}")
     if not task.splits:
-        yield RecipeIssue(("unlabelled",), "no split is left that has labels", "a task needs one")
+        yield RecipeIssue(
+            ("unlabelled",), "no split is left that has labels", "name a split with labels in files"
+        )
 
 
 def _fields(task: Description) -> Iterator[RecipeIssue]:
@@ -298,14 +309,16 @@ def _fields(task: Description) -> Iterator[RecipeIssue]:
         if name not in given:
             what = f"no field {name!r}, which {task.kind} needs"
             yield RecipeIssue(
-                ("fields",), what, "give its name, or in a table without names its column's number"
+                ("fields",),
+                what,
+                "set it to the field's name, or to the column's number in a table without names",
             )
     numbers = [name for name, place in given.items() if isinstance(place, int)]
     may_have_numbers = task.format in ("tsv", "csv", "columns")
     if numbers and (len(numbers) < len(given) or not may_have_numbers):
         what = "some are numbers" if may_have_numbers else f"numbers do not name fields of {task.format}"
         yield RecipeIssue(
-            ("fields",), what, "give names throughout, or in tsv, csv and columns numbers throughout"
+            ("fields",), what, "use only names; in tsv, csv and columns, only numbers is possible too"
         )
     if task.format == "columns" and len(numbers) < len(given):
         yield RecipeIssue(("fields",), "the fields of columns are numbers", "number the columns from 1")
@@ -317,7 +330,7 @@ def _fields(task: Description) -> Iterator[RecipeIssue]:
 
 
 def _needed(task: Description) -> tuple[str, ...]:
-    """Fields that every row must have."""
+    """Return the fields that every row must have."""
     match task.kind:
         case "tagging":
             return ("words", "tags")
@@ -342,17 +355,17 @@ def _files(task: Description) -> Iterator[RecipeIssue]:
 
 
 def _unfit(task: Description, file: File) -> tuple[str, str] | None:
-    """RecipeIssue and remedy of one file."""
+    """Return the problem of a file and its remedy; None if the file fits the task."""
     if isinstance(file, Judged) != (task.kind == "retrieval"):
-        remedy = "retrieval has {corpus, queries, qrels}, other kinds have paths"
+        remedy = "write {corpus, queries, qrels} for retrieval, and paths for other kinds"
         return f"not a file of {task.kind}", remedy
     if isinstance(file, OneClass):
         if task.kind not in ("classification", "pair_classification"):
-            return f"{task.kind} has no files of one label", "give a path"
+            return f"{task.kind} has no files of one label", "write a path"
         if file.label not in task.labels:
             return f"the label {file.label!r} is not one of labels", "use one of labels, or add it there"
     if isinstance(file, WithGold):
         named = any(isinstance(place, str) for place in task.fields.named().values())
         if named or task.format not in ("tsv", "txt"):
-            return "gold goes with lines", "use format txt, or tsv with columns by number"
+            return "gold needs texts in lines without names", "use format txt, or tsv with columns by number"
     return None

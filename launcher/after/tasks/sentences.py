@@ -1,5 +1,5 @@
-"""Texts and pairs of texts with labels or scores, and sentences cut into words with a tag each (columns as in
-CoNLL-2003, or lists in jsonl and Parquet), from the files of a split."""
+"""Readers of texts and pairs of texts with labels or scores, and of sentences cut into words with a tag each (columns
+as in CoNLL-2003, or lists in jsonl and Parquet), from the files of a split."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,14 +11,14 @@ from launcher.after.tasks.rows import FileRow, label_index, layout_of, read_rows
 from launcher.after.tasks.schema import SCORED, Description, File, Judged, OneClass, Scheme, WithGold
 from launcher.errors import TaskError
 
-_Labelled = tuple[FileRow, str]  # and the label as the files spell it
+_Labelled = tuple[FileRow, str]  # a row, and its label as the files spell it
 
 
 def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder) -> Sentences:
-    """The examples of `files` in their order, without those whose label is one of `skip_labels`.
+    """Return the examples of `files` in their order, without those whose label is one of `skip_labels`.
 
     Raises:
-        TaskError: a file that is missing, a row that cannot be used, a label that is not one of the task's.
+        TaskError: if a file is missing, a row cannot be used, or a label is not one of the task's.
     """
     built_in = {"first": "first", "label": "label"}
     names = {**built_in, **{role: str(place) for role, place in task.fields.named().items()}}
@@ -56,7 +56,8 @@ def _labelled(task: Description, file: File, folder: TaskFolder, label: str) -> 
 
 
 def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterator[_Labelled]:
-    """Line n of the one belongs to line n of the other, which may be blank (STS: a pair that was not scored)."""
+    """Yield the rows of a file of texts with the lines of the same number in the file of labels. A label may be blank
+    (STS: a pair without a score)."""
     texts, golds = folder.find(file.path), folder.find(file.gold)
     gold = [line.strip() for line in read_lines(golds, task.encoding)]
     last = 0
@@ -67,18 +68,19 @@ def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterato
     if last != len(gold):
         raise TaskError(
             f"{texts.uri} has {last:,} lines, {golds.uri} has {len(gold):,}",
-            remedy="the two belong together line by line: fetch them again",
+            remedy="fetch both files again: each line of the one belongs to the same line of the other",
         )
 
 
-_DOCUMENT = "-DOCSTART-"  # the word of a line between two documents
+_DOCUMENT = "-DOCSTART-"  # beginning of a line between two documents
 
 
 def read_tagged(task: Description, files: Sequence[File], folder: TaskFolder) -> Tagged:
-    """The sentences of `files` in their order, tags converted to BIO.
+    """Return the sentences of `files` in their order, tags converted to BIO.
 
     Raises:
-        TaskError: a file that is missing, words and tags of different number, a tag that is not one of the task's.
+        TaskError: if a file is missing, a sentence has more or fewer tags than words, or a tag is not one of the
+            task's.
     """
     words: list[tuple[str, ...]] = []
     tags: list[tuple[int, ...]] = []
@@ -94,7 +96,8 @@ def read_tagged(task: Description, files: Sequence[File], folder: TaskFolder) ->
 def _sentences(
     task: Description, path: str, folder: TaskFolder
 ) -> Iterator[tuple[FilePosition, list[str], list[str]]]:
-    """Where each sentence ends, its words and its tags as written."""
+    """Yield, for each sentence, its position in the file (for columns, of its last line), its words, and its tags as
+    they are in the file."""
     file = folder.find(path)
     if task.format == "columns":
         yield from _columns(task, FilePosition(file, "line", 0))
@@ -115,13 +118,14 @@ def _list(row: FileRow, name: str) -> list[str]:
     if isinstance(value, list) and all(isinstance(part, str | int) for part in value):
         return [str(part) for part in value]
     raise TaskError(
-        f"{row.place}: the field {name!r} is no list of words or tags",
+        f"{row.place}: the field {name!r} is not a list of words or tags",
         remedy="correct the file, or the task's `fields`",
     )
 
 
 def _columns(task: Description, start: FilePosition) -> Iterator[tuple[FilePosition, list[str], list[str]]]:
-    """A word a line, a blank line after each sentence. Columns are parted by tabs or, where a line has none, spaces."""
+    """Yield the sentences of a file with a word on each line and a blank line after each sentence. Columns are
+    separated by tabs or, in a line without tabs, by spaces."""
     word_column, tag_column = task.fields.words, task.fields.tags
     assert isinstance(word_column, int)
     assert isinstance(tag_column, int)
@@ -139,7 +143,7 @@ def _columns(task: Description, start: FilePosition) -> Iterator[tuple[FilePosit
         width = width or len(cells)
         if len(cells) != width or width < max(word_column, tag_column):
             raise TaskError(
-                f"{place}: {len(cells)} columns, where {max(width, word_column, tag_column)} are needed: "
+                f"{place}: {len(cells)} columns, but {max(width, word_column, tag_column)} are needed: "
                 "words and tags are of different number",
                 remedy="correct the line, or the task's `fields`",
             )
@@ -150,10 +154,10 @@ def _columns(task: Description, start: FilePosition) -> Iterator[tuple[FilePosit
 
 
 def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
-    """Tags of one sentence in BIO (IOB2): every entity begins with B-.
+    """Return the tags of a sentence in BIO (IOB2), where every entity begins with B-.
 
-    iob1 (CoNLL-2003 as published): B- only where an entity follows another of its type at once.
-    bioes: E- ends an entity, S- is one of a single word.
+    iob1 (CoNLL-2003 as published): B- only begins an entity that directly follows another of its type.
+    bioes: E- ends an entity, S- is an entity of a single word.
     """
     match scheme:
         case "bio":

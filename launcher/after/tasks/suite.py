@@ -1,4 +1,4 @@
-"""A suite: tasks that are measured together, by name or YAML file, each with settings of its own where it needs them.
+"""A suite: tasks that are measured together, by name or YAML file, optionally with settings of their own.
 
 name: small
 tasks:
@@ -30,10 +30,10 @@ class SuiteEntry(TaskPart):
     """A task of a suite.
 
     Attributes:
-        task: a bundled task's name, or a YAML file, relative to the suite's.
-        data: folder or s3:// URI that holds its files, if it is not the suite's.
-        finetune: settings in place of those that the task has by the same names.
-        after: in place of the task's own, if given; null: start from the pretrained model.
+        task: name of a bundled task, or path of a YAML file relative to the suite's file.
+        data: folder or s3:// URI with the task's files; None: that of the suite.
+        finetune: settings that replace the task's settings of the same names.
+        after: name that replaces the task's `after`, if it is given; null: start from the pretrained model.
     """
 
     task: str
@@ -43,11 +43,11 @@ class SuiteEntry(TaskPart):
 
 
 class Suite(TaskPart):
-    """What a suite's YAML says.
+    """A suite as its YAML describes it.
 
     Attributes:
-        tasks: what models are fine-tuned for, or their vectors measured on.
-        frozen: what their hidden states are measured on, layer by layer.
+        tasks: tasks for which models are fine-tuned, or on which their vectors are measured.
+        frozen: measures of the models' hidden states, layer by layer.
     """
 
     name: Name
@@ -68,13 +68,15 @@ class Suite(TaskPart):
 
 
 def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
-    """The tasks of a bundled suite or of a YAML file, with the suite's settings in place of theirs.
+    """Return the tasks of a bundled suite or of a YAML file. The suite's settings replace those of the tasks.
 
-    A task's name or file is a suite of one. `data`: as `load_task`, for every task that has no `data` in the suite;
-    without it, the files of bundled tasks are beside the suite's file, and those of a task's own file beside that.
+    The name or the file of a single task counts as a suite of one task. `data`: as in `load_task`, for every task
+    without `data` in the suite. If it is None, the files of bundled tasks are beside the suite's file, and the files
+    of a task with a YAML file are beside that file.
 
     Raises:
-        TaskError: there is no such suite or task, or a mistake in a file, with its line; a task that is there twice.
+        TaskError: if there is no such suite or task, a file has a mistake (the message names the line), or a task is in
+            the suite twice.
     """
     suite = read_suite(name_or_path)
     if suite is None:
@@ -86,16 +88,16 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
         if task.name in tasks:
             raise TaskError(
                 f"the suite {suite.name} has two tasks called {task.name}",
-                remedy="give one of them another name",
+                remedy="rename one of the two",
             )
         tasks[task.name] = task
     return tuple(tasks.values())
 
 
 def load_frozen(name_or_path: str, data: str | None = None) -> list[EvaluationTask]:
-    """The frozen measures of a suite, with absolute places of their tasks' files; a task has none.
+    """Return the frozen measures of a suite, with absolute places of their tasks' files; none for a single task.
 
-    `data` and errors: as `load_suite`; TaskError: the same measure of the same task twice.
+    `data` and errors: as in `load_suite`; also TaskError if the suite has the same measure of the same task twice.
     """
     suite = read_suite(name_or_path)
     home = None if name_or_path in bundled_suites() else home_of(name_or_path)
@@ -120,9 +122,9 @@ def _placed(measure: EvaluationTask, home: str | None, data: str | None) -> Eval
 
 
 def read_suite(name_or_path: str) -> Suite | None:
-    """The suite of that name or in that file; None where it is a task.
+    """Return the suite of that name or in that file; None if it is a task.
 
-    Raises TaskError: there is neither, or a mistake in the file.
+    Raises TaskError if there is neither, or the file has a mistake.
     """
     suites = bundled_suites()
     if name_or_path in suites:
@@ -142,12 +144,13 @@ def read_suite(name_or_path: str) -> Suite | None:
 
 
 def bundled_suites() -> Mapping[str, str]:
-    """YAML texts of the suites that come with Maskfleet, by name."""
+    """Return the YAML texts of the bundled suites, by name."""
     return bundled_texts("library/suites")
 
 
 def _task(entry: SuiteEntry, home: str | None, data: str | None) -> Task:
-    """`home`: the folder of the suite's file; None where it is a bundled one."""
+    """Return the task of an entry. `home`: folder of the suite's file; None for a bundled suite. `data`: as in
+    `load_suite`."""
     root = data if entry.data is None else entry.data
     if not entry.task.endswith((".yaml", ".yml")):
         task = load_task(entry.task, home if root is None else root)

@@ -1,4 +1,4 @@
-"""What is in a task's splits: for people, before anything is trained."""
+"""Summaries of a task's splits, for the user to see before training."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from launcher.after.tasks.task import Task
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split.
+    """The summary of a split.
 
     Attributes:
-        split: its name.
-        examples: how many.
-        repeated: examples whose text an earlier one has.
-        in_train: examples whose text is in the split train, too.
-        median_length, longest: characters of an example, all its texts together.
-        labels: what the labels are, in words: how many of each, or range of scores.
+        split: name of the split.
+        examples: number of examples.
+        repeated: number of examples whose text an earlier example has.
+        in_train: number of examples whose text is also in the split train.
+        median_length, longest: number of characters of an example, all its texts together.
+        labels: description of the labels: share of each, or range of scores.
         digest: SHA-256 of the examples.
     """
 
@@ -36,10 +36,10 @@ class SplitSummary:
 
 
 def summarise(task: Task) -> Iterator[SplitSummary]:
-    """Every split that can be read, as it is read.
+    """Yield the summary of every split with labels, one after another.
 
     Raises:
-        TaskError: a file is missing, a record cannot be used, or a split but `train` cannot be measured.
+        TaskError: if a file is missing, a record cannot be used, or a split other than `train` cannot be measured.
     """
     train: frozenset[str] = frozenset()
     for split in task.splits:
@@ -101,7 +101,7 @@ def _labels(task: Task, examples: Examples) -> str:
 
 
 def _shares(counts: Counter[str]) -> str:
-    """The most frequent labels: a model that always says the first is right so often."""
+    """Return the most frequent labels with their shares. The first share is the accuracy of a constant prediction."""
     total = counts.total()
     shown = [f"{label} {count / total:.1%}" for label, count in counts.most_common(5)]
     return ", ".join(shown) + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")

@@ -1,6 +1,6 @@
-"""A task: what is learnt or measured, described by one small YAML over published files. Nothing is downloaded.
+"""A task that models learn or are measured on, described by one small YAML for published files. Nothing is downloaded.
 
-`load_task` reads a bundled task or a YAML file; `Task.read` gives a split's examples, the same for every model.
+`load_task` reads a bundled task or a YAML file; `Task.read` returns the examples of a split, the same for every model.
 """
 
 import difflib
@@ -28,21 +28,21 @@ _DECISIVE = {"kind", "labels", "score_range", "no_answer", "metrics", "truncatio
 
 
 class Task(Description):
-    """A description, and the folder that holds its files."""
+    """A task: its description, and the folder with its files."""
 
     _root: str | None = PrivateAttr(default=None)
 
     @property
     def root(self) -> str | None:
-        """Folder or s3:// URI to which the files' paths are relative; None while nobody has said."""
+        """Folder or s3:// URI to which the files' paths are relative; None if it was not given."""
         return self._root
 
     def read(self, split: str) -> Examples:
-        """The examples of a split, `dev` for example, in the order of the files.
+        """Return the examples of a split, `dev` for example, in the order of the files.
 
         Raises:
-            TaskError: there is no such split, a file is missing, a record cannot be used, no example is left.
-            InputError, StoreError: a file cannot be read.
+            TaskError: if there is no such split, a file is missing, a record cannot be used, or no example is left.
+            InputError, StoreError: if a file cannot be read.
         """
         published, folder = self._place(split)
         examples = self._published(published, folder)
@@ -51,28 +51,29 @@ class Task(Description):
         if not len(examples):
             raise TaskError(
                 f"the split {split} of the task {self.name} is empty",
-                remedy="check its files; `skip_labels` and `held_out` may leave nothing",
+                remedy="check its files, and whether `skip_labels` or `held_out` leave no example",
             )
         return examples
 
     def check_files(self, split: str) -> None:
-        """Whether the files of a split are there; they are not read.
+        """Check that the files of a split exist, without reading them.
 
         Raises:
-            TaskError: there is no such split, or a file is missing. StoreError: the store does not answer.
+            TaskError: if there is no such split, or a file is missing.
+            StoreError: if the store does not answer.
         """
         published, folder = self._place(split)
         for path in self.paths(published):
             folder.find(path)
 
     def _place(self, split: str) -> tuple[str, TaskFolder]:
-        """The published split that `split` is made of, and where its files are."""
+        """Return the published split that `split` is part of, and the place of its files."""
         if split not in self.splits:
             raise self._no_split(split)
         if self._root is None:
             raise TaskError(
-                f"the files of the task {self.name} are not known",
-                remedy=f"give the folder that holds them with --data; they are published at {self.published}",
+                f"the folder with the files of the task {self.name} is not known",
+                remedy=f"pass the folder with --data; the files are published at {self.published}",
             )
         return split if split in self.files else "train", TaskFolder(self._root, self.name, self.published)
 
@@ -92,21 +93,21 @@ class Task(Description):
         if split in self.unlabelled:
             return TaskError(
                 f"the split {split} of the task {self.name} is published without labels",
-                remedy=f"measure another: {', '.join(self.splits)}",
+                remedy=f"use one of {', '.join(self.splits)}",
             )
         return TaskError(
-            f"the task {self.name} has no split {split!r}", remedy=f"it has {', '.join(self.splits)}"
+            f"the task {self.name} has no split {split!r}", remedy=f"use one of {', '.join(self.splits)}"
         )
 
 
 def load_task(name_or_path: str, data: str | None = None) -> Task:
-    """A bundled task by name, or a YAML file by path or s3:// URI.
+    """Return the bundled task of that name, or the task in the YAML file at that path or s3:// URI.
 
-    `data` is the folder or s3:// URI that holds the published files. Without it, paths in a YAML file are relative to
-    that file, and a bundled task can be looked at, but not read.
+    `data`: folder or s3:// URI with the published files. If it is None, paths in a YAML file are relative to that file,
+    and a bundled task can be shown but its examples cannot be read.
 
     Raises:
-        TaskError: no such task, or a mistake in the file, with its line.
+        TaskError: if there is no such task, or the file has a mistake; the message names the line.
     """
     known = bundled_tasks()
     if name_or_path in known:
@@ -122,7 +123,8 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
 
 
 def loads(text: str, name: str, root: str | None) -> Task:
-    """The task in YAML `text`, its files below `root`; `name` for messages. Raises TaskError: a mistake in it."""
+    """Return the task in the YAML `text`, whose files are below `root`. `name`: name of the YAML in messages. Raises
+    TaskError if the text has a mistake."""
     document = parse(text, name, WORDS)
     task = validate(Task, document)
     if problems := impossible(task):
@@ -135,26 +137,27 @@ def loads(text: str, name: str, root: str | None) -> Task:
 
 
 def bundled_tasks() -> Mapping[str, str]:
-    """YAML texts of the tasks that come with Maskfleet, by name."""
+    """Return the YAML texts of the bundled tasks, by name."""
     return bundled_texts("library")
 
 
 @cache
 def bundled_texts(folder: str) -> Mapping[str, str]:
-    """The YAML files in a folder of this package, by name without ending, in the order of the names."""
+    """Return the texts of the YAML files in a folder of this package, by name without ending, sorted by name."""
     files = (resources.files("launcher.after.tasks") / folder).iterdir()
     named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
     return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
 
 
 def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
-    """SHA-256 of what decides a result: the settings that models or metrics see, and the examples of the splits.
+    """Return the SHA-256 of everything in a task that results depend on: the settings that models or metrics see, and
+    the examples of the splits.
 
-    A task that is renamed or whose files move keeps its digest; other data or another metric changes it. What the
-    fine-tuning is (`finetune`, `after`) is not in it: results are keyed by it besides. `splits`: those that count,
-    all that can be read if None.
+    Renaming the task or moving its files keeps the digest; other data or another metric changes it. The settings of
+    fine-tuning (`finetune`, `after`) are left out, because results are keyed by them separately. `splits`: names of the
+    splits that count; None: all with labels.
 
-    Raises: as `Task.read`.
+    Raises the errors of `Task.read`.
     """
     return digest_of_examples(
         task, {split: task.read(split) for split in (task.splits if splits is None else splits)}
@@ -162,7 +165,7 @@ def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
 
 
 def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
-    """As `task_digest`, of splits that were read already."""
+    """Return the `task_digest` of splits that have been read already."""
     settings = task.model_dump(mode="json", include=_DECISIVE)
     content = {split: digest(read) for split, read in examples.items()}
     data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)
@@ -170,7 +173,7 @@ def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
 
 
 def read_yaml(path: str) -> str:
-    """The text of a YAML file, local or on S3. Raises TaskError: there is none, or it is not UTF-8."""
+    """Return the text of a YAML file, local or on S3. Raises TaskError if there is none, or it is not UTF-8."""
     try:
         return open_store(home_of(path)).get(path.rpartition("/")[2]).decode()
     except KeyMissing as error:
@@ -180,5 +183,5 @@ def read_yaml(path: str) -> str:
 
 
 def home_of(path: str) -> str:
-    """The folder or URI in which a file lies."""
+    """Return the folder or URI in which a file lies."""
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

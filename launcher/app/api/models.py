@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def module(run: Run, step: int | None) -> nn.Module:
-    """See `launcher.app.api.run.Run.module`."""
+    """Return the network with a checkpoint's weights; see `launcher.app.api.run.Run.module`."""
     manifest = select_checkpoint(run, step)
     tokenizer = run.tokenizer()
     trained = recipe_after(run.recipe, manifest.step).model
@@ -34,7 +34,10 @@ def module(run: Run, step: int | None) -> nn.Module:
 
 
 def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
-    """See `launcher.app.api.run.Run.transformers_model`. Goes through an export, which is read back and compared."""
+    """Return the weights as a class of transformers; see `launcher.app.api.run.Run.transformers_model`.
+
+    The weights go through an export, which is read back and compared.
+    """
     transformers = optional("transformers", "a model of transformers")
     with temporary_folder("model") as folder:
         models = export_run(run, step, str(folder)).models

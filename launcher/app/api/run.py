@@ -1,4 +1,4 @@
-"""`Run`: a run, opened to look at it and to use what it has made. It reads, and changes nothing of what the run is."""
+"""`Run`: a run, opened to inspect it and to use its results. It only reads: it never changes the run."""
 
 from typing import TYPE_CHECKING
 
@@ -22,19 +22,19 @@ _FRAMES = "a frame of a run's figures"
 
 
 def open_run(uri: str) -> "Run":
-    """The run at a folder or s3:// URI. Never creates one: `maskfleet init` does.
+    """Open the run at a folder or s3:// URI. It must exist: `maskfleet init` creates runs.
 
     Raises:
-        RunError: there is no run, or its files are damaged.
+        RunError: there is no run at `uri`, or its files are damaged.
         StoreError: the store cannot be read.
     """
     return Run(runs.open_run(uri))
 
 
 class Run:
-    """A run at its URI. Everything is read when it is asked for, so a run that trains may be looked at meanwhile.
+    """A run at its URI. Every call reads the store anew, so a run can be inspected while it trains.
 
-    Every method raises StoreError where the store cannot be read.
+    Every method raises StoreError if the store cannot be read.
     """
 
     def __init__(self, opened: runs.Run) -> None:
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def uri(self) -> str:
-        """Its folder or s3:// URI."""
+        """The run's folder or s3:// URI."""
         return self._opened.uri
 
     @property
@@ -60,11 +60,11 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """The steps of all phases together."""
+        """Number of steps of all phases together."""
         return self._opened.recipe.total_steps
 
     def status(self) -> "RunStatus":
-        """What `maskfleet runs status` says: how far it is, where it runs, interruptions, goodput."""
+        """Return what `maskfleet runs status` shows: progress, where it runs, interruptions, goodput."""
         import time
 
         from launcher.observe.inspect.status import status
@@ -72,14 +72,16 @@ class Run:
         return status(self._opened, time.time())
 
     def checkpoints(self) -> list[CheckpointRow]:
-        """Its checkpoints, newest first."""
+        """Return the run's checkpoints, the newest first."""
         return rows(self._opened.store)
 
     def metrics(self) -> "pd.DataFrame":
-        """The step records of the committed lineage: a row for each step, indexed by `step`, a float64 column for every
-        figure (infra/docs/records.md names them), NaN where a record has no number.
+        """Return the step records of the committed lineage: one row a step, indexed by `step`.
 
-        Raises MissingPackage: pandas is not installed.
+        Every figure is a float64 column, NaN where a record has no number; infra/docs/records.md explains the names.
+
+        Raises:
+            MissingPackage: pandas is not installed.
         """
         pandas = optional("pandas", _FRAMES)
         steps = read_history(self._opened.store).steps
@@ -87,39 +89,58 @@ class Run:
         return pandas.DataFrame(columns, index=pandas.Index(steps.numbers.astype("int64"), name="step"))
 
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations on held-out text, indexed by `step`, the number of steps done before. Raises as `metrics`."""
+        """Return the evaluations on held-out text, indexed by `step`, the number of steps done before.
+
+        Raises:
+            MissingPackage: pandas is not installed.
+        """
         return _frame(read_history(self._opened.store).evaluations, "step")
 
     def events(self) -> "pd.DataFrame":
-        """What happened to the run, indexed by `time` (UTC). Fields depend on `kind`. Raises as `metrics`."""
+        """Return the run's events, indexed by `time` (UTC). Which columns have values depends on `kind`.
+
+        Raises:
+            MissingPackage: pandas is not installed.
+        """
         frame = _frame(read_history(self._opened.store).events, "time")
         frame.index = optional("pandas", _FRAMES).to_datetime(frame.index, unit="s", utc=True)
         return frame
 
     def sample(self, step: int, row: int = 0) -> "Shown":
-        """Row `row` of the global batch of step `step`, past or future; `print` shows its text with the masks marked.
+        """Return row `row` of the global batch of step `step`, past or future. `print` shows its text with the masks
+        marked.
 
         Raises:
-            RunError: the run has no such step, or the step no such row.
-            CorpusError: the corpora are not what they were.
+            RunError: the run has no step `step`, or the step has no row `row`.
+            CorpusError: a corpus has changed since the run was created.
         """
         from launcher.observe.inspect.show import find_sample
 
         return find_sample(self._opened, step, row)
 
     def stream(self, rank: int = 0, world: int = 1, start: int = 0, stop: int | None = None) -> "StepDataset":
-        """The training data of steps `start` to `stop` (None: the last), as rank `rank` of `world` gets it, for another
-        trainer. Raises RunError: no such steps or ranks."""
+        """Return the training data of steps `start` to `stop` (None: the last) that rank `rank` of `world` gets, for
+        another trainer.
+
+        Raises:
+            RunError: the run has no such steps, or there is no such rank.
+        """
         from launcher.app.api.stream import StepDataset
 
         return StepDataset(self.uri, rank=rank, world=world, start=start, stop=stop)
 
     def module(self, step: int | None = None) -> "nn.Module":
-        """The network as it was trained, objective's heads included, with the weights of the checkpoint of `step`
-        (None: the newest good one): fp32, on the CPU, in evaluation mode. Its encoder takes `encoder_core.batch.Batch`.
+        """Return the trained network, heads of the objective included, with the weights of the checkpoint of `step`.
+
+        The weights are in fp32 on the CPU, and the module is in evaluation mode. Its encoder takes
+        `encoder_core.batch.Batch`.
+
+        Args:
+            step: step of the checkpoint; None: the newest good one.
 
         Raises:
-            RunError: there is no such checkpoint. CheckpointError: it is damaged.
+            RunError: there is no checkpoint of `step`.
+            CheckpointError: the checkpoint is damaged.
             TokenizerError: the run's tokenizer cannot be read.
         """
         from launcher.app.api.models import module
@@ -127,15 +148,18 @@ class Run:
         return module(self._opened, step)
 
     def transformers_model(self, step: int | None = None, part: str | None = None) -> "PreTrainedModel":
-        """The same weights as the class of `transformers` that an export is for.
+        """Return the weights of a checkpoint as a model of the class in `transformers` that exports are made for.
 
         Args:
-            step: of the checkpoint; None: the newest good one.
-            part: of a generator and a discriminator which; None: the discriminator, or the only network.
+            step: step of the checkpoint; None: the newest good one.
+            part: name of one network, where a run has a generator and a discriminator. None: the discriminator, or
+                the only network.
 
         Raises:
             MissingPackage: transformers is not installed.
-            RunError, CheckpointError, TokenizerError: as `module`, and for a part that the run does not have.
+            RunError: there is no checkpoint of `step`, or the run has no `part`.
+            CheckpointError: the checkpoint is damaged.
+            TokenizerError: the run's tokenizer cannot be read.
         """
         from launcher.app.api.models import transformers_model
 

@@ -1,8 +1,8 @@
-"""`StepDataset`: a run's training data for another trainer, through torch's own `IterableDataset`.
+"""`StepDataset`: a run's training data for another trainer, as torch's `IterableDataset`.
 
-The rows are those that the run's own ranks get, byte for byte: both are the same function of recipe and step. They are
-made in the process that iterates, without Ray: each process builds every window that its steps lie in, so that many
-ranks or workers repeat that work. A run's own training shares it through the data service.
+The rows are byte for byte those of the run's own ranks, because both are the same function of recipe and step. The
+iterating process makes them itself, without Ray. Each process builds every window that its steps lie in, so several
+ranks or workers repeat that work; a run's own training shares it through the data service.
 """
 
 import os
@@ -28,7 +28,11 @@ _CPU = torch.device("cpu")
 
 
 class RunData:
-    """A run's samples by step. Raises RunError, CorpusError, TokenizerError, StoreError."""
+    """A run's samples by step.
+
+    Raises:
+        RunError, CorpusError, TokenizerError, StoreError: the run, a corpus, the tokenizer or the store cannot be read.
+    """
 
     def __init__(self, run: Run) -> None:
         tokenizer = run.tokenizer()
@@ -40,8 +44,10 @@ class RunData:
         self.pad = tokenizer.special.pad
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:
-        """The logical microbatches of `step` that rank `rank` of `world` trains on, in order. Where memory decides how
-        large they are, the rank's part of the step is one."""
+        """Return the logical microbatches of `step` that rank `rank` of `world` trains on, in order.
+
+        With `microbatch: auto`, the rank's part of the step is one microbatch.
+        """
         rows = settled(self._recipe, world).phase_microbatches
         mine, _ = RankShard(rank, world, rows).deal(self._positions.ranges(step))
         return [
@@ -51,34 +57,35 @@ class RunData:
 
 
 class StepDataset(IterableDataset[dict[str, Tensor]]):
-    """A run's training data, one item for each step. For a `DataLoader` with `batch_size=None`.
+    """A run's training data, one item a step, for a `DataLoader` with `batch_size=None`.
 
-    An item holds the R rows that this rank has in the step (R may be 0), L being the longest of them:
+    An item holds the R rows that this rank has in the step; R may be 0. L is the length of the longest row.
 
         step            [] int64, counted from 0
         input_ids       [R, L] int64, masked, padded on the right
-        attention_mask  [R, L] int64, 1 where there is a token
+        attention_mask  [R, L] int64, 1 where there is a token, 0 in padding
         labels          [R, L] int64, the original id where it is to be predicted, else -100
-        token_type_ids  [R, L] int64, where rows have two segments
-        langs           [R, L] int64, the number of each token's language, where the model has embeddings of them (XLM)
-        position_ids    [R, L] int64, where positions begin again with a translation
-        pair_labels     [R] int64, where a pair is judged: `next_sentence_label`, `sentence_order_label`
-        order           [R, L] int64, where prediction is permuted (XLNet): a token's content may use tokens of no
-                        higher number, its prediction those of lower; -1 in padding
-        reversed_rows   [R] bool, with `order`: rows laid out from last token to first
-        group           [] int64, where rows are texts of examples (contrastive training): G texts, one after another,
-                        are an example: query, positive, negatives. R is a multiple of it
+        token_type_ids  [R, L] int64, only if rows have two segments
+        langs           [R, L] int64, the language of each token, only if the model embeds languages (XLM)
+        position_ids    [R, L] int64, only if positions begin again with a translation
+        pair_labels     [R] int64, only if pairs are classified: `next_sentence_label`, `sentence_order_label`
+        order           [R, L] int64, only if prediction is permuted (XLNet): a token's content may attend to tokens
+                        of the same or a lower number, its prediction to tokens of a lower number; -1 in padding
+        reversed_rows   [R] bool, with `order`: rows laid out from the last token to the first
+        group           [] int64, only if rows are texts of examples (contrastive training): every `group` rows are
+                        one example: query, positive, negatives; R is a multiple of it
 
-    `state_dict` and `load_state_dict` say and set the step to go on with, in a loop of one process and for torchdata's
-    `StatefulDataLoader`. The workers of a plain `DataLoader` read ahead: with them, load `{"step": item["step"] + 1}`.
+    `state_dict` returns and `load_state_dict` sets the next step, for a loop in one process and for torchdata's
+    `StatefulDataLoader`. The workers of a plain `DataLoader` read ahead of the trainer: with them, load `{"step":
+    item["step"] + 1}` of the last item.
 
     Args:
-        uri: the run.
-        rank, world: whose rows.
-        start, stop: steps; None: to the run's last.
+        uri: URI of the run.
+        rank, world: the rank whose rows are read, and the number of ranks.
+        start, stop: first step, and the step before which to stop; None: after the run's last.
 
     Raises:
-        RunError: there is no such run, step or rank.
+        RunError: there is no run at `uri`, or it has no such step or rank.
     """
 
     def __init__(
@@ -101,7 +108,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         self._data: tuple[int, RunData] | None = None  # of the process of that id: a fork opens its own
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """From the step that was given, or was loaded last."""
+        """Yield items from the step that was given or was loaded last."""
         info = get_worker_info()
         number, workers = (0, 1) if info is None else (info.id, info.num_workers)
         if info is not None:
@@ -113,34 +120,43 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
             yield item
 
     def state_dict(self) -> dict[str, int]:
-        """The step to go on with; in a worker of a loader that worker's own.
+        """Return the step to continue with. In a worker of a `DataLoader` it is that worker's next step.
 
-        Raises RunError: worker processes iterate, and only they know.
+        Raises:
+            RunError: the main process calls it while `DataLoader` workers iterate; only the workers know their steps.
         """
         info = get_worker_info()
         if info is not None:
             return {"step": self._next, "workers": info.num_workers}
         if self._in_workers.item():
             raise RunError(
-                "a DataLoader's workers read this dataset, and ahead of the trainer",
-                remedy='keep {"step": item["step"] + 1} of the last item, or use torchdata\'s StatefulDataLoader',
+                "this process does not know the next step, because a DataLoader's workers iterate over the dataset",
+                remedy='save {"step": item["step"] + 1} of the last item, or use torchdata\'s StatefulDataLoader',
             )
         return {"step": self._next}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on with the step of a `state_dict`. Raises RunError: no such step, or another number of workers."""
+        """Continue with the step of a `state_dict`.
+
+        Raises:
+            RunError: the run has no data for that step, or the state is from another number of workers.
+        """
         step, workers, info = state["step"], state.get("workers"), get_worker_info()
         if step < self._first:
-            raise RunError(f"{self.uri} has no data for step {step}", remedy=f"its first is {self._first}")
+            raise RunError(
+                f"{self.uri} has no data for step {step}", remedy=f"its first step is {self._first}"
+            )
         if workers is not None and (info is None or info.num_workers != workers):
             raise RunError(
-                f"the state is of a loader with {workers} workers",
+                f"the state was saved by a DataLoader with {workers} workers, and this one has another number",
                 remedy=f"use {workers} workers, or load {{'step': ...}} with the next step before iterating",
             )
         self._start, self._next, self._workers = step, step, workers
 
     def microbatches(self, step: int) -> list[Samples]:
-        """This rank's logical microbatches of `step` as the run's own ranks get them: NumPy arrays, rows end to end."""
+        """Return this rank's logical microbatches of `step` as the run's own ranks get them: NumPy arrays, rows end
+        to end.
+        """
         return self._opened().microbatches(step, self.rank, self.world)
 
     def __getstate__(self) -> dict[str, object]:
@@ -158,7 +174,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
 
 
 def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
-    """Ragged rows as rectangles."""
+    """Return ragged rows as padded rectangles."""
     batch = idle_batch(_CPU) if rows is None else to_batch(rows, _CPU)
     shape = (batch.rows, batch.max_length)
     lengths = batch.cu_seqlens.diff().long()

@@ -1,4 +1,4 @@
-"""`maskfleet burnin`: turns a new machine into facts, check by check."""
+"""`maskfleet burnin`: checks a new machine and measures what it reaches."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,7 +67,11 @@ def burnin(
 
 
 def _chosen(checks: "list[Check]", only: list[str] | None) -> "list[Check]":
-    """Raises OptionError: no check has such a name."""
+    """Return the checks named by `only`, or all.
+
+    Raises:
+        OptionError: no check has such a name.
+    """
     from launcher.errors import OptionError
     from launcher.plan.burnin.check import named
 

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
-    """The run's checkpoints, newest first."""
+    """List the run's checkpoints, newest first."""
     from dataclasses import asdict
 
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`maskfleet compare`: recipes against each other, under one budget, with seeds."""
+"""`maskfleet compare`: trains several recipes under one budget with several seeds, and compares them."""
 
 import signal
 from collections.abc import Iterator
@@ -135,9 +135,16 @@ def compare(
 
 
 def _require(recipes: list[str], corpora: list[str], assignments: list[str]) -> None:
-    """Raises OptionError, RecipeError, CorpusError: what is named is not there, or is no comparison."""
+    """Check the arguments before libraries are loaded.
+
+    Raises:
+        OptionError, RecipeError, CorpusError: a recipe, corpus or assignment is missing or invalid, or there are
+            fewer than two recipes.
+    """
     if len(recipes) < 2:
-        raise OptionError("one recipe is no comparison", remedy="give two or more: [LABEL=]RECIPE ...")
+        raise OptionError(
+            "a comparison needs at least two recipes", remedy="give two or more: [LABEL=]RECIPE ..."
+        )
     for recipe in recipes:
         require_recipe(parse_labelled(recipe)[1])
     require_assignments(assignments)
@@ -147,7 +154,7 @@ def _require(recipes: list[str], corpora: list[str], assignments: list[str]) -> 
 def _recipes(
     texts: list[str], assignments: list[str], tiny: bool, sections: "dict[str, object]"
 ) -> "dict[str, Recipe]":
-    """The recipes by label."""
+    """Return the recipes by label."""
 
     named = [parse_labelled(text) for text in texts]
     labels = [label for label, _ in named]
@@ -162,7 +169,7 @@ def _recipes(
 
 
 def _sections(corpora: list[str] | None, tokenizer: str | None) -> dict[str, object]:
-    """Of all recipes, in place of their own."""
+    """Return recipe sections that replace those of all recipes."""
     from launcher.runtime.run.inputs import sections_for
 
     if corpora:
@@ -171,7 +178,7 @@ def _sections(corpora: list[str] | None, tokenizer: str | None) -> dict[str, obj
 
 
 def _write(comparison: "Comparison", failures: dict[str, str], as_json: bool) -> bool:
-    """The page and what it says; also to standard output. Returns whether a run is not complete."""
+    """Write the page and its figures, and print the figures. Return whether a run is incomplete."""
     from datetime import UTC, datetime
 
     from rich.table import Table
@@ -200,7 +207,7 @@ def _write(comparison: "Comparison", failures: dict[str, str], as_json: bool) ->
 
 @contextmanager
 def _interruptible() -> Iterator[Event]:
-    """SIGTERM and SIGHUP interrupt as Ctrl-C does, and each sets the event. Then the command ends with 75."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C: each sets the yielded event, and the command ends with 75."""
     from launcher.contract import REPEAT
     from launcher.signals import heeded
 

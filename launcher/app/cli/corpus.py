@@ -1,4 +1,4 @@
-"""`maskfleet corpus`: raw text to verified shards, and what is in them."""
+"""`maskfleet corpus`: builds verified shards from raw text, and shows what is in them."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -134,7 +134,11 @@ def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "Buil
 def _pairs(
     texts: Texts, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
 ) -> dict[str, object] | None:
-    """The settings of pairs that were given; None for running text. Raises OptionError where they are without use."""
+    """Return the settings of pairs that were given; None for running text.
+
+    Raises:
+        OptionError: settings of pairs are given without `--texts pairs`.
+    """
     given = {"count": count, "query": query, "positive": positive, "negatives": negatives or None}
     chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if texts is Texts.PAIRS:
@@ -143,7 +147,7 @@ def _pairs(
         from launcher.errors import OptionError
 
         raise OptionError(
-            "negatives and fields of pairs are given, and the corpus is one of running text",
+            "--negatives and fields of pairs are given, but the corpus is one of running text",
             remedy="add --texts pairs, or leave them out",
         )
     return None
@@ -156,12 +160,16 @@ def _words(
     words_field: str | None,
     lexicon: str | None,
 ) -> dict[str, object] | None:
-    """The settings of words; None without any. Raises OptionError where some are given without use."""
+    """Return the settings of words; None if there are none.
+
+    Raises:
+        OptionError: `--words-field` is given without `--segmenter field`.
+    """
     if words_field is not None and segmenter is not Segmenter.FIELD:
         from launcher.errors import OptionError
 
         raise OptionError(
-            f"--words-field {words_field} is given, and words are not read from the input",
+            f"--words-field {words_field} is given, but words are not read from the input",
             remedy="add --segmenter field, or leave it out",
         )
     given = {"dictionary": dictionary, "user_words": user_words, "field": words_field, "lexicon": lexicon}

@@ -1,5 +1,7 @@
-"""What a terminal shows of a corpus: a build as it goes, with how far each stage is (in a log a line at its beginning
-and end), and then its counts as tables."""
+"""What a terminal shows of a corpus: the progress of a build, and its counts as tables.
+
+In a log file, progress is one line at the beginning and one at the end of each stage.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +21,7 @@ _BAR = 40  # characters of the longest bar
 
 
 def stats_tables(stats: CorpusStats) -> Iterator[Table]:
-    """Splits side by side, then what was dropped, how the text is shuffled, and a histogram of document lengths."""
+    """Yield tables: both splits, what was dropped, how the text is shuffled, and a histogram of document lengths."""
     splits = Table("", "train", "held out", box=None, pad_edge=False)
     rows = (stats.train, stats.heldout)
     for name in ("documents", "sentences", "tokens", "blocks"):
@@ -62,7 +64,7 @@ def _radius(radius: Radius) -> Table:
 
 
 def text_warning(stats: CorpusStats) -> str | None:
-    """What looks wrong with the text, as in the wrong encoding; None if nothing does."""
+    """Return a warning if the text looks wrong, as in a wrong encoding; else None."""
     return odd_text_warning(
         stats.counts.get("odd", 0),
         stats.counts.get("documents_read", 0),
@@ -72,7 +74,7 @@ def text_warning(stats: CorpusStats) -> str | None:
 
 
 def heldout_note(stats: CorpusStats) -> str | None:
-    """What was held out, where it is not the share of documents that was asked for."""
+    """Return a note on what was held out if that is not the requested share of documents; else None."""
     if stats.heldout_rule is None:
         return None
     share = stats.heldout.tokens / max(1, stats.heldout.tokens + stats.train.tokens)
@@ -88,7 +90,7 @@ def heldout_note(stats: CorpusStats) -> str | None:
 
 
 class BuildWatch:
-    """Give `update` to `build_corpus`; close when it has returned."""
+    """Shows the progress of a build: pass `update` to `build_corpus`, and call `close` when it has returned."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,8 +1,8 @@
 """The whole path on one machine: text, tokenizer, corpus, run, training, evaluation, export, report.
 
-Every stage goes through the functions behind the commands, and every stage can be repeated: a demo that was interrupted
-goes on where it was. Its text is real English that every machine has: Python's documentation strings and its help
-topics, one document a file. Nothing of that is imported or run: the standard library's sources are parsed.
+Every stage calls the functions behind the commands and can be repeated, so an interrupted demo continues where it
+was. Its text is real English that every machine has: Python's documentation strings and help topics, one document a
+file. The standard library's sources are parsed, never imported or run.
 """
 
 import ast
@@ -61,9 +61,9 @@ Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_documentation() -> Iterator[tuple[str, str]]:
-    """(name, text) of each documented module of the standard library and each help topic, no text twice.
+    """Yield (name, text) of each documented module of the standard library and of each help topic, no text twice.
 
-    Paragraphs that occur in several modules (licences, mostly) are kept in the first one only.
+    A paragraph that occurs in several modules, as licences do, stays in the first one only.
     """
     seen: set[bytes] = set()
     for name, text in _documents():
@@ -74,7 +74,7 @@ def python_documentation() -> Iterator[tuple[str, str]]:
 
 
 def write_jsonl(path: Path) -> tuple[int, int]:
-    """Writes the documentation to `path`, one document a line. Returns documents and bytes of text."""
+    """Write the documentation to `path`, one document a line. Return the numbers of documents and of bytes of text."""
     documents = size = 0
     with path.open("w", encoding="utf-8") as lines:
         for name, text in python_documentation():
@@ -126,10 +126,11 @@ class Guess:
 
 
 def fill_mask(folder: Path, sentence: str, count: int) -> list[Guess]:
-    """The `count` likeliest tokens for the one `<mask>` in `sentence`, by the exported model in `folder`.
+    """Return the `count` likeliest tokens for the one `<mask>` in `sentence`, by the exported model in `folder`.
 
     Raises:
-        TokenizerError: the sentence does not have exactly one mask. ModelError: no model there.
+        TokenizerError: the sentence does not have exactly one mask.
+        ModelError: `folder` holds no model.
     """
     tokenizer = load_tokenizer(str(folder))
     pretrained = load_pretrained(folder)
@@ -144,7 +145,7 @@ def fill_mask(folder: Path, sentence: str, count: int) -> list[Guess]:
 
 
 def _tied(tensors: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """State-dict names of parameters that share their tensor with one that is stored."""
+    """Return tensors by the names of parameters that share their tensor with a stored one."""
     stored = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     return {name: tensors[first] for name, first in names.items() if name not in tensors}
@@ -181,7 +182,7 @@ _SENTENCES = (
 
 @dataclass
 class Demo:
-    """A demo in folder `out`, on the text at `text` in `encoding` (None: Python's own documentation)."""
+    """A demo in folder `out` on the text at `text`, encoded as `encoding`. `text` None: Python's own documentation."""
 
     out: Path
     text: str | None
@@ -190,7 +191,7 @@ class Demo:
     _stage: int = field(default=0, init=False)
 
     def run(self) -> int:
-        """All stages. Returns the exit code: 0, or 75 if training was stopped on the way."""
+        """Run all stages. Return the exit code: 0, or 75 if training was stopped before its end."""
         inputs = self._gather_text()
         self._train_tokenizer(inputs)
         self._build_corpus(inputs)
@@ -204,7 +205,7 @@ class Demo:
         return 0
 
     def say_next(self) -> None:
-        """Commands to go on with, as they can be given here."""
+        """Print commands to continue with, as they can be typed here."""
         program = "maskfleet" if shutil.which("maskfleet") else _this_program()
         run, corpus, other = (shell_word(str(self.out / name)) for name in ("run", "corpus", "electra"))
         rows = [
@@ -238,7 +239,7 @@ class Demo:
             return [str(path)]
 
     def _check_place(self) -> None:
-        """Minutes of work go there: a mistake is found before."""
+        """Check that the folder is writable before minutes of work."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.out).close()
@@ -248,7 +249,9 @@ class Demo:
             ) from error
 
     def _options(self, inputs: list[str]) -> BuildOptions:
-        """A .txt file is one document, unless it is longer than one may be: then blank lines end documents."""
+        """Return build options. A .txt file is one document; if it is longer than a document may be, blank lines end
+        documents.
+        """
         options = settings(BuildOptions, encoding=self.encoding if self.text is not None else UTF_8)
         sizes = (
             file.size * (_EXPANSION if file.compression else 1)
@@ -306,7 +309,7 @@ class Demo:
             return create_run(recipe, uri, now)
 
     def _train(self, run: Run) -> bool:
-        """Returns whether training was stopped before its end."""
+        """Train the run. Return whether training was stopped before its end."""
         ranks, stage = run.recipe.trainers, run.recipe.zero
         with self._timed(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
             outcome = train(run, self.console, COMPANIONS)
@@ -363,6 +366,6 @@ class Demo:
 
 
 def _this_program() -> str:
-    """How it was called, where no `maskfleet` is on the path."""
+    """Return how the program was called, for machines without `maskfleet` on the path."""
     called = Path(sys.argv[0])
     return f"{sys.executable} -m maskfleet" if called.name == "__main__.py" else os.path.relpath(called)

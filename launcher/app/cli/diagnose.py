@@ -1,4 +1,4 @@
-"""`maskfleet diagnose`: what a checkpoint's hidden states look like, and what they know."""
+"""`maskfleet diagnose`: measures a checkpoint's hidden states: their geometry, and what probes can read from them."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -62,10 +62,10 @@ def diagnose(
     ] = 4000,
     as_json: JsonOption = False,
 ) -> None:
-    """Anisotropy, linear probes and similarity of a frozen checkpoint, layer by layer.
+    """Measure anisotropy, linear probes and similarity of a frozen checkpoint, layer by layer.
 
-    Of a run also the held-out loss by row length and by source; anisotropy is on its held-out text unless --text names
-    another one. With --task alone, a folder is measured on those tasks only.
+    For a run, also the held-out loss by row length and by source; anisotropy is measured on its held-out text unless
+    --text names another one. With --task alone, a folder is measured on those tasks only.
 
     Example: `maskfleet diagnose runs/base --task sst2 --data glue/`
     """
@@ -104,7 +104,7 @@ def _show(subject: "Diagnosis") -> None:
 
 
 def _print_layers(figures: Sequence["Figure"]) -> None:
-    """A row for each pooling and layer, a column for each measure and form."""
+    """Print a row for each pooling and layer, and a column for each measure and form."""
     from rich.table import Table
 
     from launcher.output import print_table

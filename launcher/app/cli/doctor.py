@@ -1,5 +1,4 @@
-"""`maskfleet doctor` and `maskfleet preflight`: checks of this machine, or of a node of a run, before a long run
-begins."""
+"""`maskfleet doctor` and `maskfleet preflight`: check this machine, or a node for a run, before a long run begins."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -53,8 +52,10 @@ def doctor(
 
 
 def _kernels(as_json: bool) -> None:
-    """Every kernel of every form of attention, compared with the formula; on a GPU also timed. Without one, the CPU's
-    kernels, and a finding that says so."""
+    """Compare every attention kernel with the formula, and time it on a GPU.
+
+    Without a GPU, the CPU's kernels are compared, and a finding states that.
+    """
     import torch
 
     from launcher.output import print_table
@@ -93,7 +94,7 @@ def _kernel_table(found: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
 
 
 def table_of(findings: "Iterable[Finding]") -> "Table":
-    """Findings as a person reads them."""
+    """Return findings as a table for a person."""
     from rich.table import Table
 
     table = Table("", "check", "found", "remedy", box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""`maskfleet embed`: sentence embeddings trained from a checkpoint, and measured."""
+"""`maskfleet embed`: trains sentence embeddings from a checkpoint, and measures them."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`maskfleet estimate`: what a recipe needs and takes on given machines, or on this one by measuring it."""
+"""`maskfleet estimate`: what a recipe needs and how long it takes, on given machines, or on this one by measuring."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,12 +59,12 @@ def estimate(
     cluster = _cluster(nodes, gpus_per_node, gpu, mtbf_hours)
     if cluster is None and not measure:
         raise OptionError(
-            "no cluster is named to estimate for",
+            "no cluster is given",
             remedy="give --nodes, --gpus-per-node and --gpu; or --measure, for this machine",
         )
     if measure and mfu is not None:
         raise OptionError(
-            f"--mfu {mfu:g} with --measure, which finds it out", remedy="leave one of the two out"
+            f"--mfu {mfu:g} is given with --measure, which measures it", remedy="leave one of the two out"
         )
     from launcher.runtime.capacity.devices import check_share, text_size
 
@@ -80,7 +80,11 @@ def estimate(
 def _cluster(
     nodes: int | None, gpus_per_node: int | None, gpu: str | None, mtbf_hours: float | None
 ) -> "Cluster | None":
-    """The cluster that the options name; None if they name none. Raises OptionError where they name half of one."""
+    """Return the cluster that the options name; None if they name none.
+
+    Raises:
+        OptionError: only some of the options that name a cluster are given.
+    """
     from launcher.errors import OptionError
     from launcher.runtime.capacity.devices import MTBF_HOURS, Cluster, find_gpu
 
@@ -90,7 +94,8 @@ def _cluster(
         given = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--gpu": gpu}
         missing = [option for option, value in given.items() if value is None]
         raise OptionError(
-            f"a cluster without {' and '.join(missing)}", remedy="give --nodes, --gpus-per-node and --gpu"
+            f"the cluster is incomplete without {' and '.join(missing)}",
+            remedy="give --nodes, --gpus-per-node and --gpu",
         )
     hours = MTBF_HOURS if mtbf_hours is None else mtbf_hours
     return Cluster(nodes, gpus_per_node, find_gpu(gpu), hours * 3600)
@@ -109,7 +114,7 @@ def _print_estimated(
 def _print_measured(
     recipe: "Recipe", cluster: "Cluster | None", mtbf_hours: float | None, text: float | None, as_json: bool
 ) -> None:
-    """What was measured; then the estimate that goes by it, of `cluster` or of this machine's GPUs."""
+    """Print the measurement, then the estimate based on it, for `cluster` or for this machine's GPUs."""
     import json
 
     from launcher.plan.estimate.estimate import estimate

@@ -1,4 +1,4 @@
-"""`maskfleet evaluate`: a grid of checkpoints, tasks, settings and seeds, and its table."""
+"""`maskfleet evaluate`: fine-tunes a grid of checkpoints, tasks, settings and seeds, and prints its table."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -120,20 +120,25 @@ def evaluate(
 
 
 def _steps(given: list[str] | None) -> list[int] | None:
-    """None for all of them; empty for the newest."""
+    """Return the steps given by `--step`: None for all checkpoints, empty for the newest."""
     if given == ["all"]:
         return None
     wrong = [step for step in given or () if not step.isdecimal()]
     if wrong:
         raise OptionError(
-            f"--step {wrong[0]} is no number of steps",
+            f"--step {wrong[0]} is not a number of steps",
             remedy="give a number; or `all`, alone, for every checkpoint",
         )
     return [int(step) for step in given or ()]
 
 
 def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> None:
-    """Raises TaskError: there is no such suite; OptionError: or no task of these `names` in it."""
+    """Check that the suite exists and has the tasks `names`.
+
+    Raises:
+        TaskError: there is no such suite.
+        OptionError: the suite has no task of one of the `names`.
+    """
     from launcher.after.tasks.suite import load_frozen, load_suite
 
     places = _everywhere(suite), None if data is None else _everywhere(data)
@@ -148,7 +153,7 @@ def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> Non
 def _measures(
     suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
 ) -> "list[Measure]":
-    """Of the suite's tasks and frozen measures, or of those that are called so."""
+    """Return the suite's tasks and frozen measures, or those of these `names`."""
     from launcher.after.evaluate.measures import frozen_measures, measures
     from launcher.after.tasks.suite import load_frozen, load_suite
 
@@ -159,7 +164,7 @@ def _measures(
 
 
 def _everywhere(place: str) -> str:
-    """A local path as processes in other folders find it."""
+    """Return a local path as an absolute one, so that processes in other folders find it."""
     from pathlib import Path
 
     return str(Path(place).absolute()) if Path(place).exists() else place
@@ -201,7 +206,7 @@ def _evaluated(
 
 
 def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
-    """The rows about each run go where `maskfleet report` finds them; the table is printed by then."""
+    """Store the rows about each run where `maskfleet report` finds them. This comes after the table is printed."""
     from data_service.store.errors import StoreError
     from data_service.store.open import open_store
     from launcher.observe.inspect.report.task_table import keep_rows
@@ -217,7 +222,7 @@ def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
 
 
 def _end(evaluation: "GridEvaluation") -> None:
-    """Says what has no result; ends with the code that this means."""
+    """Print what has no result, and end with the exit code for it."""
     from launcher.contract import MISTAKE, REPEAT
 
     for failure in evaluation.failures:

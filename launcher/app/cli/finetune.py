@@ -1,4 +1,4 @@
-"""`maskfleet finetune`: a checkpoint becomes a model for a task."""
+"""`maskfleet finetune`: turns a checkpoint into a model for a task."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -119,7 +119,7 @@ def _record(tried: "Tried", seed: int) -> dict[str, object]:
 
 
 def _line(tried: "Tried", choices: "tuple[FinetuneSettings, ...]") -> str:
-    """The settings that differ between the choices, and the figures."""
+    """Return a line of the settings that differ between the choices, and the figures."""
     values = tried.settings.model_dump()
     others = [choice.model_dump() for choice in choices]
     differing = [name for name in values if any(other[name] != values[name] for other in others)]

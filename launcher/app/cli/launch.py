@@ -24,31 +24,39 @@ The run must exist. Secrets never appear in it: variables are named with --env, 
 
 group = typer.Typer(no_args_is_help=True, help=_HELP)
 
-ImageOption = Annotated[str, typer.Option("--image", help="Built from infra/Dockerfile.")]
-InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Of every node.")]
-DiskOption = Annotated[str, typer.Option("--disk", help="Of each machine.")]
+ImageOption = Annotated[
+    str, typer.Option("--image", help="The container image, built from infra/Dockerfile.")
+]
+InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Instance type of every node.")]
+DiskOption = Annotated[str, typer.Option("--disk", help="Size of each machine's disk.")]
 P = ParamSpec("P")
 L = TypeVar("L", bound="Launch")
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The arguments and options that all commands below share."""
+    """The arguments and options that the commands for jobs share."""
 
     run: RunArgument
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
     cpus: Annotated[int, typer.Option("--cpus-per-node", min=1, help="Cores of each machine to use.")]
     memory: Annotated[
-        str, typer.Option("--memory", help="Of each machine, below its size: the system needs some.")
+        str,
+        typer.Option(
+            "--memory",
+            help="Memory of each machine to use: below its size, since the system needs some.",
+        ),
     ]
     gpus: Annotated[int, typer.Option("--gpus-per-node", min=0, help="0 for training on CPUs.")] = 0
     shared_memory: Annotated[
         str,
-        typer.Option("--shared-memory", help="/dev/shm of each; Ray's object store takes three quarters."),
+        typer.Option(
+            "--shared-memory", help="/dev/shm of each machine; Ray's object store takes three quarters."
+        ),
     ] = "16GiB"
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Of the job, and of what is made for it. Default: from the URI."),
+        typer.Option("--name", help="Name of the job and of its resources. Default: from the URI."),
     ] = None
     env: Annotated[
         list[str] | None,
@@ -60,11 +68,16 @@ class JobOptions:
     out: Annotated[
         Path | None, typer.Option("--out", help="Write it to this file. Default: standard output.")
     ] = None
-    submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False
+    submit: Annotated[bool, typer.Option("--submit", help="Submit it to the scheduler.")] = False
 
     def job(self, kind: "type[L]", **own: object) -> "L":
-        """The job that these options and a scheduler's `own` ask for. What is wrong with them is said before the run is
-        looked at. Raises LaunchError, RunError, RecipeError: the run cannot be trained so."""
+        """Return the job that these options and a scheduler's `own` describe. The options are checked before the run
+        is opened.
+
+        Raises:
+            LaunchError: an option's value is invalid.
+            RunError, RecipeError: the run does not exist, or it cannot be trained with these assignments.
+        """
         from launcher.app.schedulers.job import job_name
 
         job = kind.of(
@@ -82,8 +95,9 @@ class JobOptions:
         return kind.of(**dict(job) | {"run": _uri(self.run, self.assignments)})
 
     def deliver(self, text: str, submit: Callable[[], str]) -> None:
-        """Write the rendered `text` to where it was asked for; with --submit also call `submit`, and print what it
-        returns."""
+        """Write the rendered `text` to --out or standard output; with --submit also call `submit`, and print what it
+        returns.
+        """
         if self.out is not None:
             from launcher.output import write_file
 
@@ -96,8 +110,10 @@ class JobOptions:
 
 
 def with_job_options(command: Callable[Concatenate[JobOptions, P], None]) -> Callable[..., None]:
-    """Give `command` the fields of `JobOptions` as parameters of its own. Typer has no groups of options, but it reads
-    a function's signature. Required options come first, in the help too."""
+    """Give `command` the fields of `JobOptions` as parameters of its own.
+
+    Typer has no groups of options, but it reads a function's signature. Required options come first, in the help too.
+    """
     own = list(signature(command).parameters.values())[1:]
     shared = list(signature(JobOptions).parameters.values())
     both = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
@@ -150,7 +166,7 @@ def slurm(
         ),
     ] = None,
 ) -> None:
-    """A batch script that starts Ray on the job's nodes, saves before preemption, and queues itself again.
+    """Render a batch script that starts Ray on the job's nodes, saves before preemption, and requeues itself.
 
     Example: `maskfleet launch slurm s3://bucket/runs/base --nodes 4 --gpus-per-node 8 --cpus-per-node 64
     --memory 900GiB`
@@ -196,7 +212,7 @@ def kuberay(
         list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="The head's machine.")
     ] = None,
 ) -> None:
-    """A RayJob for the KubeRay operator (1.5.1 or newer), which makes a new cluster for every retry.
+    """Render a RayJob for the KubeRay operator (1.5.1 or newer), which makes a new cluster for every retry.
 
     Example: `maskfleet launch kuberay s3://bucket/runs/base --image registry/maskfleet:1 --nodes 4 --gpus-per-node 8
     --cpus-per-node 64 --memory 900GiB`
@@ -232,7 +248,7 @@ def aws_batch(
         int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")
     ] = 10,
 ) -> None:
-    """A CloudFormation stack with roles, network rules, queue and a multi-node parallel job definition.
+    """Render a CloudFormation stack with roles, network rules, queue and a multi-node parallel job definition.
 
     --env NAME is read from the parameter /maskfleet/JOB/NAME of Systems Manager.
 
@@ -263,17 +279,19 @@ def aws_batch(
 def ray(
     options: JobOptions,
     image: ImageOption,
-    region: Annotated[str, typer.Option("--region", help="Of AWS.")],
-    instance_type: Annotated[str, typer.Option("--instance-type", help="Of every node, the head too.")],
+    region: Annotated[str, typer.Option("--region", help="AWS region.")],
+    instance_type: Annotated[
+        str, typer.Option("--instance-type", help="Instance type of every node, the head too.")
+    ],
     ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None,
-    ssh_user: Annotated[str, typer.Option("--ssh-user", help="Of the machine image.")] = "ubuntu",
+    ssh_user: Annotated[str, typer.Option("--ssh-user", help="Login user of the machine image.")] = "ubuntu",
     profile: Annotated[
         str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")
     ] = None,
     spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False,
     disk: DiskOption = "200GiB",
 ) -> None:
-    """A Ray cluster on AWS, for `ray up`. --submit starts it, then hands it the job. Nothing starts it again.
+    """Render a Ray cluster on AWS for `ray up`. --submit starts it and submits the job. Nothing restarts the job.
 
     Example: `maskfleet launch ray s3://bucket/runs/base --image registry/maskfleet:1 --region us-east-1
     --instance-type p4d.24xlarge --nodes 4 --gpus-per-node 8 --cpus-per-node 90 --memory 1000GiB`
@@ -297,12 +315,15 @@ def ray(
 @group.command("ray-job")
 def ray_job(
     run: RunArgument,
-    address: Annotated[str, typer.Option("--address", help="Of the cluster's dashboard: http://HOST:8265.")],
+    address: Annotated[
+        str, typer.Option("--address", help="Address of the cluster's dashboard: http://HOST:8265.")
+    ],
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster to wait for.")] = 1,
     assignments: SetOption = None,
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False,
 ) -> None:
-    """A job for a Ray cluster that runs already, on Maskfleet's image. Variables and tokens are the cluster's own.
+    """Render a job for a Ray cluster that runs already, on Maskfleet's image. The cluster provides variables and
+    tokens.
 
     Example: `maskfleet launch ray-job s3://bucket/runs/base --address http://127.0.0.1:8265 --nodes 4 --submit`
     """
@@ -324,8 +345,14 @@ def _absolute(run: str) -> str:
 
 
 def _uri(run: str, assignments: list[str] | None) -> str:
-    """The run's absolute URI. Opens the run and applies the assignments, so that mistakes are found before a job waits
-    in a queue. Raises RunError, RecipeError."""
+    """Return the run's absolute URI.
+
+    Opens the run and applies the assignments, so that mistakes are found before a job waits in a queue.
+
+    Raises:
+        RunError: there is no run.
+        RecipeError: an assignment is invalid.
+    """
     require_assignments(assignments or ())
     require_run(run)
     from launcher.runtime.recipe.load import reload
@@ -337,5 +364,5 @@ def _uri(run: str, assignments: list[str] | None) -> str:
 
 
 def _labels(pairs: list[str] | None) -> dict[str, str]:
-    """LABEL=VALUE words as a mapping; a word without `=` has an empty value, which the settings refuse."""
+    """Return LABEL=VALUE words as a mapping. A word without `=` gets an empty value, which the settings refuse."""
     return {label: value for label, _, value in (pair.partition("=") for pair in pairs or ())}

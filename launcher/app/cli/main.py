@@ -1,4 +1,4 @@
-"""The `maskfleet` command. Commands are a file each beside this one, grouped as the help shows them.
+"""The `maskfleet` command. Each command is a file beside this one; the help shows them in groups.
 
 Commands import what they need when they run: `maskfleet --help` must not wait for torch, Ray or DeepSpeed.
 """
@@ -56,7 +56,7 @@ A run goes through four commands, each of which may be repeated safely:
 
 
 class _Hinting(TyperGroup):
-    """What is asked for where it is not is told where it is."""
+    """A group whose errors say where a misplaced subcommand or setting belongs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -106,7 +106,7 @@ def _common(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit."),
     ] = False,
 ) -> None:
-    """What all commands share. Its options come before the command."""
+    """Options that come before the command."""
 
 
 demo.register(app)
@@ -129,7 +129,7 @@ evaluate.register(app)
 
 
 def main() -> None:
-    """Runs the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
+    """Run the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
     _print_warnings()
     try:
@@ -152,7 +152,7 @@ def main() -> None:
 
 
 def _words(command: Any, given: list[str]) -> str:
-    """The command's own among the words that were `given`."""
+    """Return the words in `given` that name the command."""
     found = []
     for word in given:
         if word not in getattr(command, "commands", {}):
@@ -163,9 +163,7 @@ def _words(command: Any, given: list[str]) -> str:
 
 
 def _print_warnings() -> None:
-    """What the store says of an outage, and what commands did otherwise than one might think, goes to standard error as
-    it is, one line each.
-    """
+    """Print warnings of the store and of commands to standard error, one line each."""
     handler = logging.StreamHandler(screen(2))
     handler.setLevel(logging.WARNING)
     for name in (

@@ -1,6 +1,6 @@
-"""How `finetune` and `embed` end, which compute for hours in one process.
+"""How `finetune` and `embed` end: commands that compute for hours in one process.
 
-The same command, given again, computes the same; with a scratch folder it goes on.
+The same command, given again, computes the same result; with a scratch folder it continues from there.
 """
 
 import logging
@@ -17,7 +17,9 @@ from encoder_core.errors import UserError as ModelError
 
 @contextmanager
 def repeatable(scratch: Path | None = None) -> Iterator[None]:
-    """Errors that may pass by themselves end the command with 75, and so do signals. `scratch` keeps what is done."""
+    """End the command with code 75 after a signal or an error that may pass by itself. `scratch` is the folder that
+    keeps what is done.
+    """
     from launcher.contract import REPEAT
     from launcher.signals import answering
 
@@ -46,7 +48,7 @@ def passing() -> Iterator[None]:
 
 @contextmanager
 def told(*names: str) -> Iterator[None]:
-    """While this lasts, messages of these loggers go to standard error."""
+    """Send messages of these loggers to standard error inside the block."""
     from launcher.command import screen
 
     handler = logging.StreamHandler(screen(2))
@@ -63,5 +65,5 @@ def told(*names: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Print a line to standard error."""
     typer.echo(visible(without_secrets(text)), err=True)

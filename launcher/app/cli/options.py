@@ -1,6 +1,8 @@
-"""Arguments and options that several commands share, and what is wrong with their values, seen before anything is read
-from a network or takes seconds to import. The commands themselves check all of this again, and more: here only what is
-cheap."""
+"""Arguments and options that several commands share, and cheap checks of their values.
+
+These checks run before anything is read from a network, and before imports that take seconds. The commands check all
+of this again, and more.
+"""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -100,7 +102,7 @@ CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpu
 
 
 def print_json(records: Iterable[Mapping[str, object]]) -> None:
-    """One strict JSON object a line. infra/docs/records.md says which keys each command has; they stay."""
+    """Print one strict JSON object a line. infra/docs/records.md lists the keys of each command; they never change."""
     from launcher.runtime.run.log import encode
 
     for record in records:
@@ -108,9 +110,13 @@ def print_json(records: Iterable[Mapping[str, object]]) -> None:
 
 
 def settings(model: type[M], *, called: dict[str, str] | None = None, **values: object) -> M:
-    """`model` of a command's options. `called`: the options of fields that are not named like them.
+    """Return a `model` of a command's options.
 
-    Raises OptionError: values that cannot be, each with its option.
+    Args:
+        called: options by field, for fields that are not named like their options.
+
+    Raises:
+        OptionError: at least one value is invalid; the message lists each with its option.
     """
     from pydantic import ValidationError
 
@@ -126,16 +132,21 @@ def settings(model: type[M], *, called: dict[str, str] | None = None, **values: 
 
 
 def delimiter_character(given: str | None) -> str | None:
-    """The character that --delimiter means: a shell's user cannot type a tab easily."""
+    """Return the character that --delimiter means: a tab is hard to type in a shell."""
     return "\t" if given in ("tab", "\\t") else given
 
 
 _MODEL = ("run.json", "config.json", "modules.json", "discriminator/config.json")
-"""One of them is in the folder of every run and model."""
+"""Every folder of a run or a model has one of these files."""
 
 
 def require_run(uri: str) -> None:
-    """Raises RunError: there is no run. StoreError: the store cannot be read."""
+    """Check that there is a run.
+
+    Raises:
+        RunError: there is no run at `uri`.
+        StoreError: the store cannot be read.
+    """
     from data_service.store.open import open_store
     from launcher.runtime.run.outline import RECORD, no_run
 
@@ -144,14 +155,23 @@ def require_run(uri: str) -> None:
 
 
 def require_free(uri: str) -> None:
-    """Raises RunError: there is a run already, or no run may be called that. StoreError: the store cannot be read."""
+    """Check that a run can be created at `uri`.
+
+    Raises:
+        RunError: there is a run already, or `uri` is not allowed for a run.
+        StoreError: the store cannot be read.
+    """
     from launcher.runtime.run.outline import free_place
 
     free_place(uri)
 
 
 def require_model(source: str) -> None:
-    """Raises RunError: on this machine there is no such folder, or neither a run nor a model in it."""
+    """Check a local `source`; others are checked when they are opened.
+
+    Raises:
+        RunError: there is no such folder on this machine, or it holds neither a run nor a model.
+    """
     if "://" in source:
         return
     if not Path(source).is_dir():
@@ -167,14 +187,23 @@ def require_model(source: str) -> None:
 
 
 def require_recipe(name: str) -> None:
-    """Raises RecipeError: there is none of that name, or what is there is no YAML."""
+    """Check that there is a recipe.
+
+    Raises:
+        RecipeError: there is no recipe of that name, or the file is not YAML.
+    """
     from launcher.runtime.recipe.source import read
 
     read(name)
 
 
 def require_run_or_recipe(target: str) -> None:
-    """Raises RunError: it is neither a bundled recipe, nor a file, nor a run. StoreError: the store cannot be read."""
+    """Check that `target` is a recipe or a run.
+
+    Raises:
+        RunError: `target` is neither a bundled recipe, nor a file, nor a run.
+        StoreError: the store cannot be read.
+    """
     from launcher.runtime.recipe.source import bundled
 
     if target not in bundled() and not Path(target).is_file():
@@ -182,7 +211,11 @@ def require_run_or_recipe(target: str) -> None:
 
 
 def require_corpora(options: Iterable[str]) -> None:
-    """Of [NAME=]URI[@WEIGHT] words. Raises CorpusError: on this machine there is none."""
+    """Check the local corpora among [NAME=]URI[@WEIGHT] words.
+
+    Raises:
+        CorpusError: there is no corpus at a local path.
+    """
     from data_service.corpus.manifest import MANIFEST
     from data_service.corpus.manifest_file import no_corpus
     from launcher.runtime.run.corpus_option import CorpusOption
@@ -194,7 +227,11 @@ def require_corpora(options: Iterable[str]) -> None:
 
 
 def require_assignments(assignments: Iterable[str]) -> None:
-    """Raises RecipeError: one that is not KEY=VALUE, with YAML as the value."""
+    """Check assignments.
+
+    Raises:
+        RecipeError: a word is not KEY=VALUE, with YAML as the value.
+    """
     from launcher.runtime.recipe.document import parse_assignment
 
     for assignment in assignments:
@@ -202,7 +239,11 @@ def require_assignments(assignments: Iterable[str]) -> None:
 
 
 def require_file(path: Path | None, option: str) -> None:
-    """Raises OptionError: a file is named, and cannot be read."""
+    """Check that the file given by `option` is readable.
+
+    Raises:
+        OptionError: the file cannot be read.
+    """
     if path is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""`maskfleet recipe`: the bundled recipes, and what a recipe comes to."""
+"""`maskfleet recipe`: the bundled recipes, and the size, batch and tokens of a recipe."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -42,9 +42,9 @@ def register(app: typer.Typer) -> None:
 def load_recipe(
     name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None = None
 ) -> "Recipe":
-    """The recipe that the command line describes. `--set` comes last, so it also adjusts a tiny recipe.
+    """Load the recipe that the command line describes. `--set` comes last, so that it also adjusts a tiny recipe.
 
-    `sections` stand in place of the recipe's own.
+    `sections` replace the recipe's own.
     """
     require_recipe(name)
     require_assignments(assignments or ())
@@ -64,9 +64,9 @@ def _loaded(
 
 @group.command("list")
 def list_recipes(as_json: JsonOption = False) -> None:
-    """The recipes that come with Maskfleet, by family.
+    """List the recipes that come with Maskfleet, by family.
 
-    Parameters are those of all networks; of two, the discriminator's alone come first.
+    Parameters are those of all networks; if there are two, those of the discriminator alone come first.
     """
     from rich.table import Table
 
@@ -134,10 +134,10 @@ def show(
     from launcher.runtime.recipe.source import source_text
 
     if as_json and not timeline:
-        raise OptionError("--json is of the timeline", remedy="add --timeline; a recipe is YAML")
+        raise OptionError("--json needs --timeline", remedy="add --timeline; a recipe itself is YAML")
     if timeline:
         if raw:
-            raise OptionError("--raw and --timeline are two ways to show it", remedy="give one of them")
+            raise OptionError("--raw and --timeline cannot be combined", remedy="give one of them")
         require_recipe(recipe)
         require_assignments(assignments or ())
         from launcher.app.cli.recipe_timeline import print_timeline, timeline_records
@@ -154,7 +154,7 @@ def show(
 
 @group.command()
 def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOption = False) -> None:
-    """Validate a recipe and state what it comes to: parameters, batch, tokens.
+    """Validate a recipe, and state its parameters, batch and tokens.
 
     Reads no corpus, no tokenizer and no task's data; `maskfleet init` checks those.
     """

@@ -1,4 +1,4 @@
-"""A recipe's course as a table, and its learning rate and batch as a picture in characters."""
+"""A recipe's course as a table, and its learning rate and batch size as a picture in characters."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ _LOW = 2  # of the batch's, which changes less
 
 
 def print_timeline(recipe: Recipe) -> None:
-    """A row for every stretch of steps, then the picture."""
+    """Print a row for every stretch of steps, then the picture."""
     rate = schedule(recipe)
     print_table(_table(recipe, timeline(recipe, rate)))
     steps = _sampled(recipe.total_steps)
@@ -39,7 +39,7 @@ def print_timeline(recipe: Recipe) -> None:
 
 
 def _more_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
-    """What phases change beside, each with its title."""
+    """Yield other values that phases change, each curve with its title."""
     phases = [recipe.phases[phase_at(recipe, step)[0]] for step in steps]
     for key in KEYS:
         if key.is_used(recipe):
@@ -47,7 +47,7 @@ def _more_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, li
 
 
 def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
-    """Each stretch of steps for programs; infra/docs/records.md says what the keys are."""
+    """Yield each stretch of steps for programs; infra/docs/records.md explains the keys."""
     for stretch in timeline(recipe, schedule(recipe)):
         phase = recipe.phases[stretch.phase]
         yield {
@@ -66,7 +66,9 @@ def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
 
 
 def plot(values: Sequence[float], height: int) -> list[str]:
-    """`values`, none below 0, as bars of `height` lines of characters, top line first; what is above 0 is seen."""
+    """Return `values`, none below 0, as bars of `height` lines of characters, top line first. A value above 0 is
+    always visible.
+    """
     top = max(values)
     eighths = [max(1, round(8 * height * value / top)) if value > 0 else 0 for value in values]
     return [
@@ -76,7 +78,7 @@ def plot(values: Sequence[float], height: int) -> list[str]:
 
 
 def _sampled(total: int) -> list[int]:
-    """Steps from first to last, evenly, one for each column."""
+    """Return evenly spaced steps from first to last, one for each column."""
     columns = min(_COLUMNS, total)
     return [column * (total - 1) // max(1, columns - 1) for column in range(columns)]
 
@@ -111,7 +113,7 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
 
 
 def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
-    """What some phase changes beside: the column's name, and its cell."""
+    """Return columns for other values that phases change: title, and function of a cell."""
     found: dict[str, Callable[[Stretch], str]] = {
         key.title: partial(_key_cell, recipe=recipe, key=key) for key in KEYS if key.is_used(recipe)
     }

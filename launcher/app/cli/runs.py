@@ -1,4 +1,4 @@
-"""`maskfleet runs`: what a run is doing, a clean end of it, a new run from one of its checkpoints."""
+"""`maskfleet runs`: shows the state of runs, stops a run, and forks a new run from a checkpoint."""
 
 import time
 from typing import Annotated
@@ -26,10 +26,10 @@ def status(
         bool, typer.Option("--brief", help="Read the newest metrics only: at once, even for a run of weeks.")
     ] = False,
 ) -> None:
-    """What a run is doing: from its store, so from any machine that can read it.
+    """Show what a run is doing. It reads the run's store only, so any machine with access can ask.
 
-    Of one run everything: where it runs, its progress, checkpoints, interruptions and goodput (these two not with
-    `--brief`). Of several, or of a folder of runs, a line each; code 1 if one of them cannot be read.
+    For one run, everything: where it runs, its progress, checkpoints, interruptions and goodput (these two not with
+    `--brief`). For several, or a folder of runs, a line each; code 1 if one of them cannot be read.
 
     Example: `maskfleet runs status s3://bucket/runs`
     """

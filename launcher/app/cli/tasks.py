@@ -1,4 +1,4 @@
-"""`maskfleet tasks`: what can be fine-tuned on and measured."""
+"""`maskfleet tasks`: lists, shows and checks tasks and suites."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_tasks(as_json: JsonOption = False) -> None:
-    """The tasks and suites that come with Maskfleet."""
+    """List the tasks and suites that come with Maskfleet."""
     from rich.table import Table
 
     from launcher.after.tasks.suite import bundled_suites, read_suite

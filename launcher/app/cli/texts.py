@@ -21,7 +21,11 @@ _SHARE = 256 << 10  # bytes of text for which a split is worth opening
 
 
 def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
-    """The inputs' files; says on standard error which files among them are not read. Raises as `list_inputs`."""
+    """Return the inputs' files, and print to standard error which files among them are not read.
+
+    Raises:
+        InputError, StoreError: as `list_inputs`.
+    """
     listing = list_inputs(list(inputs), encoding)
     if listing.left_out:
         _tell(f"Files not read: {len(listing.left_out):,}", listing.left_out)
@@ -29,15 +33,15 @@ def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
 
 
 def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> Iterator[str]:
-    """Documents of the inputs, `limit` bytes of them at most, from all over; of a compressed file from its beginning.
+    """Yield documents from all over the inputs, at most `limit` bytes of them. A compressed file gives its beginning.
 
-    Splits spread evenly over the input give the same share each; where one has less, those after it give more. The last
-    document of a share is cut at its end. Which documents depends on names, sizes and text only. Says on standard error
-    which files and, where bad records are to be skipped, which records are left out; and whether the text looks
-    like none.
+    Evenly spaced splits of the input give the same share each; if one has less, the later ones give more. The last
+    document of a share is cut at its end. Which documents are chosen depends only on names, sizes and text. Files and
+    bad records that are left out are printed to standard error, and a warning if the text does not look like text.
 
     Raises:
-        InputError: nothing there, or text that cannot be read. StoreError.
+        InputError: there is no input, or its text cannot be read.
+        StoreError: the store cannot be read.
     """
     files = list_texts(inputs, options.encoding).files
     splits = plan_splits(files, options)
@@ -67,7 +71,7 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> It
 
 
 def _sample_split(split: Split, options: BuildOptions, share: int, skipped: list[BadRecord]) -> Iterator[str]:
-    """Documents of a split, `share` bytes of them in all at most."""
+    """Yield documents of a split, at most `share` bytes in all."""
     for record in read_records(split, options):
         if share <= 0:
             return
@@ -86,14 +90,20 @@ def _tell(title: str, items: Sequence[object]) -> None:
 
 
 def automatic_workers(inputs: Sequence[str] | InputListing) -> int:
-    """How many processes to build a corpus with: Ray takes seconds to start, so a small input takes one."""
+    """Return the number of processes to build a corpus with. A small input gets one, because Ray takes seconds to
+    start.
+    """
     listing = inputs if isinstance(inputs, InputListing) else list_inputs(list(inputs))
     size = sum(file.size for file in listing.files)
     return 1 if size < _SMALL else len(os.sched_getaffinity(0))
 
 
 def read_terms(path: Path) -> list[str]:
-    """The lines of a UTF-8 file. Raises InputError: no such file, or other bytes."""
+    """Return the lines of a UTF-8 file.
+
+    Raises:
+        InputError: there is no such file, or it is not UTF-8.
+    """
     try:
         return path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""`maskfleet tokenizer`: learn a vocabulary from text, see how well one fits, and add a field's own words to it."""
+"""`maskfleet tokenizer`: trains a tokenizer, checks how well one fits some text, and adds words to one."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -187,8 +187,12 @@ def extend(
 
 
 def _check_free(uri: str, replace: bool) -> None:
-    """Raises TokenizerError where a tokenizer would be written over, unless that is asked for: corpora and runs that
-    name the place would find another one there."""
+    """Check that no tokenizer would be overwritten without `--replace`, because corpora and runs that name it would
+    find another.
+
+    Raises:
+        TokenizerError: there is a tokenizer at `uri`.
+    """
     from data_service.errors import TokenizerError
     from data_service.store.open import open_store
     from data_service.tokenizers.load import holds_tokenizer

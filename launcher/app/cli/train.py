@@ -136,7 +136,7 @@ def train(
 
 
 def _reconciled(uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool) -> "Run":
-    """The run at `uri`, ready to train, with the settings that this start changes."""
+    """Return the run at `uri`, ready to train with the settings that this start changes."""
     from datetime import UTC, datetime
 
     from launcher.after.tasks.measurable import check_tasks

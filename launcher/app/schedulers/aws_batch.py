@@ -1,6 +1,6 @@
-"""AWS Batch: a CloudFormation stack with everything a multi-node parallel job needs, and the job.
+"""AWS Batch: a CloudFormation stack with everything that a multi-node parallel job needs, and the job.
 
-The stack's roles may read the places that the run reads, and write where the run is; nothing else of S3.
+The stack's roles may read the S3 locations that the run reads, and write to the run's. They have no other access to S3.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ MOST_ATTEMPTS = 10  # AWS's own limit
 
 @dataclass(frozen=True)
 class BucketPrefix:
-    """A part of a bucket that the job may read, and perhaps write. `prefix` has no slash at either end."""
+    """A part of a bucket that the job may read, and write if `writes`. `prefix` has no slash at either end."""
 
     bucket: str
     prefix: str
@@ -31,21 +31,22 @@ class BucketPrefix:
 
     @property
     def objects(self) -> str:
-        """Bucket and pattern of its objects' keys, as an ARN ends."""
+        """The bucket and the pattern of its objects' keys, as an ARN ends."""
         return f"{self.bucket}/{self.prefix}/*" if self.prefix else f"{self.bucket}/*"
 
 
 class BatchJob(Launch):
-    """A stack and a job of it.
+    """A stack, and a job in it.
 
     Attributes:
         image: the container image.
-        instance_type: of every node.
-        vpc, subnet: where they are; a private subnet with a way to S3, since multi-node jobs get no public address.
-        reads: URIs besides the run's that training reads; those in S3 are granted.
-        efa: Elastic Fabric Adapters of the instance type, 0 for plain networking.
+        instance_type: instance type of every node.
+        vpc, subnet: network of the nodes. The subnet is private with a route to S3, because multi-node jobs get no
+            public address.
+        reads: URIs besides the run's that training reads; the job is granted those in S3.
+        efa: number of Elastic Fabric Adapters of the instance type; 0 for plain networking.
         disk: bytes of each machine's disk.
-        attempts: starts at most.
+        attempts: number of starts at most.
     """
 
     image: Word
@@ -59,25 +60,33 @@ class BatchJob(Launch):
 
     @property
     def places(self) -> list[BucketPrefix]:
-        """What the job's role is granted: the run, and every other place in S3 once."""
+        """The S3 locations that the job's role is granted: the run's, and every other one once."""
         others = dict.fromkeys(uri for uri in self.reads if uri.startswith("s3://"))
         return [_place(self.run, writes=True), *(_place(uri, writes=False) for uri in others)]
 
 
 def reads_of(recipe: "Recipe") -> tuple[str, ...]:
-    """URIs that a run of `recipe` reads: corpora, tokenizer, and what it starts from."""
+    """Return the URIs that a run of `recipe` reads: corpora, tokenizer, and the checkpoint that it starts from."""
     sources = (source.uri for source in recipe.corpus.sources.values())
     return (*sources, recipe.tokenizer.uri, recipe.start)
 
 
 def render(job: BatchJob) -> str:
-    """The CloudFormation template. Raises LaunchError if the run is not in object storage."""
+    """Return the CloudFormation template.
+
+    Raises:
+        LaunchError: the run is not in object storage.
+    """
     job = needs_object_storage(job)
     return fill("aws_batch/stack.yaml", job=job, save_seconds=SAVE_SECONDS, join_seconds=JOIN_SECONDS)
 
 
 def submit(job: BatchJob) -> str:
-    """Create or update the stack, then submit the job; returns its id. Raises LaunchError."""
+    """Create or update the stack, then submit the job, and return its id.
+
+    Raises:
+        LaunchError: the run is not in object storage, or `aws` is missing or fails.
+    """
     with tempfile.TemporaryDirectory(prefix="maskfleet-launch-") as folder:
         template = Path(folder) / "stack.yaml"
         template.write_text(render(job), "utf-8")
@@ -99,7 +108,7 @@ def _place(uri: str, *, writes: bool) -> BucketPrefix:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     if set("*?$") & set(uri):
         raise LaunchError(
-            f"{uri} has a character that means something else in an IAM policy: * ? or $",
-            remedy="use a URI without it",
+            f"{uri} contains *, ? or $, which are wildcards or variables in an IAM policy",
+            remedy="use a URI without these characters",
         )
     return BucketPrefix(bucket, prefix.strip("/"), writes)

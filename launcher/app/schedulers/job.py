@@ -1,9 +1,8 @@
-"""A job for a cluster, whatever its scheduler: its settings, the template it is rendered with, and the command that
-submits it. Each scheduler's module adds what only that one needs.
+"""A job for a cluster with any scheduler: its settings, its template, and the command that submits it.
 
-Nothing here may hold a secret. Environment variables and tokens are only named; the scheduler provides their values,
-and its own command line tool, which submits, has the user's login. A value enters a template of infra/ through a filter
-that quotes it, or is a number.
+Each scheduler's module adds what only that scheduler needs. Nothing here may hold a secret. Environment variables and
+tokens are only named: the scheduler has their values, and its own command line tool, which submits, has the user's
+login. A value enters a template of infra/ through a filter that quotes it, or is a number.
 """
 
 import json
@@ -34,19 +33,22 @@ from launcher.errors import LaunchError
 
 
 def checked(command: list[str], stdin: str | None = None) -> str:
-    """Run a command and return its output. Raises LaunchError if it is not installed, or, with its own message, if it
-    fails."""
+    """Run a command and return its output.
+
+    Raises:
+        LaunchError: the command is not installed, or it fails; the message then has the command's own.
+    """
     if shutil.which(command[0]) is None:
         raise LaunchError(
             f"{command[0]} is not installed here",
-            remedy=f"install {command[0]}, or submit the rendered file where it is: leave out --submit",
+            remedy=f"install {command[0]}, or leave out --submit and submit the rendered file from another machine",
         )
     ended = subprocess.run(command, input=stdin, text=True, capture_output=True)
     if ended.returncode:
         words = (ended.stderr or ended.stdout).strip()
         raise LaunchError(
             f"{' '.join(command[:3])} ended with code {ended.returncode}: {words}",
-            remedy="correct what it complains of, and launch again",
+            remedy="correct the cause that the command reports, and launch again",
         )
     return ended.stdout
 
@@ -55,7 +57,7 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def folder() -> Path:
-    """infra/ of a checkout, or where an installed wheel's templates are, which its own record knows."""
+    """Return the folder of the templates: infra/ of a checkout, or the one that the installed wheel lists."""
     if (_CHECKOUT / "pyproject.toml").is_file():
         return _CHECKOUT / "infra"
     for file in metadata.files("maskfleet") or ():
@@ -65,8 +67,11 @@ def folder() -> Path:
 
 
 def render(name: str, **values: object) -> str:
-    """The template infra/`name`. Filters: `shell` quotes a word for a shell, `yaml` any value for YAML, `pod` too for
-    the value of a pod's variable (where `$(X)` would be replaced), `mib` turns bytes into whole MiB."""
+    """Render the template infra/`name`.
+
+    Filters: `shell` quotes a word for a shell, `yaml` quotes any value for YAML, `pod` also escapes `$(X)`, which
+    Kubernetes would replace in the value of a pod's variable, and `mib` turns bytes into whole MiB.
+    """
     environment = Environment(
         loader=FileSystemLoader(folder()),
         undefined=StrictUndefined,
@@ -95,7 +100,7 @@ def _printable(text: str) -> str:
 
 
 def spelt(pattern: str, takes: str) -> AfterValidator:
-    """A check whose message says in words what a value may be."""
+    """Return a check that `text` matches `pattern`; its message says in words what a value may be."""
 
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -133,18 +138,21 @@ _OPTIONS = {
     "assignments": "--set",
     "profile": "--worker-profile",
 }
-"""Of fields that are not called like their options."""
+"""Command line options of the fields that have other names."""
 
 
 class JobSettings(BaseModel):
-    """Frozen, and an unknown key is an error."""
+    """Frozen settings of a job. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def of(cls, **values: object) -> Self:
-        """Settings from options of the command line. Raises LaunchError: for every value that will not do its option,
-        and what that takes."""
+        """Return settings from options of the command line.
+
+        Raises:
+            LaunchError: at least one value is invalid; the message lists each such option and what it accepts.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -164,11 +172,11 @@ def _option(place: tuple[int | str, ...]) -> str:
 
 
 class TrainingJob(JobSettings):
-    """What is trained.
+    """The run that a job trains, and its cluster.
 
     Attributes:
-        run: the run's URI.
-        nodes: machines of the cluster, which training waits for.
+        run: URI of the run.
+        nodes: number of machines of the cluster; training waits for all of them.
         assignments: `--set` assignments for `maskfleet train`.
     """
 
@@ -178,18 +186,18 @@ class TrainingJob(JobSettings):
 
     @property
     def command(self) -> list[str]:
-        """What the head runs."""
+        """The command that the head node runs."""
         sets = [word for assignment in self.assignments for word in ("--set", assignment)]
         return ["maskfleet", "train", self.run, *sets, "--nodes", str(self.nodes)]
 
 
 class Launch(TrainingJob):
-    """One job that trains on a cluster of its own.
+    """A job that trains on a cluster of its own.
 
     Attributes:
-        name: of the job, and of what is made for it.
-        gpus, cpus, memory: of each machine; memory in bytes.
-        shared_memory: bytes of /dev/shm of each; Ray's object store takes three quarters of it.
+        name: name of the job, and of the resources created for it.
+        gpus, cpus, memory: GPUs, CPUs and bytes of memory of each machine.
+        shared_memory: bytes of /dev/shm of each machine; Ray's object store takes three quarters of it.
         environment: names of variables that the job gets; the scheduler knows their values.
     """
 
@@ -210,14 +218,18 @@ AnyTraining = TypeVar("AnyTraining", bound=TrainingJob)
 
 
 def job_name(run: str) -> str:
-    """A job's name from the last part of its run's URI: lower case, digits and hyphens."""
+    """Return a job's name made from the last part of its run's URI: lower case letters, digits and hyphens."""
     last = run.rstrip("/").rsplit("/", 1)[-1].lower()
     cleaned = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:30].strip("-")
     return cleaned if cleaned[:1].isalpha() else f"maskfleet-{cleaned}".rstrip("-")
 
 
 def needs_object_storage(settings: AnyTraining) -> AnyTraining:
-    """`settings`, unless its run lies on a disk. Raises LaunchError."""
+    """Return `settings` if the run is in object storage.
+
+    Raises:
+        LaunchError: the run lies on a disk.
+    """
     if settings.run.startswith("s3://"):
         return settings
     raise LaunchError(

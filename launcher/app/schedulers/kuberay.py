@@ -18,11 +18,12 @@ class KubeRayJob(Launch):
 
     Attributes:
         image: the container image.
-        namespace, service_account: where, and as whom; the account is what S3 knows the run by.
-        secret: holds the values of `environment`, a key a variable.
-        retries: new clusters at most, one after each preemption of the head.
-        node_selector, head_selector: labels of the machines of workers and head.
-        head_cpus, head_memory: of the head's pod, which only coordinates.
+        namespace: namespace of the job.
+        service_account: account of the pods; S3 knows the run by it.
+        secret: name of the Secret whose keys are the variables in `environment`.
+        retries: number of new clusters at most, one after each preemption of the head.
+        node_selector, head_selector: labels of the machines for workers and for the head.
+        head_cpus, head_memory: CPUs and bytes of memory of the head's pod, which only coordinates.
     """
 
     image: Word
@@ -47,7 +48,11 @@ class KubeRayJob(Launch):
 
 
 def render(job: KubeRayJob) -> str:
-    """The manifest. Raises LaunchError if the run is not in object storage."""
+    """Return the manifest of the RayJob.
+
+    Raises:
+        LaunchError: the run is not in object storage.
+    """
     job = needs_object_storage(job)
     return fill(
         "kuberay/rayjob.yaml",
@@ -58,5 +63,9 @@ def render(job: KubeRayJob) -> str:
 
 
 def submit(job: KubeRayJob) -> str:
-    """Create it; returns what kubectl calls it. Raises LaunchError, also if there is one of that name."""
+    """Create the RayJob and return the name that kubectl prints.
+
+    Raises:
+        LaunchError: the run is not in object storage, kubectl is missing, or it fails, as for a name that exists.
+    """
     return checked(["kubectl", "create", "--output=name", "--filename=-"], stdin=render(job)).strip()

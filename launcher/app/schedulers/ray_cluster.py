@@ -1,6 +1,6 @@
-"""Plain Ray: a cluster on AWS by `ray up`, or one that runs already; training is a Ray job on its head.
+"""Plain Ray: a cluster on AWS by `ray up`, or a running one. Training is a Ray job on the head node.
 
-Nothing starts the job again here: after code 75, or when the head is lost, launch once more.
+Nothing here restarts the job: after exit code 75, or when the head is lost, launch it again.
 """
 
 import json
@@ -19,14 +19,16 @@ _DASHBOARD = "http://127.0.0.1:8265"
 
 
 class RayCluster(Launch):
-    """A cluster of `nodes` machines on AWS, the head among them.
+    """A cluster of `nodes` machines on AWS, including the head.
 
     Attributes:
         image: the container image.
-        region, instance_type, ami: of the machines; Ray knows an image for every region.
-        ssh_user: of the machine image.
-        profile: ARN of the workers' instance profile; the head gets the one Ray makes, which may start machines.
-        spot: workers on spot instances.
+        region: AWS region.
+        instance_type: instance type of every machine.
+        ami: machine image; None: Ray's own for the region.
+        ssh_user: login user of the machine image.
+        profile: ARN of the workers' instance profile. The head gets the one that Ray makes, which may start machines.
+        spot: whether workers are spot instances.
         disk: bytes of each machine's disk.
     """
 
@@ -41,12 +43,16 @@ class RayCluster(Launch):
 
 
 def render(job: RayCluster) -> str:
-    """The cluster's YAML. Raises LaunchError if the run is not in object storage."""
+    """Return the cluster's YAML.
+
+    Raises:
+        LaunchError: the run is not in object storage.
+    """
     return fill("ray_cluster/cluster.yaml", job=needs_object_storage(job), save_seconds=SAVE_SECONDS)
 
 
 def submission(job: TrainingJob, address: str) -> list[str]:
-    """The command that hands the job to the cluster whose dashboard is at `address`."""
+    """Return the command that submits the job to the cluster whose dashboard is at `address`."""
     variables = {
         "MASKFLEET_RUN": job.run,
         "MASKFLEET_SETS": "\n".join(job.assignments),
@@ -57,7 +63,11 @@ def submission(job: TrainingJob, address: str) -> list[str]:
 
 
 def submit(job: RayCluster) -> str:
-    """Start or update the cluster, then hand the job to its head; returns what Ray says. Raises LaunchError."""
+    """Start or update the cluster, submit the job to its head, and return Ray's output.
+
+    Raises:
+        LaunchError: the run is not in object storage, or `ray` is missing or fails.
+    """
     with tempfile.TemporaryDirectory(prefix="maskfleet-launch-") as folder:
         cluster = Path(folder) / "cluster.yaml"
         cluster.write_text(render(job), "utf-8")
@@ -67,5 +77,9 @@ def submit(job: RayCluster) -> str:
 
 
 def submit_to(job: TrainingJob, address: str) -> str:
-    """Hand the job to a running cluster; returns what Ray says. Raises LaunchError."""
+    """Submit the job to a running cluster and return Ray's output.
+
+    Raises:
+        LaunchError: the run is not in object storage, or `ray` is missing or fails.
+    """
     return checked(submission(needs_object_storage(job), address))

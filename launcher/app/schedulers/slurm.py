@@ -1,7 +1,7 @@
 """Slurm: a batch script that starts Ray on the job's nodes, and `sbatch`.
 
-Maskfleet is taken from an environment that every node sees at the same path, as is usual on such clusters, or from an
-image of Apptainer.
+Maskfleet comes from an environment that every node sees at the same path, as is usual on such clusters, or from an
+Apptainer image.
 """
 
 from pathlib import Path
@@ -36,20 +36,20 @@ _OURS = {
     "output": "--log",
     "export": "--env",
 }
-"""Options of `sbatch` that have one of our own."""
+"""Options of `sbatch`, each with the option of ours that sets it."""
 _FIXED = {
     "array", "error", "gpus", "mem-per-cpu", "mem-per-gpu", "no-requeue", "ntasks", "ntasks-per-node", "open-mode",
     "parsable", "requeue", "signal", "wrap",
 }  # fmt: skip
-"""Those on which the script relies."""
+"""Options of `sbatch` that the script sets itself and relies on."""
 
 
 def _further(text: str) -> str:
     name = text.removeprefix("--").partition("=")[0]
     if name in _OURS:
-        raise ValueError(f"{_OURS[name]} says that")
+        raise ValueError(f"{_OURS[name]} sets this option")
     if name in _FIXED:
-        raise ValueError("the script relies on what it says of that itself")
+        raise ValueError("the script sets this option itself and relies on its value")
     return text
 
 
@@ -62,20 +62,21 @@ Directive = Annotated[
     AfterValidator(_further),
 ]
 NODES_OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run")
-"""Folders that every machine has for itself."""
+"""Folders that are local to each machine."""
 
 
 class SlurmJob(Launch):
     """A job for `sbatch`.
 
     Attributes:
-        bin: the folder of the `maskfleet` command, on every node.
-        log: where its output goes, in Slurm's own pattern.
-        time: the limit of one start, as Slurm spells it; the cluster's default if absent.
-        partition, account, qos, constraint: as for `sbatch`.
-        sbatch: further options of it, a line each.
-        container: an image that Apptainer takes, with Maskfleet in it: Ray and the run are inside.
-        setup: lines of shell that come before anything else, on the first node; the others inherit their variables.
+        bin: folder of the `maskfleet` command on every node.
+        log: file for the job's output, in Slurm's file name pattern.
+        time: time limit of one start, in Slurm's format; None: the cluster's default.
+        partition, account, qos, constraint: options of `sbatch`.
+        sbatch: further options of `sbatch`.
+        container: Apptainer image that contains Maskfleet; Ray and the run execute in it.
+        setup: lines of shell that the first node executes before anything else. The other nodes inherit their
+            variables.
     """
 
     bin: Printable
@@ -91,7 +92,7 @@ class SlurmJob(Launch):
 
     @property
     def placement(self) -> list[tuple[str, str]]:
-        """Where it runs and on whose account: (option, value)."""
+        """The options, as (option, value), that choose the nodes and the account to charge."""
         options = {
             "partition": self.partition,
             "account": self.account,
@@ -102,20 +103,28 @@ class SlurmJob(Launch):
 
 
 def seen_by_all(job: SlurmJob) -> SlurmJob:
-    """`job`, unless its nodes would each look for the run on a disk of their own. Raises LaunchError."""
+    """Return `job` if all its nodes see the run's folder.
+
+    Raises:
+        LaunchError: the job has several nodes, and the run lies in a folder that is local to each.
+    """
     if job.nodes == 1 or "://" in job.run or not any(Path(job.run).is_relative_to(own) for own in NODES_OWN):
         return job
     raise LaunchError(
-        f"{job.run} lies in a folder that every node has for itself, and the job has {job.nodes} nodes",
+        f"{job.run} lies in a folder that is local to each node, and the job has {job.nodes} nodes",
         remedy="create the run in object storage or on a disk that all nodes share: maskfleet init RECIPE RUN",
     )
 
 
 def render(job: SlurmJob) -> str:
-    """The batch script."""
+    """Return the batch script."""
     return fill("slurm/job.sh", job=job, save_seconds=SAVE_SECONDS, join_seconds=JOIN_SECONDS)
 
 
 def submit(job: SlurmJob) -> str:
-    """Hand it to `sbatch`; returns the job's number. Raises LaunchError."""
+    """Submit the script with `sbatch` and return the job's number.
+
+    Raises:
+        LaunchError: `sbatch` is missing or fails.
+    """
     return checked(["sbatch", "--parsable"], stdin=render(job)).split(";")[0].strip()

@@ -1,4 +1,4 @@
-"""What a check is, and what it is given. No torch here: the command that starts checks must outlive all of them."""
+"""What a check is, and what it receives. No torch here: the command that starts checks must survive all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Request(BaseModel):
     """How checks are carried out.
 
     Attributes:
-        form: on a GPU at full size, or on a CPU with small shapes.
-        recipes: whose networks are trained, measured and tried: bundled names or files.
-        folder: for what checks write; each has a folder of its own in it.
+        form: "gpu": on a GPU at full size; "cpu": on a CPU with small shapes.
+        recipes: bundled names or files of recipes whose networks are trained, measured and tried.
+        folder: folder of the check's files; every check gets one of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,7 +32,7 @@ class Request(BaseModel):
 
 @dataclass(frozen=True)
 class Bench:
-    """What a check works with. `folder` is its own, and empty."""
+    """The request, the report and the folder of one check. The folder is empty and belongs to this check alone."""
 
     request: Request
     report: Report
@@ -49,10 +49,10 @@ class Check:
 
     Attributes:
         about: what it shows, in one sentence.
-        function: `module:name`; it is called with a `Bench` and `arguments`.
-        gpu, cpu: seconds that it takes about, in either form.
-        figures: it measures speed; such checks come after all others.
-        beside: others may run beside it on a GPU: it measures neither time nor memory.
+        function: `module:name` of a function that is called with a `Bench` and `arguments`.
+        gpu, cpu: expected seconds in either form.
+        figures: whether it measures speed; such checks come after all others.
+        beside: whether other checks may run at the same time on a GPU, because it measures neither time nor memory.
         needs: modules without which it is skipped.
         environment: variables of its process.
     """
@@ -72,11 +72,17 @@ class Check:
         return self.gpu if form == "gpu" else self.cpu
 
     def limit(self, form: Form) -> float:
-        """Seconds after which its process is ended: a kernel that hangs must not take the other checks' time."""
+        """Return the seconds after which its process is killed, so that a kernel that hangs does not use up the other
+        checks' time.
+        """
         return (60.0 if form == "gpu" else 180.0) + 4.0 * self.seconds(form)  # a CPU may have other work
 
     def carry_out(self, bench: Bench) -> None:
-        """In the check's own process. Raises CannotRun."""
+        """Carry the check out in the current process.
+
+        Raises:
+            CannotRun: a module that the check needs is not installed, or the machine lacks something else.
+        """
         for name in self.needs:
             if find_spec(name) is None:
                 raise CannotRun(f"{name} is not installed")
@@ -86,8 +92,9 @@ class Check:
 
 
 def named(checks: Sequence[Check], names: Sequence[str]) -> list[Check]:
-    """Those of these names. Where no check has one, those whose name begins with it and a dash: `kernel` names all of
-    kernel-..."""
+    """Return the checks with these names. A name that no check has selects the checks whose names begin with it and a
+    dash: `kernel` selects all of kernel-...
+    """
     exact = {one.name for one in checks} & set(names)
     begun = tuple(f"{name}-" for name in names if name not in exact)
     return [one for one in checks if one.name in exact or one.name.startswith(begun)]

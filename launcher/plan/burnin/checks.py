@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are done: first what decides whether training is right, then figures."""
+"""All checks, in the order in which they run: first those that decide whether training is correct, then speed."""
 
 from launcher.plan.burnin.check import Check
 
@@ -231,7 +231,7 @@ CHECKS = (
 
 
 def checks_for(recipe: str | None) -> list[Check]:
-    """All; the speed of the user's recipe in place of others' where one is given."""
+    """Return all checks. If a recipe is given, its speed is measured in place of the default recipes' speeds."""
     left_out = "speed-own" if recipe is None else "speed-"
     return [
         check

@@ -12,7 +12,7 @@ TARGET = "launcher.plan.burnin.child:serve"
 
 
 def serve(request: Message, line: Line) -> None:
-    """Its last mark tells how the check ended."""
+    """Carry out one check. The last mark tells how the check ended."""
     check = next(one for one in CHECKS if one.name == request["check"])
     report = Report(lambda what: line.report(**what))
     try:

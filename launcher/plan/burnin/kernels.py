@@ -1,6 +1,7 @@
-"""Checks of the fused attention's kernels: compiled, held to the formula in fp64, timed, repeated, and far into memory.
+"""Checks of the fused attention kernels: compiled, compared with the formula in fp64, timed, repeated, and at high
+offsets.
 
-On a CPU they run under Triton's interpreter, on short rows; it multiplies fp32 and fp16.
+On a CPU they run under Triton's interpreter, on short rows, in fp32 and fp16.
 """
 
 import time
@@ -50,7 +51,7 @@ _FAR_BYTES = 70e9  # that gradients of tensors beyond that need
 
 
 def form(bench: Bench, name: str) -> None:
-    """One form of scores in every precision, dropout and size of scores; and long rows."""
+    """Check one form of scores in every precision, dropout rate and size of scores, and on long rows."""
     shape = FORMS[name]
     lengths = _GPU_LENGTHS if bench.gpu else _CPU_LENGTHS
     for dtype in _dtypes(bench):
@@ -68,8 +69,9 @@ def form(bench: Bench, name: str) -> None:
 
 
 def timed(bench: Bench) -> None:
-    """How long every form takes: on a GPU 32 rows of 512 with 12 heads, interpreted one short row. Then the other
-    kernels."""
+    """Measure the time of every form, then of the other kernels. On a GPU: 32 rows of 512 with 12 heads; interpreted:
+    one short row.
+    """
     for name, shape in FORMS.items():
         for dtype in (torch.bfloat16, torch.float16) if bench.gpu else (torch.float32,):
             size = Size((512,) * 32, 12, _WIDTH, dtype, 0.1) if bench.gpu else Size((16,), 1, 16, dtype, 0.1)
@@ -78,12 +80,12 @@ def timed(bench: Bench) -> None:
 
 
 def _dtypes(bench: Bench) -> tuple[torch.dtype, ...]:
-    """The interpreter takes no bf16."""
+    """Return the dtypes to check; the interpreter does not support bf16."""
     return tuple(_ERROR) if bench.gpu else (torch.float32, torch.float16)
 
 
 def _first(bench: Bench, shape: Form, size: Size) -> None:
-    """The first launch of each kernel compiles it."""
+    """Launch a kernel for the first time, which compiles it."""
     what = f"compiled in {_name(size.dtype)}"
     with bench.report.attempt(what):
         began = time.perf_counter()
@@ -94,7 +96,7 @@ def _first(bench: Bench, shape: Form, size: Size) -> None:
 
 
 def _hold(bench: Bench, shape: Form, size: Size, rows: str) -> None:
-    """Context and every gradient against the formula in fp64."""
+    """Compare context and every gradient with the formula in fp64."""
     what = f"{_name(size.dtype)}, {rows}, dropout {size.dropout:g}"
     with bench.report.attempt(what):
         given = problem(shape, size, device_of(bench))
@@ -116,7 +118,7 @@ def _by_formula(given: Problem, dtype: torch.dtype, *, cancels: bool = True) -> 
 
 
 def _time(bench: Bench, name: str, shape: Form, size: Size) -> None:
-    """Forward, and forward with backward."""
+    """Measure the forward pass, and forward and backward passes together."""
     device = device_of(bench)
     what = f"{name}, {_name(size.dtype)}, {len(size.lengths)} rows of {size.lengths[0]}, {size.heads} heads"
     with bench.report.attempt(what):
@@ -136,7 +138,7 @@ def _time(bench: Bench, name: str, shape: Form, size: Size) -> None:
 
 
 def widths(bench: Bench) -> None:
-    """Heads of other widths than 64, with padding among them."""
+    """Check heads that are not 64 wide, including widths that need padding."""
     wide, lengths = (_WIDTHS, _GPU_LENGTHS) if bench.gpu else ((5, 24), (0, 1, 20))
     for name in ("plain", "deberta"):
         for width in wide:
@@ -146,7 +148,7 @@ def widths(bench: Bench) -> None:
 
 
 def windows(bench: Bench) -> None:
-    """Windows, and rows that end, at the edges of tiles."""
+    """Check windows and rows that end at the edges of tiles."""
     edges = _EDGES if bench.gpu else (3, 15, 16)
     for window in edges:
         lengths = (window, window + 1, window + 2, 2 * window + 1) if bench.gpu else (window, window + 2)
@@ -156,7 +158,7 @@ def windows(bench: Bench) -> None:
 
 
 def repeated(bench: Bench) -> None:
-    """Forward and backward five times: equal bits, whatever order programs run in."""
+    """Check that forward and backward passes give equal bits five times, in whatever order programs run."""
     names = FORMS if bench.gpu else {name: FORMS[name] for name in ("plain", "deberta", "xlnet-content")}
     for name, shape in names.items():
         with bench.report.attempt(name):
@@ -172,7 +174,7 @@ def repeated(bench: Bench) -> None:
 
 
 def drawn(bench: Bench) -> None:
-    """Every draw of a device against the CPU's, bit for bit."""
+    """Compare every draw of the device with the CPU's, bit for bit."""
     device, report = device_of(bench), bench.report
     keys = torch.randint(-(2**62), 2**62, (1000,), generator=torch.Generator().manual_seed(1))
     draw = torch.tensor(-(2**61) + 12345)
@@ -198,7 +200,10 @@ def drawn(bench: Bench) -> None:
 
 
 def _same_mask(bench: Bench, rate: float) -> bool:
-    """Queries of 0 weigh all keys alike, and values of one 1 each show which of them were kept."""
+    """Return whether the kernel drops the same probabilities as the formula.
+
+    Queries of 0 weigh all keys equally, and one-hot values show which keys were kept.
+    """
     length, heads, device = (130 if bench.gpu else 20), 2, device_of(bench)
     width = 16
     given = problem(Form(), Size((length,), heads, width, torch.float32, rate), device)
@@ -221,9 +226,9 @@ def _on_cpu(layout: Layout) -> Layout:
 
 
 def offsets(bench: Bench) -> None:
-    """Rows that begin beyond element 2^31 of every tensor have the bits of the same rows at the beginning.
+    """Check that rows beyond element 2^31 of every tensor have the same bits as the same rows at the beginning.
 
-    On a CPU the forward pass alone: memory that is never touched costs nothing there, and gradients would touch it.
+    On a CPU only the forward pass is checked: untouched memory costs nothing there, and gradients would touch it.
     """
     device, heads, width = device_of(bench), 16, _WIDTH
     dtype = torch.bfloat16 if bench.gpu else torch.float16
@@ -264,7 +269,7 @@ def _far_gradients(
 
 
 def trial(bench: Bench) -> None:
-    """The trial that a run makes at its first start: every kernel of attention that a recipe's networks may use."""
+    """Run the trial that a run makes at its first start: every attention kernel that the recipes' networks may use."""
     from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of
 
     gpu = gpu_here() if bench.gpu else None

@@ -1,4 +1,4 @@
-"""What the machine is, and what it can do at most: matrix products by dtype, and the bandwidth of memory."""
+"""What the machine is, and what it reaches at most: matrix products by dtype, and memory bandwidth."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ _WARM, _TIMED = 3, 10
 
 
 def describe(form: Form | None, recipes: str) -> Machine:
-    """This machine, with the driver asked."""
+    """Describe this machine; this asks the GPU's driver. `form` None: a GPU where there is one."""
     gpu = torch.cuda.is_available() if form is None else form == "gpu"
     facts = _facts(gpu)
     told = "\n".join(
@@ -45,7 +45,7 @@ def describe(form: Form | None, recipes: str) -> Machine:
 
 
 def _facts(gpu: bool) -> dict[str, str]:
-    """Nothing that changes while the machine is the same."""
+    """Return facts by name. None of them changes while the machine stays the same."""
     found = {
         "Python": platform.python_version(),
         "system": platform.platform(terse=True),
@@ -95,7 +95,9 @@ def _processor() -> str:
 
 
 def seconds_of(function: Callable[[], object], device: torch.device, timed: int = _TIMED) -> float:
-    """Median seconds of a call. On a GPU by events on its stream, so the host's own pace does not count."""
+    """Return the median seconds of a call. On a GPU, events on its stream measure it, so that the host's speed does
+    not count.
+    """
     on_cpu = device.type != "cuda"  # where a call may be interpreted, and take seconds
     for _ in range(1 if on_cpu else _WARM):
         function()
@@ -122,13 +124,13 @@ def device_of(bench: Bench) -> torch.device:
 
 
 def known_gpu() -> Gpu | None:
-    """The vendor's figures of this machine's first GPU; None where they are not known."""
+    """Return the vendor's figures of this machine's first GPU, or None if they are unknown."""
     kind = torch.cuda.get_device_properties(0)
     return gpu_of_device(kind.name, kind.total_memory)
 
 
 def peaks(bench: Bench) -> None:
-    """Products of square matrices, and copies within memory, against the vendor's figures."""
+    """Compare products of square matrices, and copies within memory, with the vendor's figures."""
     device, report = device_of(bench), bench.report
     known = known_gpu() if bench.gpu else None
     for name, dtype in _DTYPES.items():
@@ -154,7 +156,7 @@ def peaks(bench: Bench) -> None:
 
 
 def _products(device: torch.device, dtype: torch.dtype, *, tf32: bool = False) -> float:
-    """FLOP/s of the quickest of some sizes."""
+    """Return the FLOP/s of the fastest of several sizes."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
@@ -172,7 +174,7 @@ def _square(device: torch.device, dtype: torch.dtype, size: int) -> float:
 
 
 def _traffic(device: torch.device) -> list[tuple[str, float, Callable[[], object]]]:
-    """What, bytes that it moves, and the step."""
+    """Return (what, bytes moved, step to time) for each kind of memory traffic."""
     size = (2 << 30) if device.type == "cuda" else (64 << 20)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -180,7 +182,7 @@ def _traffic(device: torch.device) -> list[tuple[str, float, Callable[[], object
 
 
 def environment(bench: Bench) -> None:
-    """What is installed, and whether the driver, torch and Triton go together."""
+    """Report what is installed, and check that driver, torch and Triton work together."""
     report = bench.report
     for what, found in describe(bench.request.form, "").facts.items():
         report.figure(what, found)
@@ -193,7 +195,10 @@ def environment(bench: Bench) -> None:
 
 
 def _built_for_it() -> bool:
-    """Compiled code runs on GPUs of its own generation and later minor revisions; PTX on any later one."""
+    """Return whether torch was built for this GPU.
+
+    Compiled code runs on GPUs of its own generation with the same or a later minor revision, PTX on any later GPU.
+    """
     major, minor = torch.cuda.get_device_capability(0)
     for arch in torch.cuda.get_arch_list():
         kind, _, digits = arch.partition("_")
@@ -206,6 +211,6 @@ def _built_for_it() -> bool:
 
 
 def serve(request: Report, line: Line) -> None:
-    """Tells what the machine is, in a process of its own. No `form`: on a GPU where there is one."""
+    """Report what the machine is, from a process of its own. `form` None: a GPU where there is one."""
     found = describe(request["form"], " ".join(request["recipes"]))
     line.report(machine=found.model_dump(mode="json"))

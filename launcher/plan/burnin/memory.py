@@ -1,4 +1,4 @@
-"""Checks of memory: what was estimated against the peak, and what happens where memory gives out."""
+"""Checks of memory: the estimate against the peak, and what happens when memory runs out."""
 
 import gc
 import resource
@@ -25,7 +25,9 @@ _STATUS, _HIGH_WATER = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def estimated(bench: Bench) -> None:
-    """The peak of two steps of each recipe, with as many rows as the estimate says fit, 16 at most."""
+    """Compare the peak of two steps of each recipe with its estimate. Microbatches have as many rows as the estimate
+    says fit, at most 16.
+    """
     with joined(device_of(bench), bench.folder):
         for name in bench.request.recipes:
             with bench.report.attempt(name):
@@ -57,7 +59,7 @@ def _peak(bench: Bench, recipe: Recipe) -> None:
 
 
 def _begin(bench: Bench) -> int:
-    """Bytes in use, from which a peak is counted."""
+    """Return the bytes in use, from which the peak is counted."""
     if bench.gpu:
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
@@ -81,8 +83,10 @@ def _release(bench: Bench) -> None:
 
 
 def shortage(bench: Bench) -> None:
-    """With little memory left, a rehearsal finds that a large microbatch does not fit. A step with it raises an
-    error that is known for what it is. Training goes on with small ones, to the same losses as before."""
+    """Check three things with little memory left. A rehearsal finds that a large microbatch does not fit. A step with
+    it raises an error that is recognised as a lack of memory. Training continues with small microbatches and the same
+    losses as before.
+    """
     with joined(device_of(bench), bench.folder):
         recipe = recipe_of(bench, bench.request.recipes[0])
         length = recipe.phases[0].length
@@ -124,7 +128,7 @@ def _short(bench: Bench, engine: Engine, large: Steps, small: Steps) -> None:
 
 @contextmanager
 def _limited(bench: Bench) -> Iterator[None]:
-    """About 2 GiB more than are in use on a GPU, and as many addresses on a CPU."""
+    """Limit memory to about 2 GiB more than is in use on a GPU; on a CPU limit the address space in the same way."""
     if bench.gpu:
         total = torch.cuda.get_device_properties(0).total_memory
         share = (torch.cuda.memory_reserved() + (2 << 30)) / total

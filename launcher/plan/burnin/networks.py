@@ -1,4 +1,4 @@
-"""Networks that checks train: a recipe's own, at its own size on a GPU and small on a CPU, on random rows."""
+"""Networks that checks train on random rows: a recipe's own, in full size on a GPU and small on a CPU."""
 
 import os
 from collections import Counter
@@ -34,7 +34,9 @@ _FIRST = 8  # ids below are special tokens
 
 
 def recipe_of(bench: Bench, name: str, *, dropout: float | None = None) -> Recipe:
-    """The recipe with a known vocabulary; on a CPU its small form. `dropout`: all of its rates, None: its own."""
+    """Return the recipe with a known vocabulary, in its small form on a CPU. `dropout` replaces all of its rates;
+    None keeps them.
+    """
     if not bench.gpu:
         return small(name, dropout)
     recipe = load(name)
@@ -42,7 +44,7 @@ def recipe_of(bench: Bench, name: str, *, dropout: float | None = None) -> Recip
 
 
 def small(name: str, dropout: float | None = None) -> Recipe:
-    """The recipe for seconds on a CPU, its vocabulary included."""
+    """Return the recipe in a form that trains in seconds on a CPU, with a small vocabulary."""
     recipe = tiny(load(name))
     model = recipe.model.model_copy(update={"vocab": _VOCABULARY})
     return with_dropout(recipe.model_copy(update={"model": model}), dropout)
@@ -59,7 +61,9 @@ def with_dropout(recipe: Recipe, rate: float | None) -> Recipe:
 
 @contextmanager
 def joined(device: torch.device, folder: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
-    """torch's group of the ranks, which DeepSpeed wants of a single one, too. They meet at a file in `folder`."""
+    """Join torch's process group, which DeepSpeed needs even for a single rank. Ranks meet through a file in
+    `folder`.
+    """
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
     os.environ.update({name: str(value) for name, value in place.items()})
     if device.type == "cuda":
@@ -73,7 +77,7 @@ def joined(device: torch.device, folder: Path, rank: int = 0, world: int = 1) ->
 
 
 def built(recipe: Recipe, pieces: Pieces | None = None) -> ObjectiveModule:
-    """With the same fresh weights on any machine."""
+    """Build the recipe's network with fresh weights that are the same on any machine."""
     model = objective_module(
         recipe.model, recipe.objective, checkpoint_activations=recipe.activation_checkpointing
     )
@@ -84,7 +88,7 @@ def built(recipe: Recipe, pieces: Pieces | None = None) -> ObjectiveModule:
 
 
 def engine_of(recipe: Recipe, stage: int, precision: Precision, pieces: Pieces | None = None) -> Engine:
-    """On this process's device: a GPU if it sees one. Stage 3 shards even the smallest parameter."""
+    """Return an engine on this process's device: a GPU if it sees one. Stage 3 shards even the smallest parameter."""
     model = built(recipe, pieces)
     config = EngineConfig(
         stage,  # type: ignore[arg-type]
@@ -98,8 +102,11 @@ def engine_of(recipe: Recipe, stage: int, precision: Precision, pieces: Pieces |
 def random_rows(
     recipe: Recipe, lengths: Sequence[int], seed: int, device: torch.device, first: int = 0
 ) -> Batch:
-    """Rows of random ids, with as many targets as in the recipe's first phase and all else that its objective reads.
-    `first`: number of the first row in its step."""
+    """Return rows of random ids, with as many targets as in the recipe's first phase, and all else that its objective
+    reads.
+
+    `first` is the number of the first row in its step.
+    """
     phase = recipe.phases[0]
     draws = torch.Generator().manual_seed(seed)
     count, vocabulary = sum(lengths), recipe.model.vocabulary
@@ -129,7 +136,9 @@ def random_rows(
 
 
 def uneven(recipe: Recipe, rows: int, length: int) -> list[int]:
-    """Lengths of rows from a quarter of `length` on; all alike where the model carries memory from row to row."""
+    """Return lengths of rows from `length` down to a quarter of it; all are `length` if the model carries memory from
+    row to row.
+    """
     if isinstance(recipe.model, XlnetConfig):
         return [length] * rows
     return [length - (length * 3 // 4) * row // max(1, rows - 1) for row in range(rows)]
@@ -137,10 +146,12 @@ def uneven(recipe: Recipe, rows: int, length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of training on random rows, the same ones on any device.
+    """Steps of training on random rows, which are the same on any device.
 
     Attributes:
-        microbatches: of a step. rows, length: of a microbatch. even: all rows are as long, and not down to a quarter.
+        microbatches: number of microbatches in a step.
+        rows, length: number of rows in a microbatch, and tokens in a row.
+        even: whether all rows are `length` long; otherwise they shrink to a quarter of it.
     """
 
     recipe: Recipe
@@ -160,7 +171,7 @@ class Steps:
         return RankBatch(step, batches, self.microbatches)
 
     def counts(self, engine: Engine, work: RankBatch) -> dict[str, float]:
-        """Targets of the step, by term."""
+        """Return the number of targets in the step, by loss term."""
         objective = engine.objective
         assert isinstance(objective, ObjectiveModule)
         counts: Counter[str] = Counter()
@@ -169,7 +180,7 @@ class Steps:
         return {name: float(count) for name, count in counts.items()}
 
     def take(self, engine: Engine, step: int) -> tuple[dict[str, float], Update]:
-        """One step; this rank's sums, and the update of the last group."""
+        """Take one step; return this rank's sums, and the update of the last update group."""
         work = self.work(engine, step)
         counts, memories = self.counts(engine, work), dict[int, tuple[Tensor, ...]]()
         sums: dict[str, float] = {}
@@ -182,7 +193,7 @@ class Steps:
 
 
 def losses(sums: dict[str, float]) -> dict[str, float]:
-    """Mean loss of each term."""
+    """Return the mean loss of each term."""
     return {
         name.removesuffix("_loss"): value / max(1.0, sums[f"{name.removesuffix('_loss')}_targets"])
         for name, value in sums.items()

@@ -1,4 +1,4 @@
-"""The page of a burn-in: pass or fail of every check, and its figures. One HTML file, styled as a run's report."""
+"""The page of a burn-in: every check with its result and figures. One HTML file, styled like a run's report."""
 
 from collections.abc import Sequence
 from html import escape
@@ -19,7 +19,7 @@ _STATES = {
 
 
 def render(record: BurninRecord, checks: Sequence[Check]) -> str:
-    """The page's HTML. `checks`: those that were asked for; others on record are shown too."""
+    """Return the page's HTML. `checks` are those that were asked for; others on record are shown too."""
     machine = record.machine
     found = {} if machine is None else record.of(machine.identity)
     asked = {check.name: check for check in checks}
@@ -83,7 +83,7 @@ def _row(line: Measured) -> list[str]:
 
 
 def spelt(found: float | str, unit: str) -> str:
-    """A figure with four digits and its unit."""
+    """Return a figure with four digits and its unit."""
     if isinstance(found, str):
         return found
     size = abs(found)

@@ -1,4 +1,4 @@
-"""Random problems for the fused attention, of every form that a family has, and their formula in fp64.
+"""Random inputs for the fused attention, in every form that a model family needs, and the formula in fp64.
 
 Shapes: as in `encoder_core/kernels/operands.py`.
 """
@@ -22,7 +22,7 @@ _FEW = 0.2  # of the tokens that are queries, where not all are
 
 @dataclass(frozen=True)
 class Form:
-    """Which terms scores have, and what queries see."""
+    """Which terms scores have, and which keys queries see."""
 
     table_a: bool = False
     table_b: bool = False
@@ -51,7 +51,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Size:
-    """Of a problem: rows of these lengths, heads of this width; `scores` multiplies the queries."""
+    """The size of a problem: lengths of its rows, number and width of its heads; `scores` multiplies the queries."""
 
     lengths: tuple[int, ...]
     heads: int
@@ -63,7 +63,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Problem:
-    """What `fused_attention` is given. `inputs`: all that has a gradient, by name; `layout`: the rest."""
+    """The inputs of `fused_attention`. `inputs`: every tensor that has a gradient, by name; `layout`: the rest."""
 
     inputs: dict[str, Tensor]
     layout: Layout
@@ -73,14 +73,14 @@ class Problem:
         return Terms(**{name: x for name, x in self.inputs.items() if name not in ("q", "k", "v")})
 
     def to(self, dtype: torch.dtype) -> "Problem":
-        """The same numbers in `dtype`, leaves of a graph of their own."""
+        """Return the same numbers in `dtype`, as leaves of a graph of their own."""
         return Problem(
             {n: x.detach().to(dtype).requires_grad_() for n, x in self.inputs.items()}, self.layout
         )
 
 
 def problem(form: Form, size: Size, device: torch.device, seed: int = 0) -> Problem:
-    """The same numbers on any device: they are drawn on the CPU."""
+    """Return a random problem. It has the same numbers on any device, because they are drawn on the CPU."""
     draws = torch.Generator().manual_seed(seed)
     tokens, longest, rows = sum(size.lengths), max(size.lengths, default=0), len(size.lengths)
     carried = (longest // 4 // 4 * 4 if longest >= 16 else 3) if form.carried else 0
@@ -145,7 +145,9 @@ _PATCH = "_patch_lang_tensor"  # Triton's own, up to 3.9 at least
 
 @cache
 def mend_interpreter() -> None:
-    """Triton's interpreter up to 3.7.0 makes whole numbers of arrays of one, which NumPy refuses from 2.5 on."""
+    """Patch Triton's interpreter, which up to 3.7.0 converts arrays of one element to integers; NumPy rejects that
+    from 2.5 on.
+    """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     from triton.runtime import interpreter
@@ -162,17 +164,18 @@ def mend_interpreter() -> None:
 
 
 def kernels(given: Problem) -> Tensor:
-    """The context by the fused kernels."""
+    """Return the context as the fused kernels compute it."""
     mend_interpreter()
     inputs = given.inputs
     return fused_attention(inputs["q"], inputs["k"], inputs["v"], given.terms, given.layout)
 
 
 def formula(given: Problem, *, cancels: bool = True) -> Tensor:
-    """The context [M, N, D] from every score, row after row, in the precision of the inputs.
+    """Return the context [M, N, D] from every score, row after row, in the precision of the inputs.
 
-    `cancels` false: a score's derivative is the probability times that by the probability, and the mean that a softmax
-    takes off it stays: how large derivatives are before they cancel, and so how far off rounding may leave them.
+    With `cancels` false, the derivative of a score is its probability times the derivative by that probability: the
+    mean that a softmax subtracts is left in. This shows how large derivatives are before they cancel, and so what
+    error rounding may leave.
     """
     context, layout = 0.0 * given.inputs["q"], given.layout
     for row, (start, stop) in enumerate(pairwise(layout.cu_seqlens.tolist())):
@@ -191,7 +194,7 @@ def formula(given: Problem, *, cancels: bool = True) -> Tensor:
 def _weights(
     given: Problem, row: int, queries: Tensor, positions: Tensor, bounds: tuple[int, int], cancels: bool
 ) -> tuple[Tensor, Tensor]:
-    """[N, Q, K] after dropout, and which keys are meant."""
+    """Return the probabilities [N, Q, K] after dropout, and the keys [K] that they are of."""
     layout, carried = given.layout, given.layout.carried
     first = bounds[0] + row * carried
     keys = torch.arange(first, bounds[1] + (row + 1) * carried, device=queries.device)
@@ -214,7 +217,7 @@ def _weights(
 
 
 def kept_by_formula(layout: Layout, queries: Tensor, keys: int, heads: int) -> Tensor:
-    """[N, Q, K] bool, the probabilities that dropout keeps, by plain operations."""
+    """Return [N, Q, K] bool, true where dropout keeps the probability, by plain operations."""
     assert layout.draws is not None
     places = head_keys(layout.draws[queries], range(heads)).t()
     numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(keys))
@@ -222,8 +225,11 @@ def kept_by_formula(layout: Layout, queries: Tensor, keys: int, heads: int) -> T
 
 
 def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tensor) -> Iterator[Tensor]:
-    """The score's, [N, Q, K] each. Products with tables are made for all distances and then looked up: a table's rows
-    for each pair of tokens would not fit into memory."""
+    """Yield the terms of the scores, [N, Q, K] each.
+
+    Products with tables are computed for all distances and then looked up, because a table's rows for each pair of
+    tokens would not fit into memory.
+    """
     inputs, layout = given.inputs, given.layout
     place = apart if layout.signs is None else apart * layout.signs[row]
     place = (place + layout.center)[None].expand(inputs["q"].shape[1], -1, -1)
@@ -245,7 +251,7 @@ def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tenso
 
 
 def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
-    """The context, and the gradients of a weighted sum of it, by name."""
+    """Return the context, and the gradients of a weighted sum of it, by name."""
     weights = torch.linspace(-1, 2, max(1, context.numel()), device=context.device, dtype=torch.float64)
     sums = (context * weights[: context.numel()].view_as(context).to(context.dtype)).sum()
     gradients = torch.autograd.grad(
@@ -257,8 +263,11 @@ def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
 def error(
     found: dict[str, Tensor], exact: dict[str, Tensor], scale: dict[str, Tensor] | None = None
 ) -> tuple[float, float]:
-    """The largest relative error of a tensor, and the largest that is proportional to it: rounding has none of that.
-    Relative to `scale` where that is larger than what is exact."""
+    """Return the largest relative error of any tensor, and the largest part of an error that is proportional to its
+    tensor.
+
+    Rounding causes no proportional error. Errors are relative to `scale` where it is larger than the exact value.
+    """
     worst, biased = 0.0, 0.0
     for name, wanted in exact.items():
         if not wanted.numel():

@@ -1,4 +1,4 @@
-"""What a burn-in has found so far, as a JSON file that is written whole after each check."""
+"""The record of a burn-in: a JSON file that is rewritten after each check."""
 
 import json
 from datetime import UTC, datetime
@@ -17,8 +17,8 @@ RECORD, PAGE = "burnin.json", "burnin.html"
 _BEGUN = 2  # starts that ended in the middle of a check, after which it is taken for what ended them
 
 Status = Literal["passed", "failed", "died", "late", "skipped"]
-"""`died`: its process was killed or crashed. `late`: its process took too long and was ended. `skipped`: this machine
-lacks what it needs."""
+"""`died`: the check's process was killed or crashed. `late`: its process took too long and was killed. `skipped`: this
+machine lacks what the check needs."""
 
 
 class _Part(BaseModel):
@@ -26,12 +26,15 @@ class _Part(BaseModel):
 
 
 class Outcome(_Part):
-    """Of one check.
+    """The outcome of one check.
 
     Attributes:
-        identity: of code and machine (`Machine.identity`).
-        device: that it ran on. began: when. seconds: that it took.
-        lines: what it found. why: what ended it, or why it was skipped; empty where it passed.
+        identity: digest of code and machine (`Machine.identity`).
+        device: name of the device that it ran on.
+        began: time of its start, UTC in ISO 8601.
+        seconds: time that it took.
+        lines: its findings.
+        why: what ended it, or why it was skipped; empty if it passed.
     """
 
     status: Status
@@ -45,11 +48,12 @@ class Outcome(_Part):
 
 
 class Machine(_Part):
-    """Where checks run.
+    """The machine on which checks run.
 
     Attributes:
-        identity: a digest of all of this, of our own code, and of what was asked for.
-        device: the GPU's or the processor's name. gpus: how many there are.
+        identity: digest of these facts, of our own code, and of the recipes asked for.
+        device: name of the GPU or the processor.
+        gpus: number of GPUs.
         facts: versions, driver, memory and the like, by name.
     """
 
@@ -61,7 +65,7 @@ class Machine(_Part):
 
 
 class BurninRecord(_Part):
-    """The whole file. `running`: checks that were begun and whose end is not on record, and how often they were."""
+    """The whole file. `running`: how often each check was begun whose end is not on record."""
 
     version: Literal[1] = 1
     machine: Machine | None = None
@@ -70,13 +74,16 @@ class BurninRecord(_Part):
     outcomes: dict[str, Outcome] = {}
 
     def of(self, identity: str) -> dict[str, Outcome]:
-        """What was found by this code on this machine, by check."""
+        """Return the outcomes, by check, of this code on this machine."""
         return {name: one for name, one in self.outcomes.items() if one.identity == identity}
 
 
 class RecordFile:
-    """The record in `folder`. What is there but cannot be read is put aside under another name. Raises
-    BurninError: a newer version wrote it."""
+    """The record in `folder`. An unreadable file there is renamed and a new one begun.
+
+    Raises:
+        BurninError: a newer version wrote the file.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORD
@@ -95,8 +102,9 @@ class RecordFile:
             return BurninRecord()
 
     def settle(self, machine: Machine) -> None:
-        """From here on of this machine. Checks that were running when the last start ended were interrupted; those for
-        which it was the second time died."""
+        """Set the machine of this burn-in. Checks that were running when the last burn-in ended count as interrupted,
+        and as `died` the second time.
+        """
         often = {name: starts for name, starts in self.record.running.items() if starts >= _BEGUN}
         died = {
             name: Outcome(
@@ -118,7 +126,7 @@ class RecordFile:
         self._write(running={**self.record.running, name: starts})
 
     def end(self, name: str, outcome: Outcome | None) -> None:
-        """`outcome` None: it was ended without a fault of its own, and is as if it had not begun."""
+        """Record the outcome of a check. None: it was stopped without a fault of its own, and counts as not begun."""
         running = {other: starts for other, starts in self.record.running.items() if other != name}
         new = {} if outcome is None else {name: outcome}
         self._write(running=running, outcomes={**self.record.outcomes, **new})

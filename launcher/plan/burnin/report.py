@@ -1,4 +1,4 @@
-"""What a check finds, line by line, and what it says of itself."""
+"""The findings of a check, line by line, and the marks of its progress."""
 
 import math
 import traceback
@@ -13,14 +13,14 @@ _SAID = 2000  # characters of what went wrong
 
 
 class Measured(BaseModel):
-    """One line of what a check found.
+    """One finding of a check.
 
     Attributes:
-        what: was measured or compared.
-        found: a figure, or words; None where nothing came of it.
-        unit: of the figure.
-        bound: what the figure may be at most, or with `least` at least; None where nothing is held against it.
-        right: whether it is what it should be; None where nobody can say.
+        what: what was measured or compared.
+        found: a figure, or words; None if there is no result.
+        unit: unit of the figure.
+        bound: the largest figure allowed, or with `least` the smallest; None if no bound applies.
+        right: whether the finding is as it should be; None if that is unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -34,11 +34,11 @@ class Measured(BaseModel):
 
 
 class Mark(BaseModel):
-    """What a check's process says of itself.
+    """A mark that a check's process sends about itself.
 
     Attributes:
-        kind: `doing`: what comes next; `failed`: an error ended the check; `skipped`: this machine lacks what it needs;
-            `ended`: it came to its end.
+        kind: `doing`: what it does next. `failed`: an error ended the check. `skipped`: this machine lacks what it
+            needs. `ended`: it has finished.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,17 +52,17 @@ class CannotRun(Exception):
 
 
 class Report:
-    """Hands measurements and marks on, one by one and at once, so that they outlive the check's process."""
+    """Sends measurements and marks one by one and at once, so that they outlive the check's process."""
 
     def __init__(self, hand_on: Callable[[dict[str, Any]], None]) -> None:
         self._hand_on = hand_on
 
     def figure(self, what: str, found: float | str, unit: str = "") -> None:
-        """A figure that nothing is held against."""
+        """Report a figure without a bound."""
         self._write(Measured(what=what, found=_finite(found), unit=unit))
 
     def at_most(self, what: str, found: float, bound: float, unit: str = "") -> None:
-        """A figure that is wrong if it is larger than `bound`, or no number."""
+        """Report a figure that is wrong if it exceeds `bound` or is not a number."""
         right = found <= bound
         self._write(Measured(what=what, found=_finite(found), unit=unit, bound=bound, right=right))
 
@@ -73,11 +73,11 @@ class Report:
         )
 
     def holds(self, what: str, right: bool, found: str = "") -> None:
-        """Something that is true or false."""
+        """Report a statement that is true or false."""
         self._write(Measured(what=what, found=found or ("yes" if right else "no"), right=right))
 
     def doing(self, text: str) -> None:
-        """What comes next: if the process dies of it, this is known."""
+        """Report what comes next, so that it is known if the process dies of it."""
         self._write(Mark(kind="doing", text=text))
 
     def mark(self, kind: Literal["failed", "skipped", "ended"], text: str = "") -> None:
@@ -85,7 +85,7 @@ class Report:
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """An error inside is a finding of its own, and the check goes on."""
+        """Turn an error inside into a finding, so that the check continues."""
         self.doing(what)
         try:
             yield
@@ -100,7 +100,7 @@ class Report:
 
 
 def said(error: BaseException) -> str:
-    """An error in few words: its kind, its message, and the last place of ours."""
+    """Describe an error in a few words: its kind, its message, and the last line of our code in its traceback."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename
     ]

@@ -1,7 +1,7 @@
-"""A burn-in: checks, each in a process of its own, until all are done or the time is over. On a GPU several at a time.
+"""A burn-in: checks, each in a process of its own, until all are done or time is up. On a GPU several run at a time.
 
-What passed with the same code on the same machine is not done again. A check whose process died or hung is not begun
-again either, unless it is asked for by name: it may take the machine with it.
+A check that passed with the same code on the same machine is not repeated. A check whose process died or hung is
+repeated only if it is asked for by name, because it may crash the machine.
 """
 
 import os
@@ -33,12 +33,15 @@ _LEFT_S = 5.0  # a check is not begun with less time
 
 @dataclass(frozen=True)
 class BurninRequest:
-    """What a burn-in is asked for.
+    """The request for a burn-in.
 
     Attributes:
-        checks: in the order in which they are to be done. named: they were asked for by name.
-        recipes: see `Request`. minutes: that it may take; None: as many as it takes.
-        form: None: on a GPU where there is one.
+        checks: the checks, in order.
+        recipes: recipes of `Request`.
+        folder: folder of record, page and compiled code.
+        minutes: time limit; None: no limit.
+        form: form of the checks; None: "gpu" where there is a GPU.
+        named: whether the checks were asked for by name.
     """
 
     checks: Sequence[Check]
@@ -51,7 +54,7 @@ class BurninRequest:
 
 @dataclass(frozen=True)
 class Burnin:
-    """What is on record afterwards, and which checks were left for another start."""
+    """The outcomes on record after a burn-in, and the checks that are left for another start."""
 
     machine: Machine
     outcomes: dict[str, Outcome]
@@ -63,9 +66,11 @@ class Burnin:
 
 
 def burn_in(wanted: BurninRequest, tell: Callable[[str], None]) -> Burnin:
-    """Do what is wanted; record and page lie in its folder after each check. `tell` gets lines for a person.
+    """Carry out the checks of `wanted`, and update record and page after each. `tell` receives lines for a person.
 
-    Raises BurninError: this machine cannot even be asked what it is. OutputError: the folder cannot be written.
+    Raises:
+        BurninError: the machine cannot be described, because torch or the driver does not answer.
+        OutputError: the folder cannot be written.
     """
     deadline = float("inf") if wanted.minutes is None else time.monotonic() + 60 * wanted.minutes
     file = RecordFile(wanted.folder)
@@ -87,14 +92,16 @@ def burn_in(wanted: BurninRequest, tell: Callable[[str], None]) -> Burnin:
 
 
 def _jobs(machine: Machine) -> int:
-    """Checks on a GPU wait for compilers and for the CPU that they compare it with, most of the time."""
+    """Return how many checks run at a time. On a GPU they mostly wait for compilers and for the CPU that they are
+    compared with.
+    """
     cores = len(os.sched_getaffinity(0))
     return max(1, min(_MOST_JOBS, cores // _CORES)) if machine.form == "gpu" else 1
 
 
 @dataclass
 class _Work:
-    """Checks being done, several at a time."""
+    """Carries out checks, several at a time."""
 
     wanted: BurninRequest
     file: RecordFile
@@ -105,7 +112,7 @@ class _Work:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def do(self, check: Check) -> None:
-        """If it fits into the time."""
+        """Carry out `check` if enough time is left."""
         remaining = self.deadline - time.monotonic()
         if remaining < max(_LEFT_S, check.seconds(self.machine.form)):
             return
@@ -125,7 +132,9 @@ class _Work:
 
 
 def _to_do(wanted: BurninRequest, file: RecordFile, machine: Machine) -> list[Check]:
-    """What has never come to its end first, then what failed; what is asked for by name in any case."""
+    """Return the checks to run: those without an outcome first, then those that failed. Checks asked for by name run
+    unless they passed.
+    """
     found = file.record.of(machine.identity)
     if wanted.named:
         return [one for one in wanted.checks if one.name not in found or found[one.name].status != "passed"]
@@ -137,7 +146,7 @@ def _to_do(wanted: BurninRequest, file: RecordFile, machine: Machine) -> list[Ch
 
 
 class _Over(Exception):
-    """A process has taken all of its time."""
+    """A process has used up its time."""
 
 
 def _heard(
@@ -147,8 +156,12 @@ def _heard(
     environment: Mapping[str, str],
     stopped: threading.Event | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What a process reports. Raises TrialEnded if it crashed, _Over if it was stopped or not done after so many
-    seconds."""
+    """Yield what a process reports.
+
+    Raises:
+        TrialEnded: the process crashed.
+        _Over: it was stopped, or was not done after `seconds`.
+    """
     end = time.monotonic() + seconds
 
     def tick() -> None:
@@ -160,18 +173,19 @@ def _heard(
 
 
 def _probe(wanted: BurninRequest) -> Machine:
-    """Asked in a process of its own, so that this one never meets the driver."""
+    """Ask a process of its own what the machine is, so that this process never loads the driver."""
     request = {"form": wanted.form, "recipes": list(wanted.recipes)}
     try:
         for answer in _heard("launcher.plan.burnin.machine:serve", request, _PROBE_S, _hidden(wanted.form)):
             return Machine.model_validate(answer["machine"])
     except (TrialEnded, _Over) as ended:
         raise BurninError(
-            f"the process that looks for devices did not answer: {ended}",
+            f"the process that describes this machine's devices did not answer: {ended}",
             remedy="torch must be importable and the driver must answer; or give --tiny for the CPU alone",
         ) from ended
     raise BurninError(
-        "the process that looks for devices told nothing", remedy="give --tiny for the CPU alone"
+        "the process that describes this machine's devices reported nothing",
+        remedy="give --tiny for the CPU alone",
     )
 
 
@@ -182,7 +196,7 @@ def _hidden(form: Form | None) -> dict[str, str]:
 def _carry_out(
     check: Check, wanted: BurninRequest, machine: Machine, remaining: float, stopped: threading.Event
 ) -> Outcome | None:
-    """None: the burn-in was stopped, or its time was over first."""
+    """Carry a check out and return its outcome. None: the burn-in was stopped, or its time was up first."""
     folder = Path(tempfile.mkdtemp(prefix=f"{check.name}-", dir=_folder(wanted.folder / "work")))
     request = Request(form=machine.form, recipes=wanted.recipes, folder=str(folder))
     asked = {"check": check.name, "request": request.model_dump(mode="json"), "folder": str(folder)}
@@ -224,7 +238,7 @@ def _meanwhile(marks: Sequence[Mark]) -> str:
 
 
 def _judged(right: Sequence[bool | None], marks: Sequence[Mark]) -> tuple[Status, str]:
-    """A status, and why it is not `passed`, of a process that came to its end."""
+    """Return the status of a process that finished, and the reason if it is not `passed`."""
     last = marks[-1]
     if last.kind == "skipped":
         return "skipped", last.text
@@ -235,7 +249,9 @@ def _judged(right: Sequence[bool | None], marks: Sequence[Mark]) -> tuple[Status
 
 
 def _environment(wanted: BurninRequest, form: Form) -> dict[str, str]:
-    """Compiled kernels lie in the burn-in's folder, so that a second start has them and nothing else is touched."""
+    """Return variables for the check's process. Compiled kernels lie in the burn-in's folder: a second start finds
+    them, and no other folder is touched.
+    """
     caches = _folder(wanted.folder / "compiled")
     found = {"TRITON_CACHE_DIR": str(caches / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
     found |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,4 +1,6 @@
-"""Layers compiled by torch, and how fast recipes train: tokens a second and MFU, with and without either."""
+"""Layers compiled by torch, and how fast recipes train: tokens a second and MFU, with and without compiling and
+dropout.
+"""
 
 import os
 import shutil
@@ -35,14 +37,16 @@ _RATES = (0.1, 0.0)
 
 
 def compiled(bench: Bench, turn: str) -> None:
-    """Layers of each recipe are compiled and compared with Python. `turn` cold: nothing is kept of before; cached: by
-    what the cold turn left, in seconds instead of minutes."""
+    """Compile layers of each recipe and compare them with Python's.
+
+    `turn` "cold" compiles without caches; "cached" uses those of the cold turn, in seconds instead of minutes.
+    """
     report = bench.report
     if bench.gpu and not triton_here():
         raise CannotRun("Triton is not installed")
     folder = _caches()
     if turn == "cached" and not folder.is_dir():
-        raise CannotRun("no compiled code is kept: the check compiled-cold comes first")
+        raise CannotRun("there is no compiled code yet: the check compiled-cold must run first")
     if turn == "cold":
         shutil.rmtree(folder, ignore_errors=True)
     whole = 0.0
@@ -57,7 +61,9 @@ def compiled(bench: Bench, turn: str) -> None:
 
 
 def _caches() -> Path:
-    """What torch and Triton compile from here on lies in one folder, apart from what other checks compile."""
+    """Put what torch and Triton compile from here on into a folder of its own, apart from other checks; return the
+    folder.
+    """
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).with_name("layers")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
@@ -79,7 +85,7 @@ def _compiled(bench: Bench, name: str) -> TriedCompilation:
 
 
 def trained(bench: Bench, name: str, length: str) -> None:
-    """Steps of a recipe on full rows of this length."""
+    """Measure steps of a recipe on full rows of this length."""
     chosen = bench.request.recipes[0] if name == "own" else name
     base = recipe_of(bench, chosen)
     rows = int(length) if bench.gpu and length else base.phases[0].length
@@ -96,7 +102,7 @@ def trained(bench: Bench, name: str, length: str) -> None:
 
 
 def _choose_kernels(bench: Bench, recipe: Recipe) -> None:
-    """On a GPU attention is computed by the kernels that a run's own trial prefers."""
+    """On a GPU, compute attention with the kernels that a run's own trial prefers."""
     gpu = gpu_here() if bench.gpu else None
     if gpu is None:
         return
@@ -135,7 +141,7 @@ def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: 
 
 
 def _expected(bench: Bench, recipe: Recipe, shape: Shape, what: str) -> None:
-    """What the estimate assumes of the same microbatches."""
+    """Report what the estimate assumes for the same microbatches."""
     if bench.gpu:
         kind = torch.cuda.get_device_properties(0)
         gpu = gpu_of_device(kind.name, kind.total_memory)
@@ -144,7 +150,11 @@ def _expected(bench: Bench, recipe: Recipe, shape: Shape, what: str) -> None:
 
 
 def _pieces(bench: Bench, recipe: Recipe, rows: int, length: int) -> Pieces | None:
-    """Compiled as a run's are: before it trains, on rows of its shape. Raises RuntimeError where it fails."""
+    """Compile layers as a run does: before training, for rows of its shape. None without Triton on a GPU.
+
+    Raises:
+        RuntimeError: compiling failed.
+    """
     if bench.gpu and not triton_here():
         return None
     forget_graphs()
@@ -159,7 +169,7 @@ def _pieces(bench: Bench, recipe: Recipe, rows: int, length: int) -> Pieces | No
 
 
 def _seconds(engine: Engine, steps: Steps, gpu: bool) -> float:
-    """Median of a step, whose rows lie on the device already."""
+    """Return the median seconds of a step whose rows are already on the device."""
     work = [steps.work(engine, step) for step in range(2)]
     counts = steps.counts(engine, work[0])
     found: list[float] = []

@@ -1,6 +1,6 @@
-"""What ranks add up: known numbers over NCCL on every GPU of the machine, over gloo between two processes of a CPU.
+"""Sums of known numbers between ranks: over NCCL on every GPU of the machine, over gloo between two processes of a CPU.
 
-`python -m launcher.plan.burnin.sums REQUEST` is one rank; the first writes what was found to a file.
+`python -m launcher.plan.burnin.sums REQUEST` is one rank; the first rank writes the findings to a file.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class _Request(BaseModel):
 
 
 def collectives(bench: Bench) -> None:
-    """As many ranks as GPUs, or two on a CPU."""
+    """Check collectives with as many ranks as GPUs, or two on a CPU."""
     world = torch.cuda.device_count() if bench.gpu else 2
     requests = [
         _Request(rank=rank, world=world, gpu=bench.gpu, folder=str(bench.folder)) for rank in range(world)
@@ -80,7 +80,7 @@ def _judge(bench: Bench, found: dict[str, float | bool], world: int) -> None:
 
 
 def carry_out(request: _Request) -> None:
-    """One rank."""
+    """Run one rank."""
     device = torch.device("cuda", request.rank) if request.gpu else torch.device("cpu")
     if request.gpu:
         torch.cuda.set_device(device)
@@ -109,7 +109,7 @@ def carry_out(request: _Request) -> None:
 
 
 def _together(values: list[float | bool]) -> float | bool:
-    """True of all, or the slowest."""
+    """Return whether all are true, or the slowest figure."""
     return all(values) if isinstance(values[0], bool) else min(values)
 
 
@@ -118,7 +118,7 @@ def _numbers(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _exact(request: _Request, device: torch.device) -> Iterator[tuple[str, bool]]:
-    """Sums, and copies from every rank to every other, of numbers whose outcome is known."""
+    """Yield checks of sums, and of copies from every rank to every other, with numbers whose result is known."""
     rank, world = request.rank, request.world
     for name, dtype in _DTYPES.items():
         for size in _SIZES:
@@ -151,7 +151,7 @@ def _repeated(request: _Request, device: torch.device) -> bool:
 
 
 def _bandwidth(request: _Request, device: torch.device) -> float:
-    """What each link of a ring carries; of one rank, what copies in its own memory do."""
+    """Return the bytes a second of each link of a ring; with one rank, those of copies in its own memory."""
     numbers = torch.ones(_TIMED["gpu" if request.gpu else "cpu"], device=device)
     world = request.world
     moved = 4.0 * numbers.numel() * (2 * (world - 1) / world if world > 1 else 1)

@@ -1,7 +1,7 @@
 """Checks of the kernels beside attention: dropout, residual and norm; softmax and cross-entropy over the vocabulary.
 
-Each is held to the formula in fp64, repeated, and timed against torch's operations. On a CPU they run under Triton's
-interpreter, on few tokens.
+Each kernel is compared with the formula in fp64, repeated, and timed against torch's operations. On a CPU they run
+under Triton's interpreter, on few tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ Outcome = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class _Sums:
-    """A problem of residual, dropout and norm."""
+    """Inputs of dropout, residual and norm."""
 
     x: Tensor
     residual: Tensor
@@ -70,7 +70,7 @@ class _Sums:
         return total, F.layer_norm(total, width, self.weight, self.bias, 1e-12)
 
     def outcome(self, way: Callable[["_Sums"], tuple[Tensor, Tensor]]) -> Outcome:
-        """Sum, norm and all gradients."""
+        """Return sum, norm and all gradients."""
         total, normed = way(self)
         weights = torch.linspace(-1, 2, total.numel(), device=total.device).view_as(total)
         loss = (normed * weights.to(total.dtype)).sum() + total.square().sum()
@@ -93,7 +93,7 @@ def _sums(
 
 
 def norm(bench: Bench) -> None:
-    """Every precision, dropout and width, with LayerNorm and RMSNorm."""
+    """Check every precision, dropout rate and width, with LayerNorm and RMSNorm."""
     mend_interpreter()
     device, tokens = device_of(bench), 200 if bench.gpu else 3
     for dtype in _dtypes(bench):
@@ -109,7 +109,7 @@ def norm(bench: Bench) -> None:
 
 
 def _scored(logits: Tensor, ids: Tensor) -> Outcome:
-    """By the kernels."""
+    """Return losses, hits and gradients as the kernels compute them."""
     sums, gradient = softmax_sums(logits, ids), logits.clone()
     by_bias = to_gradient(gradient, ids, sums, biased=True)
     assert by_bias is not None
@@ -128,7 +128,7 @@ def _scored_by_formula(logits: Tensor, ids: Tensor) -> Outcome:
 def _logits(
     targets: int, vocab: int, dtype: torch.dtype, scale: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Every second target is the first of the largest logits, of which there are two."""
+    """Return random logits and targets. Every second target is the first of the two largest logits, which are equal."""
     draws = torch.Generator().manual_seed(vocab)
     logits = (scale * torch.randn(targets, vocab, generator=draws)).to(dtype)
     logits[:, vocab // 2] = logits[:, vocab - 1] = logits.amax(1)
@@ -138,7 +138,7 @@ def _logits(
 
 
 def loss(bench: Bench) -> None:
-    """Every precision and size of vocabulary, small and large logits."""
+    """Check every precision and size of vocabulary, with small and large logits."""
     mend_interpreter()
     device, targets = device_of(bench), 150 if bench.gpu else 3
     for dtype in _dtypes(bench):
@@ -152,7 +152,7 @@ def loss(bench: Bench) -> None:
 
 
 def timed(bench: Bench) -> None:
-    """Both beside torch's operations."""
+    """Time both kernels beside torch's operations."""
     mend_interpreter()
     device, dtype = device_of(bench), torch.bfloat16 if bench.gpu else torch.float32
     tokens, width = (32_768, 1024) if bench.gpu else (2, 40)
@@ -170,7 +170,7 @@ def timed(bench: Bench) -> None:
 
 
 def _dtypes(bench: Bench) -> tuple[torch.dtype, ...]:
-    """The interpreter does not round to bf16."""
+    """Return the dtypes to check; the interpreter does not round to bf16."""
     return tuple(_NAMES) if bench.gpu else (torch.float32, torch.float16)
 
 

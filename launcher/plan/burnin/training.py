@@ -43,8 +43,11 @@ class Request(BaseModel):
     """What a process trains.
 
     Attributes:
-        networks: recipes, of which the small form is taken. runs: stages and precisions, in turn.
-        deterministic: as a recipe's setting. folder: where it meets itself.
+        networks: recipes, trained in their small form.
+        runs: stages and precisions, trained in turn.
+        steps: number of steps of each run.
+        folder: folder of the file through which torch's process group meets.
+        deterministic: the recipe setting of that name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,7 +61,7 @@ class Request(BaseModel):
 
 @dataclass(frozen=True)
 class Trace:
-    """Of one run: losses and gradient norms of each step, and a digest of all its state afterwards."""
+    """Losses and gradient norms of each step of a run, and a digest of its final state."""
 
     losses: list[float]
     norms: list[float]
@@ -66,7 +69,7 @@ class Trace:
 
 
 def train(name: str, stage: int, precision: Precision, steps: int) -> Trace:
-    """On this process's device, in torch's group."""
+    """Train a recipe on this process's device, in torch's process group."""
     recipe = small(name, _RATE)
     engine = engine_of(recipe, stage, precision)
     rows = Steps(recipe, _MICROBATCHES, _ROWS, min(_LENGTH, recipe.model.max_length))
@@ -79,7 +82,7 @@ def train(name: str, stage: int, precision: Precision, steps: int) -> Trace:
 
 
 def digest(engine: Engine) -> str:
-    """Of all master weights and moments, by name."""
+    """Return a digest of all master weights and moments, by name."""
     hashed = hashlib.sha256()
     for fragment in sorted(engine.fragments(), key=lambda one: (one.name, one.start)):
         for kind in sorted(fragment.tensors):
@@ -89,7 +92,7 @@ def digest(engine: Engine) -> str:
 
 
 def serve(request: Message, line: Line) -> None:
-    """In a process of its own: trains what is asked for, and tells each trace."""
+    """Train what is asked for in a process of its own, and report each trace."""
     asked = Request.model_validate(request)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     set_determinism(asked.deterministic)
@@ -103,7 +106,11 @@ def serve(request: Message, line: Line) -> None:
 def in_process(
     bench: Bench, name: str, request: dict[str, Any], environment: Mapping[str, str]
 ) -> dict[str, Trace]:
-    """Traces by network, stage and precision, of a process of its own. Raises TrialEnded if it failed."""
+    """Return traces by network, stage and precision from a process of its own.
+
+    Raises:
+        TrialEnded: the process failed.
+    """
     asked = Request(folder=_made(bench.folder / name), **request)
     found, deadline = {}, Deadline(_LIMIT_S)
     target = "launcher.plan.burnin.training:serve"
@@ -124,8 +131,11 @@ def _nothing() -> None:
 
 
 def zero(bench: Bench, stage: str) -> None:
-    """20 steps at a stage. On a GPU against the CPU at the same stage; on a CPU against stage 0, whose sums have no
-    shards and whose weights are never rounded."""
+    """Compare 20 steps at a stage with a reference.
+
+    On a GPU the reference is the CPU at the same stage. On a CPU it is stage 0 in fp32, which shards no sums and
+    never rounds weights.
+    """
     precisions: list[Precision] = ["fp32"] if stage == "0" else ["fp32", "bf16"]
     mine = [(int(stage), precision) for precision in precisions]
     theirs = mine if bench.gpu else [(0, "fp32")]
@@ -147,12 +157,12 @@ def zero(bench: Bench, stage: str) -> None:
 
 
 def _apart(found: list[float], expected: list[float]) -> float:
-    """The largest relative difference."""
+    """Return the largest relative difference."""
     return max(abs(a - b) / max(abs(b), 1e-9) for a, b in zip(found, expected, strict=True))
 
 
 def deterministic(bench: Bench) -> None:
-    """Two processes train the same steps with `deterministic: true`: equal losses and equal state, bit for bit."""
+    """Check that two processes with `deterministic: true` reach equal losses and equal state, bit for bit."""
     runs = [(1, "fp32"), (1, "bf16")]
     request = {"networks": _NETWORKS, "runs": runs, "steps": _STEPS // 2, "deterministic": True}
     first, second = (in_process(bench, f"turn{turn}", request, {}) for turn in range(2))
@@ -163,7 +173,7 @@ def deterministic(bench: Bench) -> None:
 
 
 def waits(bench: Bench) -> None:
-    """Microbatches of each recipe, in which nothing may wait for the device."""
+    """Check that no operation in a microbatch of each recipe waits for the device."""
     device = device_of(bench)
     with joined(device, bench.folder):
         for name in bench.request.recipes:
@@ -181,7 +191,7 @@ def waits(bench: Bench) -> None:
 
 
 def _waited(engine: Engine, steps: Steps, gpu: bool) -> list[str]:
-    """What was waited for in forward and backward passes of every update group."""
+    """Return the operations that waited in forward and backward passes of every update group."""
     work, found = steps.work(engine, 2), list[str]()
     memories: dict[int, tuple[torch.Tensor, ...]] = {}
     for group in engine.update_groups:
@@ -201,7 +211,7 @@ def _waited(engine: Engine, steps: Steps, gpu: bool) -> list[str]:
 
 @contextmanager
 def _watched(gpu: bool) -> Iterator[list[str]]:
-    """On a GPU a wait raises, inside; on a CPU operations that would wait for one are noted."""
+    """On a GPU, raise an error at a wait inside; on a CPU, note operations that would wait for a GPU."""
     if not gpu:
         noted = _Waits()
         with noted:
@@ -216,7 +226,7 @@ def _watched(gpu: bool) -> Iterator[list[str]]:
 
 
 class _Waits(dispatch_mode()):  # type: ignore[misc]
-    """Operations whose outcome the host would have to know: numbers that it reads, and sizes that depend on data."""
+    """Notes operations whose result the host needs: numbers that it reads, and sizes that depend on data."""
 
     _NAMES = (
         "_local_scalar_dense",
@@ -246,8 +256,10 @@ class _Waits(dispatch_mode()):  # type: ignore[misc]
 
 
 def checkpoint(bench: Bench) -> None:
-    """State is copied to the host, restored into another engine, copied again: equal bits each time. On a GPU the way
-    is GPU, CPU, GPU; and the copy is timed at the size of the first recipe, since training waits for it."""
+    """Check that state copied to the host, restored into another engine and copied again keeps its bits.
+
+    On a GPU the way is GPU, CPU, GPU. The copy is timed at the size of the first recipe, because training waits for it.
+    """
     device, name = device_of(bench), _NETWORKS[0]
     with joined(device, bench.folder):
         engine = engine_of(small(name, _RATE), 1, "bf16")
@@ -269,13 +281,13 @@ def checkpoint(bench: Bench) -> None:
 
 
 def _copied(engine: Engine) -> bytes:
-    """All state as a run's checkpoint has it: a header and its numbers."""
+    """Return all state as a run's checkpoint stores it: a header and its numbers."""
     snapshot = take(engine.fragments())
     return b"".join(bytes(buffer) for buffer in snapshot.buffers)
 
 
 def _fill(engine: Engine, state: bytes) -> None:
-    """The inverse of `_copied`."""
+    """Restore what `_copied` returned."""
     size = struct.unpack("<Q", state[:8])[0]
     entries, body = (
         json.loads(state[8 : 8 + size]),
@@ -297,7 +309,7 @@ def _fill(engine: Engine, state: bytes) -> None:
 
 
 def _through_cpu(bench: Bench, file: Path) -> bytes:
-    """The state after an engine of another process, without a GPU, was restored from it and copied."""
+    """Return the state after an engine of another process, without a GPU, has restored and copied it."""
     request = {"file": str(file), "folder": _made(bench.folder / "through")}
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     target = "launcher.plan.burnin.training:serve_state"
@@ -308,7 +320,7 @@ def _through_cpu(bench: Bench, file: Path) -> bytes:
 
 
 def serve_state(request: Message, line: Line) -> None:
-    """In that process."""
+    """Restore and copy the state, in that other process."""
     file = Path(request["file"])
     with joined(torch.device("cpu"), Path(request["folder"])):
         engine = engine_of(small(_NETWORKS[0], _RATE), 1, "bf16")
@@ -317,7 +329,9 @@ def serve_state(request: Message, line: Line) -> None:
 
 
 def _stall(bench: Bench) -> None:
-    """How long training stands still while a checkpoint is copied: the first time, when memory is pinned, and later."""
+    """Measure how long training waits for the copy of a checkpoint: at the first copy, when memory is pinned, and
+    later.
+    """
     recipe = recipe_of(bench, bench.request.recipes[0])
     engine = engine_of(recipe, 1, "bf16")
     Steps(recipe, 1, 2, recipe.phases[0].length).take(engine, 0)

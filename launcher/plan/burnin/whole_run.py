@@ -1,4 +1,4 @@
-"""A real run here: `maskfleet train`, killed in the middle, and resumed to the bits of an undisturbed run."""
+"""A real run: `maskfleet train` is killed in the middle, and resumes to the same bits as an undisturbed run."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ _POLL_S, _LIMIT_S = 0.2, 280.0
 
 
 def killed_and_resumed(bench: Bench) -> None:
-    """Two runs of one recipe. Their last checkpoints hold the same bytes."""
+    """Check that an undisturbed and a killed run of one recipe end with the same bytes in their last checkpoints."""
     ends = {}
     for name in ("undisturbed", "killed"):
         folder = bench.folder / name
@@ -88,7 +88,7 @@ def _command(uri: str, log: Path) -> "subprocess.Popen[bytes]":
 
 
 def _train(uri: str, folder: Path) -> tuple[int, str]:
-    """Its exit code, and what it said last."""
+    """Train the run; return the exit code and the last output."""
     log = folder / "train.log"
     process = _command(uri, log)
     try:
@@ -99,7 +99,11 @@ def _train(uri: str, folder: Path) -> tuple[int, str]:
 
 
 def _kill_after_a_commit(uri: str, folder: Path) -> int:
-    """The newest commit's step when it was killed. Raises TimeoutError."""
+    """Kill training after a commit, and return the newest commit's step.
+
+    Raises:
+        TimeoutError: the command ended, or the time was up, before a commit.
+    """
     process, end = _command(uri, folder / "killed.log"), time.monotonic() + _LIMIT_S
     try:
         while not (marks := committed(open_store(uri))):
@@ -114,7 +118,7 @@ def _kill_after_a_commit(uri: str, folder: Path) -> int:
 
 
 def _last(uri: str) -> tuple[int, tuple[str, ...]]:
-    """Step and hashes of the newest checkpoint."""
+    """Return step and hashes of the newest checkpoint."""
     store = open_store(uri)
     newest = max(committed(store), key=lambda mark: mark.step)
     manifest = read_manifest(store, newest)

@@ -29,11 +29,13 @@ SPARE = 2.0  # workers for each that would be busy all the time: ours
 
 @dataclass(frozen=True)
 class DataNeeds:
-    """Attributes:
-    tokens: a second.
-    cpu: seconds of one core a million tokens.
-    workers: Ray tasks at a time.
-    bytes, requests: a second, from the object store.
+    """The throughput that training needs from the data service.
+
+    Attributes:
+        tokens: tokens a second.
+        cpu: seconds of one core for a million tokens.
+        workers: number of Ray tasks that run at a time.
+        bytes, requests: bytes and requests a second to the object store.
     """
 
     tokens: float
@@ -44,12 +46,12 @@ class DataNeeds:
 
     @property
     def cores(self) -> float:
-        """Busy ones."""
+        """Number of cores that are busy all the time."""
         return self.tokens * self.cpu / 1e6
 
 
 def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
-    """For `tokens` a second."""
+    """Return what the data service must provide so that the run trains on `tokens` tokens a second."""
     cpu = WHOLE_PATH - BY_TOKEN + 1 / _masked_a_second(recipe)
     size = 2 if vocabulary <= 1 << 16 else 4
     return DataNeeds(
@@ -62,7 +64,9 @@ def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
 
 
 def trained_tokens(tokens: float, text: float | None) -> Iterator[tuple[str, str, str]]:
-    """Lines of an estimate, (what, how, result): tokens of the whole run, and how often it reads `text` bytes."""
+    """Yield lines of an estimate, (what, how, result): the tokens of the whole run, and how often it reads a corpus
+    of `text` bytes.
+    """
     yield "tokens of the run", "steps x rows x length of its phases", human_count(tokens)
     if text is not None:
         there = text / TOKEN_BYTES
@@ -71,8 +75,10 @@ def trained_tokens(tokens: float, text: float | None) -> Iterator[tuple[str, str
 
 
 def shuffle_radius(recipe: Recipe) -> Radius | None:
-    """How wide the batches of the phase with the most tokens reach, over sources alike in size that
-    `corpus build` made by its defaults. None for rows in lanes, which are not shuffled.
+    """Return how many regions of the corpus a batch draws on, for the phase with the most tokens a step.
+
+    All sources are taken as equally large, and as built with the defaults of `corpus build`. None for rows in lanes,
+    which are not shuffled.
     """
     if isinstance(recipe.input, Lanes):
         return None
@@ -89,7 +95,7 @@ def shuffle_radius(recipe: Recipe) -> Radius | None:
 
 
 def _masked_a_second(recipe: Recipe) -> float:
-    """Tokens cut and masked by one core."""
+    """Return how many tokens one core cuts and masks in a second."""
     if isinstance(recipe.input, TextPairs | RepeatedSentences):
         return 300e6  # they are only cut
     if isinstance(recipe.input, Lanes) or recipe.objective.mlm is None:

@@ -1,9 +1,9 @@
-"""What a recipe comes to on a cluster: memory, time, data, checkpoints and money, with the arithmetic kept.
+"""What a recipe needs on a cluster: memory, time, data, checkpoints and money, each with its arithmetic.
 
 How often to save, and what failures cost, follows Young 1974 and Daly 2006 ("A higher order estimate of the optimum
-checkpoint interval for restart dumps"). A save blocks training for `blocked` seconds and is worth something only when
-it is committed, `behind` seconds later: what a failure loses is the work since the last commit, so `behind` is lost
-like the time to restart. Failures are taken as independent, of constant rate.
+checkpoint interval for restart dumps"). A save blocks training for `blocked` seconds. It is of use only once it is
+committed, `behind` seconds later. A failure loses the work since the last commit, so `behind` counts as lost time,
+like the time to restart. Failures are assumed to be independent, at a constant rate.
 """
 
 import math
@@ -35,7 +35,13 @@ from launcher.runtime.recipe.summary import has_automatic, known, parameters, se
 
 @dataclass(frozen=True)
 class Saving:
-    """Seconds: training waits, until the commit, and from a failure to the next step."""
+    """Times of saving and resuming, in seconds.
+
+    Attributes:
+        blocked: time that training waits for a save.
+        behind: time from the end of that wait until the save is committed.
+        restart: time from a failure to the next step.
+    """
 
     blocked: float
     behind: float
@@ -43,12 +49,14 @@ class Saving:
 
 
 def young(blocked: float, mtbf: float) -> float:
-    """sqrt(2 d M)."""
+    """Return Young's interval between saves, sqrt(2 d M), with d = `blocked` and M = `mtbf`, in seconds."""
     return math.sqrt(2 * blocked * mtbf)
 
 
 def daly(blocked: float, mtbf: float) -> float:
-    """Daly's estimate, sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2 M, else M."""
+    """Return Daly's interval between saves: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2 M, else
+    M.
+    """
     if blocked >= 2 * mtbf:
         return mtbf
     ratio = blocked / (2 * mtbf)
@@ -56,15 +64,15 @@ def daly(blocked: float, mtbf: float) -> float:
 
 
 def best_interval(saving: Saving, mtbf: float) -> float:
-    """Daly's, but no shorter than a save takes: there is one at a time."""
+    """Return Daly's interval, but at least the time to commit a save, because only one save runs at a time."""
     return max(daly(saving.blocked, mtbf), saving.behind)
 
 
 def goodput(saving: Saving, interval: float, mtbf: float) -> float:
-    """Share of wall time that ends up in the model, saving after every `interval` seconds of work.
+    """Return the share of wall time that ends up in the model if a save follows every `interval` seconds of work.
 
-    Daly's complete model: wall time for each interval is M e^(r/M) (e^((t + d)/M) - 1), with r the restart and, for us,
-    the time to a commit. Below 1e-9 it is 0.
+    Daly's complete model: each interval takes M e^(r/M) (e^((t + d)/M) - 1) of wall time, where r is the time to
+    restart plus the time to a commit. A share below 1e-9 is returned as 0.
     """
     lost = (saving.restart + saving.behind) / mtbf
     each = (interval + saving.blocked) / mtbf
@@ -75,7 +83,9 @@ def goodput(saving: Saving, interval: float, mtbf: float) -> float:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """One microbatch size at one ZeRO stage: the bill, and whether a GPU can pay it. Rows are of the longest phase."""
+    """The memory that one microbatch size needs at one ZeRO stage, and whether a GPU has it. Rows are those of the
+    phase that fills most memory.
+    """
 
     stage: Stage
     rows: int
@@ -89,13 +99,16 @@ class MemoryFit:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """A checkpoint's size and times, and the interval that loses least. Seconds and bytes.
+    """A checkpoint's size and times, and the interval between saves that loses the least time.
 
     Attributes:
-        bytes: of one checkpoint. `mtbf`: between failures of the whole cluster.
-        young, daly, best: intervals; the last also no shorter than a save.
-        chosen: the recipe's.
-        goodput, goodput_chosen: share of wall time that counts, at the best and at the recipe's interval.
+        bytes: size of one checkpoint.
+        saving: times of a save and of a restart.
+        mtbf: mean seconds between failures of the whole cluster.
+        young, daly: intervals by Young and by Daly, in seconds.
+        best: Daly's interval, but at least the time to commit a save.
+        chosen: the recipe's interval, in seconds.
+        goodput, goodput_chosen: share of wall time that ends up in the model, at `best` and at `chosen`.
     """
 
     bytes: int
@@ -111,12 +124,18 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Everything. `fits` in the order of stages, then rows; `radius` of the shuffle, None where there is none;
-    `seconds` of wall time, failures included.
+    """Everything that is estimated of a recipe on a cluster.
 
     Attributes:
-        text: bytes of the corpus, uncompressed, where they were given.
-        recipe: with the rows of microbatches that memory permits, where the recipe leaves them to it (`automatic`).
+        recipe: the recipe; `microbatch: auto` is replaced with the largest rows that fit into memory.
+        automatic: whether the recipe had `microbatch: auto`.
+        parameters: number of parameters of all networks.
+        phases: times of each phase.
+        fits: memory by stage, then by rows of a microbatch.
+        data: what the data service must deliver.
+        radius: reach of the shuffle; None for rows that are not shuffled.
+        seconds: wall time of the whole run, failures included; infinite if failures are too frequent to finish.
+        text: uncompressed bytes of the corpus; None if they were not given.
     """
 
     recipe: Recipe
@@ -133,7 +152,7 @@ class Estimate:
 
     @property
     def tokens(self) -> int:
-        """Of the whole run; those of a batch that rises as of its end."""
+        """Tokens of the whole run. A batch-size warm-up is counted as if every step had the final batch size."""
         return sum(phase.steps * phase.rows * phase.length for phase in self.phases)
 
     @property
@@ -142,17 +161,19 @@ class Estimate:
 
     @property
     def fullest(self) -> PhaseTime:
-        """The phase whose microbatch decides memory."""
+        """The phase whose microbatch needs the most memory."""
         return max(self.phases, key=_fullness)
 
     @property
     def as_configured(self) -> MemoryFit | None:
-        """The recipe's own stage and microbatch; None for a stage that its precision does not have."""
+        """The memory at the recipe's own stage and microbatch. None if the stage does not support the recipe's
+        precision.
+        """
         chosen = [fit for fit in self.fits if fit.stage == self.recipe.zero]
         return max(chosen, key=lambda fit: fit.rows, default=None)
 
     def largest(self, stage: Stage) -> MemoryFit | None:
-        """Of those that fit at a stage, the most rows."""
+        """Return the largest microbatch that fits at `stage`, or None if none fits."""
         fitting = [fit for fit in self.fits if fit.stage == stage and fit.fits]
         return max(fitting, key=lambda fit: fit.rows, default=None)
 
@@ -164,9 +185,15 @@ def estimate(
     measured: Sequence[AssumedUtilisation] = (),
     text: float | None = None,
 ) -> Estimate:
-    """What `recipe` needs and takes; `mfu`, or what was `measured` of each phase, in place of what is assumed.
+    """Estimate what `recipe` needs on `cluster`, and how long it takes there.
 
-    Raises EstimateError: a utilisation that is no share.
+    Args:
+        mfu: share of the GPU's peak that every phase reaches; None: the roofline's.
+        measured: utilisation measured for each phase; it replaces `mfu`. Empty if nothing was measured.
+        text: uncompressed bytes of the corpus; None if unknown.
+
+    Raises:
+        EstimateError: `mfu` is not a share between 0 and 1.
     """
     check_share(mfu)
     count = parameters(recipe)
@@ -198,7 +225,7 @@ def estimate(
 
 
 def _fullness(phase: PhaseTime) -> tuple[int, int, int]:
-    """Tokens of a microbatch, then the length of its rows, then their targets."""
+    """Return the order of phases by memory: tokens of a microbatch, then the length of its rows, then their targets."""
     return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
 
@@ -225,7 +252,7 @@ def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> lis
 
 
 def halvings(rows: int) -> list[int]:
-    """1, 2, 4, ... and `rows` itself."""
+    """Return 1, 2, 4, ... below `rows`, and `rows` itself."""
     powers = [1 << i for i in range(rows.bit_length()) if 1 << i < rows]
     return [*powers, rows]
 
@@ -259,7 +286,7 @@ def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> C
 
 
 def _interval(recipe: Recipe, step: float) -> float:
-    """Seconds between the recipe's saves."""
+    """Return the seconds between the recipe's saves, where a step takes `step` seconds."""
     every = recipe.checkpoint.every
     by_steps = every.steps * step if every.steps is not None else float("inf")
     by_minutes = 60 * every.minutes if every.minutes is not None else float("inf")

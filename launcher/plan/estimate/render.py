@@ -130,7 +130,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
 
 
 def _orthogonalising(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
-    """Muon's part of a step."""
+    """Yield the line for Muon's orthogonalisation in a step."""
     if phase.optimizer:
         peak = f"{e.cluster.gpu.peak / 1e12:,.1f} TFLOPS"
         formula = f"{_tera(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
@@ -138,7 +138,7 @@ def _orthogonalising(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, 
 
 
 def _memory(e: Estimate) -> list[str]:
-    """GiB of each stage and microbatch."""
+    """Return the table of GiB by stage and microbatch."""
     left = usable(e.cluster.gpu.memory)
     whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED:.2f} - {human_bytes(CONTEXT)}"
     rows = sorted({fit.rows for fit in e.fits})
@@ -185,12 +185,12 @@ def _bill(e: Estimate) -> list[str]:
 
 
 def _lists_tensors(e: Estimate) -> bool:
-    """Whether the bill has one line for all tensors, which are then listed."""
+    """Return whether the bill has one line for all activations, so that a section lists its tensors."""
     return e.as_configured is not None and not e.recipe.activation_checkpointing
 
 
 def _tensors(e: Estimate) -> list[str]:
-    """What the activations are, most bytes first."""
+    """Return lines for the tensors of the activations, the largest first."""
     recipe, shape = e.recipe, e.fullest.shape
     state = 2 if recipe.precision == "bf16" else 4
     largest = max(microbatch_activations(recipe, shape), key=lambda kept: kept.bytes(state))
@@ -320,12 +320,14 @@ def _tera(flops: float) -> str:
 
 
 def render_json(e: Estimate) -> str:
-    """The figures for programs: bytes, seconds, shares."""
+    """Return the figures as JSON for programs: bytes, seconds, shares."""
     return json.dumps(figures(e), indent=2)
 
 
 def figures(e: Estimate) -> dict[str, object]:
-    """Every figure; `largest_microbatch` is null at a stage where not even one row fits, or that is not supported."""
+    """Return every figure of the estimate. `largest_microbatch` is null for a stage that is not supported, or where
+    not even one row fits.
+    """
     return {
         "recipe": e.recipe.name,
         "nodes": e.cluster.nodes,

@@ -1,13 +1,14 @@
 """What share of a GPU's peak a microbatch may reach: a roofline over its kernels' FLOPs and bytes (Williams et al.,
 2009).
 
-Every matrix product takes what its FLOPs or its bytes take, whichever is more. Attention computes scores again in
-the backward pass, as its kernels do (encoder_core/kernels): once for queries, once for keys, and with relative
-terms once for their tables. Those kernels are slowed by the instructions around their products, which are counted.
-Everything between products is memory traffic: what is kept for the backward pass is written and read, and so is its
-gradient, which is what is left when operations are fused (`compile`). Layers that are not compiled move more, by a
-factor that was counted. Logits are read once for the loss, and once more to become their gradient. Shares of the peaks
-that kernels reach are assumed, below; launches, the optimizer and waiting are not counted.
+Every matrix product takes the longer of two times: that of its FLOPs and that of its bytes. Attention computes scores
+again in the backward pass, as its kernels do (encoder_core/kernels): once for queries, once for keys, and with
+relative terms once for their tables. The instructions around the products slow these kernels, and are counted.
+Everything between products is memory traffic. What is saved for the backward pass is written and read, and so is its
+gradient: this is the traffic that remains when operations are fused (`compile`). Layers that are not compiled move
+more bytes, by a factor that was counted. Logits are read once for the loss, and once more to become their gradient.
+The shares of the peaks that kernels reach are assumptions, stated below. Kernel launches, the optimizer and waiting
+are not counted.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ ISSUED = 0.65  # of the instructions that a GPU can issue, while our kernels run
 
 
 class Instructions(NamedTuple):
-    """Of whole warps, for each score of a head that is 64 wide, by each kernel that computes the score.
+    """Instructions of whole warps for each score of a head that is 64 wide, by the kernel that computes the score.
 
     Counted in what the kernels compile to for an H100 (tests/bench/kernels.py), in half precision with dropout.
     """
@@ -70,11 +71,15 @@ _ATTENTION = (*_SCORES, "scores of relative", "scores of segments")
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of one microbatch, forward and backward, and the share of the peak that its model FLOPs then reach.
+    """Seconds of one microbatch, forward and backward, and the share of the peak that its model FLOPs reach.
 
     Attributes:
-        kernel: what computes attention, a key of `PASSES`.
-        bound: of `products`, the part that memory decides.
+        kernel: name of the kernel that computes attention, a key of `PASSES`.
+        products: seconds of the matrix products outside attention.
+        bound: the part of `products` that memory bandwidth limits.
+        attention: seconds of attention.
+        traffic: seconds of the memory traffic between products.
+        share: share of the GPU's peak, 0 to 1.
     """
 
     kernel: str
@@ -90,7 +95,7 @@ class Roofline:
 
 
 def roofline(recipe: Recipe, shape: Shape, gpu: Gpu) -> Roofline:
-    """Of one microbatch of `shape`."""
+    """Return the roofline of one microbatch of `shape` on `gpu`."""
     half = recipe.precision == "bf16"
     peak, state, kernel = (
         gpu.peak if half else gpu.peak_fp32,
@@ -117,8 +122,11 @@ def roofline(recipe: Recipe, shape: Shape, gpu: Gpu) -> Roofline:
 
 
 def attention_seconds(recipe: Recipe, every: list[Product], kernel: str, gpu: Gpu) -> float:
-    """By the FLOPs that are executed, or for our kernels in half precision by the instructions that are issued,
-    whichever takes longer."""
+    """Return the seconds of attention in a microbatch.
+
+    They follow from the executed FLOPs or, for our kernels in half precision, from the issued instructions, whichever
+    takes longer.
+    """
     half = recipe.precision == "bf16"
     peak = gpu.peak if half else gpu.peak_fp32
     flops = sum(p.forward * (PASSES[kernel] if p.derivatives else 1.0) for p in every if is_attention(p))
@@ -128,7 +136,10 @@ def attention_seconds(recipe: Recipe, every: list[Product], kernel: str, gpu: Gp
 
 
 def warp_instructions(every: list[Product], kernel: str) -> float:
-    """Of our kernels, both passes; 0 for others. Of a network without gradient the forward pass alone."""
+    """Return how many warp instructions our kernels issue in both passes; 0 for other kernels.
+
+    For a network without gradients only the forward pass is counted.
+    """
     each = INSTRUCTIONS.get(kernel)
     if each is None:
         return 0.0
@@ -145,7 +156,10 @@ def warp_instructions(every: list[Product], kernel: str) -> float:
 
 
 def assumed(recipe: Recipe, shape: Shape, gpu: Gpu) -> AssumedUtilisation:
-    """The roofline's share; of networks less than 512 wide a published run's, since they wait for launches."""
+    """Return the utilisation to assume: the roofline's share.
+
+    For networks less than 512 wide, which wait for kernel launches, it is the share of a published run.
+    """
     if recipe.model.hidden < 512:
         return published(recipe.model.hidden, shape.length, gpu)
     found = roofline(recipe, shape, gpu)
@@ -155,7 +169,7 @@ def assumed(recipe: Recipe, shape: Shape, gpu: Gpu) -> AssumedUtilisation:
 
 
 def arithmetic(recipe: Recipe, shape: Shape, gpu: Gpu) -> Iterator[tuple[str, str, str]]:
-    """Lines of an estimate, (what, how, result): the roofline's parts and assumptions."""
+    """Yield lines of an estimate, (what, how, result), for the roofline's parts and assumptions."""
     found = roofline(recipe, shape, gpu)
     by_memory = f"{PRODUCTS:.0%} of the peak, {found.bound:.1e} s of it by memory (assumed)"
     yield "  roofline: products", by_memory, f"{found.products:.4f} s"
@@ -178,14 +192,17 @@ def _attention_formula(recipe: Recipe, shape: Shape, gpu: Gpu) -> str:
 
 
 def _reached(gpu: Gpu, kernel: str, half: bool) -> float:
-    """Of the peak, by a kernel of attention. Ours in half precision multiply by wgmma as flash attention does; what
-    slows them is counted as instructions."""
+    """Return the share of the peak that a kernel of attention reaches.
+
+    Our kernels multiply by wgmma in half precision, as flash attention does; what slows them is counted as
+    instructions.
+    """
     ours = FUSED if kernel != "flash attention" and not half else 1.0
     return FLASH.get(gpu.name, FLASH_ELSEWHERE) * ours
 
 
 def attention_kernel(model: ModelConfig) -> str:
-    """The usual one on a GPU in half precision (encoder_core/layers/attention.py)."""
+    """Return the attention kernel that is usual on a GPU in half precision (encoder_core/layers/attention.py)."""
     relative = isinstance(model, BertConfig) and model.position != "absolute"
     if relative or isinstance(model, DebertaConfig | DebertaV2Config | XlnetConfig):
         return "fused kernels, relative"
@@ -193,18 +210,20 @@ def attention_kernel(model: ModelConfig) -> str:
 
 
 def is_attention(product: Product) -> bool:
-    """Whether a kernel of attention computes it, which keeps nothing of it in memory."""
+    """Return whether an attention kernel computes `product`; such a kernel does not store it in memory."""
     return product.what.startswith(_ATTENTION)
 
 
 def product_bytes(product: Product, state: int) -> int:
-    """Both factors and the outcome, once a product, in both passes."""
+    """Return the bytes that `product` moves in both passes: both factors and the result, once each time that it is
+    computed.
+    """
     numbers = product.m * product.k + product.k * product.n + product.m * product.n
     return state * numbers * product.count * (1 + product.derivatives)
 
 
 def traffic_bytes(recipe: Recipe, shape: Shape, state: int) -> int:
-    """Between products."""
+    """Return the bytes that a microbatch moves between products."""
     kept = [tensor for one in microbatch_activations(recipe, shape) for tensor in one.tensors()]
     states = sum(tensor.bytes(state) for tensor in kept if tensor.width == STATE)
     others = sum(tensor.bytes(state) for tensor in kept if tensor.width != STATE)
@@ -220,7 +239,9 @@ def _head_bytes(recipe: Recipe, shape: Shape, state: int) -> int:
 
 
 def python_factor(recipe: Recipe) -> float:
-    """By which layers move more bytes than compiled ones: 1 unless the recipe says that they are not to be compiled."""
+    """Return how many times the bytes of compiled layers the recipe's layers move. It is 1 unless the recipe has
+    `compile: false`.
+    """
     if recipe.compile is not False:
         return 1.0
     match recipe.model:

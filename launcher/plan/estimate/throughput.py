@@ -1,4 +1,4 @@
-"""How long a step takes: FLOPs over what the GPUs are assumed to reach, and the network after it."""
+"""How long a step takes: its FLOPs divided by the assumed speed of the GPUs, plus the time of the network."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,18 +15,22 @@ from launcher.runtime.recipe.timeline import step_batches
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase of a recipe on a cluster; rows taken as full.
+    """The time that one phase of a recipe takes on a cluster. Every row is assumed to be full.
 
     Attributes:
-        steps, rows, length: of the phase; rows of one step, each text of an example counted as one.
-        shape: one microbatch.
-        microbatches: of one step; `rounds` of them on the rank that has most.
-        flops: of one microbatch.
-        utilisation: assumed or measured.
-        orthogonalising: FLOPs of a step on one rank, in bfloat16: Muon's.
-        compute, optimizer, network: seconds of a step; `optimizer` those of orthogonalising, 0 where the step was
-            measured.
-        spared: seconds that the steps of a rising batch take less than those after it, all together.
+        steps: number of steps of the phase.
+        rows: number of rows in a step; each text of a contrastive example is one row.
+        length: number of tokens in a row.
+        shape: shape of one microbatch.
+        microbatches: number of microbatches in a step, over all ranks.
+        rounds: number of microbatches in a step on the busiest rank.
+        flops: FLOPs of one microbatch.
+        utilisation: share of the peak, assumed or measured.
+        orthogonalising: FLOPs in bfloat16 that one rank spends on Muon's orthogonalisation in a step.
+        compute: seconds of a step for forward and backward passes; if the step was measured, seconds of all of it.
+        optimizer: seconds of a step for orthogonalisation; 0 if the step was measured.
+        network: seconds of a step for communication; 0 if the step was measured.
+        spared: seconds that the smaller batches of a batch-size warm-up save in the whole phase.
     """
 
     steps: int
@@ -45,7 +49,7 @@ class PhaseTime:
 
     @property
     def step(self) -> float:
-        """Seconds; nothing of the network is taken to be hidden behind the computation."""
+        """Seconds of a step. Communication is assumed not to overlap with computation."""
         return self.compute + self.optimizer + self.network
 
     @property
@@ -54,14 +58,14 @@ class PhaseTime:
 
     @property
     def seconds(self) -> float:
-        """Of the whole phase, undisturbed."""
+        """Seconds of the whole phase without failures."""
         return self.steps * self.step - self.spared
 
 
 def phase_time(
     recipe: Recipe, phase: RecipePhase, cluster: Cluster, parameters: int, utilisation: AssumedUtilisation
 ) -> PhaseTime:
-    """`parameters` of all networks."""
+    """Return the time of `phase` on `cluster`. `parameters` is the number of parameters of all networks."""
     rows, shape = phase.rows, microbatch_shape(recipe, phase)
     flops = microbatch_flops(recipe, shape)
     microbatches = -(-rows // recipe.microbatch_of(phase))
@@ -98,7 +102,7 @@ def phase_time(
 
 
 def _fewer_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: int) -> Counter[int]:
-    """While its batch rises: of how many rounds how many steps are, where these are fewer than `rounds`."""
+    """Return how many steps of a batch-size warm-up have how many rounds; only numbers below `rounds` are keys."""
     batches = step_batches(recipe, phase)
     if batches.rise is None:
         return Counter()
@@ -108,12 +112,13 @@ def _fewer_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: 
 
 
 def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> float:
-    """What each rank sends in a step, in rings.
+    """Return the bytes that each rank sends in a step of `rounds` microbatches, with ring collectives.
 
-    Gradients travel in `reduce_dtype`: reduced to all once a step at stages 0 and 1, and after each microbatch at
-    stage 2; to their owners at stage 3. Then updated weights are gathered in the working precision, at stage 3 before
-    each forward and backward pass, of which a contrastive step has one more. Muon's matrices, which stage 3 cuts,
-    travel to the rank that orthogonalises them and back, in bfloat16; stages 1 and 2 cut few, which are left out.
+    Gradients travel in `reduce_dtype`. Stages 0 and 1 reduce them to all ranks once a step, stage 2 after each
+    microbatch; stage 3 reduces them to their owners after each microbatch. Updated weights are then gathered in the
+    working precision: once a step at stages 1 and 2, at stage 3 before each forward and backward pass. A contrastive
+    step has one forward pass more. Stage 3 shards Muon's matrices: they travel in bfloat16 to the rank that
+    orthogonalises them, and back. Stages 1 and 2 shard few matrices, which are not counted.
     """
     share = parameters * (ranks - 1) / ranks
     weights = share * (2 if recipe.precision == "bf16" else 4)

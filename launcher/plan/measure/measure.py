@@ -1,8 +1,9 @@
-"""`maskfleet estimate RECIPE --measure`: a recipe's steps on this machine, and what they say of the whole run.
+"""`maskfleet estimate RECIPE --measure`: measures a recipe's steps on this machine, and predicts the whole run from
+them.
 
-Each phase is measured by ranks in processes of their own. Where less than the recipe's own step was measured, the step
-follows from the parts: what a microbatch takes grows with its FLOPs and with their number, what comes once a step grows
-with the parameters.
+Each phase is measured by one process a rank. If a step smaller than the recipe's own was measured, the recipe's step
+is scaled up from its parts. The time of microbatches grows with their FLOPs and their number; what happens once a
+step grows with the number of parameters.
 """
 
 import statistics
@@ -35,15 +36,19 @@ _BATCHES = 8  # at least so many in an epoch
 
 @dataclass(frozen=True)
 class MeasuredPhase:
-    """One phase of a recipe on this machine.
+    """One phase of a recipe as measured on this machine.
 
     Attributes:
-        phase: as in the recipe. trial: what was measured of it.
-        step: of the first rank, the median of each figure; `low` and `high` seconds of a step.
-        steps: how many were timed.
-        peak_bytes: of the rank that filled most. `peak_flops`: FLOP/s of a rank's device, None if not known.
-        mfu: median over the steps, None without `peak_flops`.
-        exchange: share of a step that collectives take. operators: the slowest, by their shares.
+        phase: the phase as the recipe has it.
+        trial: the possibly smaller phase that was measured.
+        step: figures of the first rank, each the median over the timed steps.
+        low, high: seconds of the shortest and of the longest step.
+        steps: number of timed steps.
+        peak_bytes: memory of the rank that filled most.
+        peak_flops: peak FLOP/s of a rank's device; None if unknown.
+        mfu: median MFU over the steps; None without `peak_flops`.
+        exchange: share of a step that collectives take.
+        operators: the slowest operators, each with its share of the time.
         whole: seconds of the recipe's own step on this machine.
         estimated: the same by the utilisation that `estimate` would have assumed; None without `peak_flops`.
     """
@@ -68,14 +73,18 @@ class MeasuredPhase:
 
     @property
     def other(self) -> float:
-        """Seconds of a step that none of its parts took: signals and sums between ranks, and Python."""
+        """Seconds of a step outside its parts: signals and sums between ranks, and Python."""
         step = self.step
         return max(0.0, step.seconds - step.data - step.forward - step.backward - step.update)
 
 
 @dataclass(frozen=True)
 class MeasuredRecipe:
-    """All phases of a recipe on a machine. `parameters`: of all networks, with the vocabulary that was taken."""
+    """All phases of a recipe as measured on a machine.
+
+    Attributes:
+        parameters: number of parameters of all networks, with the vocabulary that was assumed.
+    """
 
     recipe: Recipe
     machine: Machine
@@ -84,12 +93,12 @@ class MeasuredRecipe:
 
     @property
     def seconds(self) -> float:
-        """Of the whole run on this machine, undisturbed."""
+        """Seconds of the whole run on this machine without interruptions."""
         return sum(found.phase.steps * found.whole for found in self.phases)
 
     @property
     def estimated(self) -> float | None:
-        """The same as it was estimated beforehand."""
+        """The same seconds as estimated before measuring. None if the device's peak is unknown."""
         seconds = [found.estimated for found in self.phases]
         if any(each is None for each in seconds):
             return None
@@ -99,10 +108,11 @@ class MeasuredRecipe:
 
 
 def measure(recipe: Recipe, note: Callable[[str], None]) -> MeasuredRecipe:
-    """Measure every phase of `recipe` on every device of this machine; `note` is told what is about to be done.
+    """Measure every phase of `recipe` on every device of this machine. `note` is called with a text before each
+    measurement.
 
     Raises:
-        EstimateError: not even a row fits into memory, or a rank failed.
+        EstimateError: not even one row fits into memory, or a rank failed.
     """
     machine = this_machine(recipe)
     recipe = settled_here(recipe, machine)
@@ -120,11 +130,11 @@ def measure(recipe: Recipe, note: Callable[[str], None]) -> MeasuredRecipe:
 
 
 def utilisations(report: MeasuredRecipe, cluster: Cluster) -> list[AssumedUtilisation]:
-    """What `estimate` is to take for each phase on `cluster`; nothing where no GPU was measured.
+    """Return the utilisation of each phase that `estimate` shall use for `cluster`; empty if no GPU was measured.
 
-    On just this machine the steps themselves; on others with such GPUs the share that computing alone reached here,
-    beside which the network is estimated; on other GPUs what is assumed of them times the ratio of what was found to
-    what was assumed here.
+    For this very machine it is that of the measured steps. For other clusters of the same GPU it is the share of the
+    peak that computation alone reached here; the network is then estimated. For other GPUs it is the assumed share,
+    times the ratio of measured to assumed share on this machine.
     """
     machine = report.machine
     if machine.gpu is None or machine.peak is None:
@@ -146,13 +156,15 @@ def _utilisation(recipe: Recipe, found: MeasuredPhase, peak: float, *, here: boo
 
 
 def _reached(found: MeasuredPhase, peak: float) -> float:
-    """The share of a device's peak that computing alone reached."""
+    """Return the share of a device's peak that computation alone reached."""
     computing = max(1e-9, found.step.seconds * (1 - found.exchange) - found.step.data)
     return found.trial.rounds * _executed(found.trial.recipe) / (peak * computing)
 
 
 def correction(found: MeasuredPhase, gpu: Gpu) -> float:
-    """What was found of a phase on `gpu`, divided by what was assumed of the same microbatches."""
+    """Return the share of the peak that was measured for a phase on `gpu`, divided by the share assumed for the same
+    microbatches.
+    """
     recipe = found.trial.recipe
     peak = gpu.peak if recipe.precision == "bf16" else gpu.peak_fp32
     return _reached(found, peak) / assumed(recipe, microbatch_shape(recipe, recipe.phases[0]), gpu).share
@@ -167,7 +179,7 @@ def _elsewhere(recipe: Recipe, found: MeasuredPhase, here: Gpu, there: Gpu) -> A
 
 
 def announcement(phase: RecipePhase, trial: Trial, machine: Machine) -> str:
-    """What is measured, and why not more."""
+    """Return a text for the user: what is measured, and why no more than that."""
     what = f"measuring rows of {phase.length} on {machine.ranks} rank(s)"
     seconds = "" if trial.seconds is None else f", about {trial.seconds:.2g} s a step expected"
     if not trial.smaller:
@@ -201,7 +213,7 @@ def _measured(
 
 
 def whole_step(recipe: Recipe, phase: RecipePhase, trial: Trial, step: Step) -> float:
-    """Seconds of the recipe's own step on as many ranks, from those of the trial's."""
+    """Return the seconds of the recipe's own step on as many ranks, scaled from the trial's step."""
     if not trial.smaller and trial.rounds == trial.whole:
         return step.seconds
     own = _of(recipe, phase)
@@ -217,24 +229,24 @@ def whole_step(recipe: Recipe, phase: RecipePhase, trial: Trial, step: Step) -> 
 
 
 def _of(recipe: Recipe, phase: RecipePhase) -> Recipe:
-    """`recipe` as if it had this phase only, its vocabulary known. Its sources are synthetic ones."""
+    """Return `recipe` with this phase only and a known vocabulary. Its sources are synthetic, so it has no mixture."""
     alone = phase.model_copy(update={"mixture": None})
     return recipe.model_copy(update={"model": known(recipe.model), "phases": (alone,)})
 
 
 def _executed(recipe: Recipe) -> int:
-    """FLOPs of a microbatch."""
+    """Return the FLOPs that are executed for a microbatch."""
     return executed(recipe, microbatch_shape(recipe, recipe.phases[0]))
 
 
 def _median(steps: Sequence[Step]) -> Step:
-    """Each figure's own median."""
+    """Return the median of each figure by itself."""
     middle = {name: statistics.median(getattr(step, name) for step in steps) for name in vars(steps[0])}
     return Step(**middle | {"tokens": round(middle["tokens"])})
 
 
 def _run(trial: Trial, machine: Machine) -> list[Measured]:
-    """The trial on all ranks, in a folder that is gone afterwards."""
+    """Run the trial on all ranks in a temporary folder, and return the result of each."""
     with temporary_folder("measure") as folder:
         run = prepare(trial, str(folder))
         orders = [
@@ -263,7 +275,7 @@ def _command(order: MeasureRequest, folder: Path) -> RankCommand:
 
 
 def prepare(trial: Trial, folder: str) -> str:
-    """A run of the trial's recipe on synthetic rows, below `folder`; its URI."""
+    """Create a run of the trial's recipe on synthetic rows below `folder`, and return its URI."""
     recipe = trial.recipe
     corpus, vocabulary = f"{folder}/corpus", recipe.model.vocabulary
     batch = recipe.phases[0].rows * recipe.phases[0].length * recipe.input.texts
@@ -277,7 +289,7 @@ def prepare(trial: Trial, folder: str) -> str:
 
 
 def _text(recipe: Recipe, vocabulary: int) -> RandomText:
-    """Text whose rows are full: where a row holds whole texts, those are as long as they may be."""
+    """Return text that fills the rows: where a row holds whole texts, each is as long as the row permits."""
     ids, full = range(first_ordinary(), vocabulary), recipe.phases[0].length - EDGE_TOKENS
     match recipe.input:
         case TextPairs(negatives=negatives):

@@ -1,7 +1,7 @@
-"""Ranks as processes of this machine: started together, waited for together, and ended together.
+"""Runs ranks as processes of this machine: starts them together, waits for all, and ends all.
 
-A rank that dies leaves the others waiting for it: on gloo until they notice, on NCCL until the collective times out. So
-whichever process ends first is noticed at once, and the others are ended.
+When a rank dies, the others wait for it: on gloo until they notice, on NCCL until the collective times out. So the
+first process that fails is noticed at once, and the others are killed.
 """
 
 import os
@@ -26,7 +26,13 @@ _ERROR = re.compile(r"[\w.]+: ")
 
 @dataclass(frozen=True)
 class RankCommand:
-    """How one rank is started. `environment` is added to this process's; all output goes to the file `log`."""
+    """How one rank is started.
+
+    Attributes:
+        words: the command and its arguments.
+        environment: variables added to those of this process.
+        log: file that receives all output.
+    """
 
     words: Sequence[str]
     environment: Mapping[str, str]
@@ -35,7 +41,7 @@ class RankCommand:
 
 @dataclass(frozen=True)
 class _Failed:
-    """A rank that ended with another code than 0; a negative one is the signal that killed it."""
+    """A rank that ended with a code other than 0. A negative code is the signal that killed it."""
 
     rank: int
     code: int
@@ -43,14 +49,16 @@ class _Failed:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only says that another rank is gone."""
+        """Whether its error only says that another rank is gone."""
         return self.code > 0 and any(sign in self.error for sign in PEER_GONE)
 
 
 def run_ranks(commands: Sequence[RankCommand], timeout_s: float = _TIMEOUT_S) -> None:
-    """Start all ranks and wait until each has ended with code 0. No process of theirs is left, whatever happens.
+    """Start all ranks and wait until each has ended with code 0. On return, and on any error, none of their processes
+    is left.
 
-    Raises EstimateError: which rank failed, and how, as soon as one has; or that they took longer than `timeout_s`.
+    Raises:
+        EstimateError: a rank failed (the message names it and its error), or the ranks took longer than `timeout_s`.
     """
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -62,7 +70,9 @@ def run_ranks(commands: Sequence[RankCommand], timeout_s: float = _TIMEOUT_S) ->
             process.kill()
             process.wait()
     if failed is None:
-        raise EstimateError(f"the steps were not done after {timeout_s / 60:.3g} minutes", remedy=_SMALLER)
+        raise EstimateError(
+            f"the measured steps did not finish within {timeout_s / 60:.3g} minutes", remedy=_SMALLER
+        )
     if failed:
         raise _error(_cause(failed), len(commands))
 
@@ -81,8 +91,10 @@ def _start(command: RankCommand) -> "subprocess.Popen[bytes]":
 def _first_failures(
     processes: Sequence["subprocess.Popen[bytes]"], commands: Sequence[RankCommand], deadline: float
 ) -> list[_Failed] | None:
-    """Ranks that failed, in the order in which they were seen to end: the first, and those that follow it within
-    `_OTHERS_S`. None: the time is over."""
+    """Return the ranks that failed, in the order in which they ended: the first, and those within `_OTHERS_S` after it.
+
+    Empty if all succeeded; None if the deadline passed.
+    """
     running = dict(enumerate(processes))
     failed: list[_Failed] = []
     while running:
@@ -101,7 +113,9 @@ def _first_failures(
 
 
 def _cause(failed: Sequence[_Failed]) -> _Failed:
-    """A rank that was killed explains the errors of all others; else the first one that is no consequence."""
+    """Return the failure that explains the others: a rank that was killed, else the first error that is not a
+    consequence.
+    """
     killed = [one for one in failed if one.code < 0]
     own = [one for one in failed if not one.is_consequence]
     return next(iter([*killed, *own, *failed]))

@@ -1,4 +1,4 @@
-"""The process of one rank: joins the others, takes its steps, and leaves what it found in a file."""
+"""The process of one rank: it joins the others, takes the steps, and writes its measurements to a file."""
 
 import sys
 from dataclasses import asdict
@@ -18,7 +18,9 @@ _COLLECTIVE = timedelta(minutes=10)
 
 
 def carry_out(order: MeasureRequest) -> None:
-    """In a process of its own, whose group it makes and ends."""
+    """Take the steps of `order` and write the result. It creates and destroys the process group of torch, so it runs
+    in a process of its own.
+    """
     torch.set_num_threads(order.threads)
     if order.device == "cuda":
         torch.cuda.set_device(order.rank)

@@ -10,7 +10,7 @@ _WHAT, _RESULT = 42, 14  # columns, as in an estimate
 
 
 def render(report: MeasuredRecipe) -> str:
-    """Sections: the machine, each phase, and the whole run."""
+    """Return the measurement as text, in sections: the machine, each phase, and the whole run."""
     sections = [_title(report)]
     sections += [list(_phase(report, found)) for found in report.phases]
     sections.append(_whole(report))
@@ -18,7 +18,7 @@ def render(report: MeasuredRecipe) -> str:
 
 
 def figures(report: MeasuredRecipe) -> dict[str, object]:
-    """Seconds, bytes, FLOP/s and shares. `whole_seconds` is the recipe's own step, `seconds` of the run all of them."""
+    """Return seconds, bytes, FLOP/s and shares. `whole_seconds` is one step of the recipe, `seconds` the whole run."""
     return {
         "machine": asdict(report.machine) | {"gpu": report.machine.gpu and report.machine.gpu.name},
         "phases": [_figures(found) for found in report.phases],
@@ -54,7 +54,7 @@ def _figures(found: MeasuredPhase) -> dict[str, object]:
 
 
 def _parts(found: MeasuredPhase) -> list[tuple[str, float]]:
-    """Of a step, in seconds, the slowest first."""
+    """Return the parts of a step in seconds, the slowest first."""
     step = found.step
     parts = {
         "waiting for rows": step.data,

@@ -1,4 +1,4 @@
-"""What the command and the ranks that measure exchange: requests and results. Does not import DeepSpeed."""
+"""Requests to the ranks that measure, and their results. This module does not import DeepSpeed."""
 
 import json
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 
 class MeasureRequest(BaseModel):
-    """What one rank is asked to do: take steps of `run`. Ranks meet at the file `meeting`; the rank writes what it
-    found to the file `result`."""
+    """The request to one rank: take steps of `run`. Ranks meet through the file `meeting`; each writes its
+    measurements to the file `result`.
+    """
 
     run: str
     rank: int
@@ -23,11 +24,13 @@ class MeasureRequest(BaseModel):
 
 @dataclass(frozen=True)
 class Step:
-    """One rank's seconds of one step, and the tokens of all ranks.
+    """The seconds of one step on one rank, and the tokens of all ranks.
 
     Attributes:
-        data: until the rows were there. forward, backward: of all its microbatches. last: of the last backward pass.
-        update: clipping, the optimizer, and gathering what it changed.
+        data: wait for the rows.
+        forward, backward: passes of all microbatches of the rank.
+        last: the backward pass of the last microbatch.
+        update: clipping, the optimizer, and gathering the updated weights.
     """
 
     seconds: float
@@ -41,15 +44,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank found.
+    """The measurements of one rank.
 
     Attributes:
-        steps: those that count.
-        peak_bytes: the most memory that the run filled, at any time of the first two steps.
-        peak_flops: FLOP/s of its device, as MFU takes them; None if they are not known.
-        mfu: of each step that counts, over all ranks; empty without `peak_flops`.
-        exchange: share of a step that collectives take, waiting for other ranks included.
-        operators: the slowest operators, with their shares of what all operators take.
+        steps: the timed steps, without warm-up.
+        peak_bytes: most memory that the run filled during the first two steps.
+        peak_flops: peak FLOP/s of the device, as MFU uses it; None if unknown.
+        mfu: MFU of each timed step over all ranks; empty without `peak_flops`.
+        exchange: share of a step that collectives take, including the wait for other ranks.
+        operators: the slowest operators, each with its share of the time of all operators.
     """
 
     steps: tuple[Step, ...]
@@ -61,7 +64,7 @@ class Measured:
 
 
 def read_taken(file: Path) -> Measured:
-    """What a rank has left in its file."""
+    """Read the measurements that a rank wrote to `file`."""
     found = json.loads(file.read_text("utf-8"))
     steps = tuple(Step(**step) for step in found["steps"])
     operators = tuple((name, share) for name, share in found["operators"])

@@ -1,7 +1,7 @@
-"""Synthetic rows: random text in real shards, a tokenizer for it, and a stream that is computed in this process.
+"""Synthetic rows: random text in real shards, a tokenizer for it, and a stream that this process computes.
 
-For measurements, where the speed of a step counts and what the text says does not. The shards are those of any corpus,
-so the rows of every kind of input are made from them as in training.
+They are for measurements, where only the speed of a step counts. The shards have the format of any corpus, so that
+every kind of input is cut from them as in training.
 """
 
 import json
@@ -29,7 +29,7 @@ _BLOCKS_PER_SHARD = 16
 
 
 class InProcess(Stream):
-    """A stream computed here, as a rank reads it, with nothing to announce or to close."""
+    """A stream that this process computes. It has nothing to prefetch or to close."""
 
     def prefetch(self, ranges: object, steps: StepLayout | None = None) -> None:
         pass
@@ -40,12 +40,12 @@ class InProcess(Stream):
 
 @dataclass(frozen=True)
 class RandomText:
-    """What the blocks of a synthetic corpus hold.
+    """The contents of the blocks in a synthetic corpus.
 
     Attributes:
-        ids: those of ordinary tokens, drawn uniformly.
-        tokens: of a block.
-        pairs: every document is an example of so many texts; None for running text.
+        ids: ids of ordinary tokens, drawn uniformly.
+        tokens: number of tokens in a block.
+        pairs: the texts of an example, if every document is an example; None for running text.
         text: tokens of each such text, or of every sentence; None for sentences as long as English ones.
     """
 
@@ -55,7 +55,7 @@ class RandomText:
     text: int | None = None
 
     def block(self, seed: int) -> Block:
-        """The block that is drawn from `seed`."""
+        """Return the block that is drawn from `seed`."""
         rng = np.random.default_rng(seed)
         drawn = rng.integers(self.ids.start, self.ids.stop, self.tokens)
         text: Tokens = drawn.astype(np.uint16) if self.ids.stop <= 1 << 16 else drawn.astype(np.uint32)
@@ -69,7 +69,7 @@ class RandomText:
 
 
 def random_tokenizer(vocabulary: int) -> Tokenizer:
-    """A WordPiece tokenizer of so many ids whose pieces mean nothing; seven of ten begin a word."""
+    """Return a WordPiece tokenizer of `vocabulary` ids with made-up pieces, 70 % of which begin a word."""
     starts = np.random.default_rng(0).random(vocabulary) < _WORD_STARTS
     pieces = {piece: i for i, piece in enumerate(_SPECIAL)}
     pieces |= {f"{'' if starts[i] else '##'}piece{i}": i for i in range(len(_SPECIAL), vocabulary)}
@@ -91,16 +91,16 @@ def random_tokenizer(vocabulary: int) -> Tokenizer:
 
 
 def first_ordinary() -> int:
-    """The first id of `random_tokenizer` that is no special token."""
+    """Return the first id of `random_tokenizer` that is not a special token."""
     return len(_SPECIAL)
 
 
 def write_corpus(
     store: Store, blocks: int, text: RandomText, *, vocabulary: int, tokenizer: Tokenizer | None = None
 ) -> CorpusManifest:
-    """Write `blocks` random blocks to train on, and one to hold out, as a corpus at the store's root.
+    """Write a corpus of `blocks` random training blocks and one held-out block at the store's root.
 
-    Without a `tokenizer` nothing can be masked by words, and no run can be made of it.
+    Without a `tokenizer`, whole words cannot be masked, and no run can be made of the corpus.
     """
     sizes: dict[str, int] = {}
     digests: dict[str, str] = {}
@@ -130,7 +130,9 @@ def write_corpus(
 def _write_split(
     store: Store, split: str, seeds: range, text: RandomText, sizes: dict[str, int], digests: dict[str, str]
 ) -> BlockTable:
-    """The table of the split's blocks; `sizes` and `digests` of its shards are added."""
+    """Write a split's shards and return the table of its blocks. The shards' sizes and digests are added to `sizes`
+    and `digests`.
+    """
     rows: list[tuple[int, int, int, int, int, int]] = []
     block_digests: list[str] = []
     shards: list[str] = []
@@ -152,6 +154,6 @@ def _write_split(
 
 
 def _boundaries(rng: np.random.Generator, end: int, mean: float) -> NDArray[np.int64]:
-    """From 0 to `end`, in steps that are `mean` long on average."""
+    """Return random boundaries from 0 to `end` whose distances have the mean `mean`."""
     cuts = np.cumsum(rng.geometric(1 / mean, size=round(2 * end / mean) + 100))
     return np.concatenate([[0], cuts[cuts < end], [end]]).astype(np.int64)

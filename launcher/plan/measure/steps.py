@@ -1,7 +1,7 @@
-"""Some real steps of a run on one rank, timed part by part: the training loop itself, which saves and records nothing.
+"""Real steps of a run on one rank, timed part by part. The training loop itself runs, but saves and records nothing.
 
-The first steps are not counted: in them memory is allocated and DeepSpeed prepares itself. In the last of those that
-are not counted, torch's profiler looks at what the collectives and the kernels take.
+The first steps are warm-up and not counted: they allocate memory, and DeepSpeed prepares itself. During the last
+warm-up step torch's profiler measures the time of collectives and kernels.
 """
 
 import time
@@ -49,8 +49,10 @@ _STATUS, _HIGH_WATER = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Measured:
-    """Train `run` for about so many seconds, from fresh weights. Collective; torch's group is there, and its device
-    chosen."""
+    """Train `run` from fresh weights for about `seconds` seconds, and return what was measured. Collective.
+
+    torch's process group must exist, and the device must be chosen.
+    """
     tokenizer, recipe = run.tokenizer(), run.recipe
     set_determinism(recipe.deterministic)
     memory = _Memory()
@@ -81,7 +83,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Measure
 
 
 class TimedEngine(Engine):
-    """An engine that times what it is asked to do."""
+    """An engine that times its forward and backward passes and its updates."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -100,13 +102,13 @@ class TimedEngine(Engine):
             return super().update(lr, count, turn, largest_norm)
 
     def take(self) -> dict[str, float]:
-        """Seconds by name since the last time."""
+        """Return the seconds of each part since the last call."""
         return {name: watch.take() for name, watch in self.watches.items()}
 
 
 @dataclass
 class _Watch:
-    """The loop's journal: notes what each step took, and says when it is enough."""
+    """The loop's journal: it notes the times of each step, and says when enough steps are timed."""
 
     engine: TimedEngine
     control: Control
@@ -142,14 +144,14 @@ class _Watch:
             self.profiled_seconds, self._begun = report.seconds, time.monotonic()
 
     def enough(self) -> bool:
-        """Rank 0's clock decides for all."""
+        """Return whether to stop, by rank 0's clock; the loop tells the other ranks."""
         if self.control.rank or len(self.steps) < _FEWEST:
             return False
         return len(self.steps) >= _MOST or time.monotonic() - self._begun > self.seconds
 
 
 class _AnyLoss:
-    """Random text is nothing to learn from, so nothing is made of its losses."""
+    """A loss monitor that accepts every loss, because random text cannot be learnt."""
 
     def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
         return float("inf")
@@ -159,7 +161,7 @@ class _AnyLoss:
 
 
 class _NoKeeper:
-    """Nothing is saved."""
+    """A checkpoint keeper that saves nothing."""
 
     def due(self, step: int) -> bool:
         return False
@@ -178,7 +180,7 @@ class _NoKeeper:
 
 
 class _Memory:
-    """Bytes that were filled since this was made: of the GPU by torch's allocator, else of this process."""
+    """Bytes allocated since this object was made: by torch's allocator on a GPU, else by this process."""
 
     def __init__(self) -> None:
         self._cuda = torch.cuda.is_available()
@@ -195,7 +197,7 @@ class _Memory:
 
 
 def _status(name: str) -> int:
-    """A size that the kernel tells of this process, in bytes."""
+    """Return a size, in bytes, that the kernel states for this process."""
     line = next(line for line in _STATUS.read_text("utf-8").splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) << 10
 
@@ -206,14 +208,16 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 
 @dataclass(frozen=True)
 class _Profiled:
-    """What the profiler saw in one step."""
+    """The profiler's measurements of one step."""
 
     exchange: float
     operators: tuple[tuple[str, float], ...]
 
     @classmethod
     def of(cls, profiler: Any, seconds: float) -> "_Profiled":
-        """Microseconds of kernels where there is a GPU, else of operators without those that they call."""
+        """Sum up kernels where there is a GPU, else operators without the operators that they call. Times are in
+        microseconds.
+        """
         events = profiler.key_averages()
         cuda = any(event.self_device_time_total for event in events)
         exchange, taken = 0.0, Counter[str]()

@@ -1,7 +1,8 @@
-"""What of a recipe can be measured on this machine: as much as fits into memory and into seconds.
+"""Chooses the part of a recipe that this machine can measure: as much as fits into memory and takes seconds only.
 
-Judged beforehand by the estimate's own counts of FLOPs and bytes. Made smaller in this order: fewer microbatches of a
-step, fewer rows of a microbatch, fewer layers. What was made smaller is said, and scaled back up by FLOPs.
+The estimate's own counts of FLOPs and bytes decide beforehand. The recipe is made smaller in this order: fewer
+microbatches in a step, fewer rows in a microbatch, fewer layers. The result says what was made smaller, and is scaled
+back up by FLOPs.
 """
 
 import math
@@ -57,14 +58,17 @@ _ROUNDS = 2  # microbatches of a rank in a measured step: the first and the last
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices here, one for each rank.
+    """The devices of this machine, one for each rank.
 
     Attributes:
-        device: "cuda" or "cpu"; `name` is what the driver, or /proc, calls it.
-        threads: of each rank. `memory`: bytes that each may fill.
-        peak: FLOP/s of one in the recipe's precision: the vendor's; on a CPU what products reached just now, which
-            does to foresee a step's time, and not for MFU. None if it is not known.
-        gpu: its figures, if `estimate` has some.
+        ranks: number of ranks.
+        device: "cuda" or "cpu".
+        name: name of the device in the driver, or of the CPU in /proc.
+        threads: number of threads of each rank.
+        memory: bytes that each rank may fill.
+        peak: FLOP/s of a device in the recipe's precision; None if unknown. A GPU's is the vendor's figure. A CPU's
+            is measured with matrix products: good enough to predict a step's time, but not for MFU.
+        gpu: figures of the GPU, if `estimate` knows it.
     """
 
     ranks: int
@@ -78,14 +82,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Trial:
-    """A phase of a recipe as it is measured.
+    """A phase of a recipe in the size in which it is measured.
 
     Attributes:
-        recipe: one phase, for this machine's ranks; its corpus and its tokenizer are to be given to it (`at`).
-        rounds, whole: microbatches of a rank in a measured step, and in the recipe's own step on as many ranks.
+        recipe: a recipe of this one phase for this machine's ranks; `at` gives it a corpus and a tokenizer.
+        rounds: number of microbatches of a rank in a measured step.
+        whole: number of microbatches of a rank in the recipe's own step on as many ranks.
         smaller: what was made smaller, in words; empty if microbatch and model are the recipe's.
-        bytes: that a rank is expected to fill.
-        seconds: that a step is expected to take; None if the device's peak is not known.
+        bytes: memory that a rank is expected to fill.
+        seconds: expected time of a step; None if the device's peak is unknown.
     """
 
     recipe: Recipe
@@ -97,13 +102,13 @@ class Trial:
 
     @property
     def _languages(self) -> tuple[str, ...]:
-        """Of the one synthetic source: a pair of translations, or the first of the model's."""
+        """Languages of the one synthetic source: two for translations, else the model's first if it has languages."""
         pairs = isinstance(self.recipe.input, Translations)
         known = language_table(self.recipe.model) or (("first", "second") if pairs else ())
         return known[: 2 if pairs else 1]
 
     def at(self, corpus: str, tokenizer: str) -> Recipe:
-        """The recipe over these inputs."""
+        """Return the recipe with this corpus and this tokenizer."""
         sources = RecipeCorpus(
             sources={"synthetic": RecipeSource(uri=corpus, languages=self._languages)},
             heldout=Heldout(fraction=HELDOUT),
@@ -114,7 +119,9 @@ class Trial:
 
 
 def this_machine(recipe: Recipe) -> Machine:
-    """Every GPU, or two halves of the CPU; no more ranks than the recipe has microbatches."""
+    """Return a machine of all GPUs or, without a GPU, of two halves of the CPU. It has no more ranks than the recipe
+    has microbatches.
+    """
     cores = len(os.sched_getaffinity(0))
     gpus = torch.cuda.device_count()
     ranks = max(1, min(gpus or _CPU_RANKS, cores, recipe.microbatches))
@@ -130,7 +137,7 @@ def this_machine(recipe: Recipe) -> Machine:
 
 
 def settled_here(recipe: Recipe, machine: Machine) -> Recipe:
-    """With as many rows of a microbatch as memory permits here, where the recipe leaves them to it."""
+    """Return `recipe` with `microbatch: auto` replaced with the most rows that fit into memory here."""
     if not has_automatic(recipe):
         return recipe
     device: Device = "cuda" if machine.device == "cuda" else "cpu"
@@ -139,10 +146,11 @@ def settled_here(recipe: Recipe, machine: Machine) -> Recipe:
 
 
 def choose(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Trial:
-    """The largest trial of `phase` that fits into the machine's memory and ends soon; of those that take long, the
-    smallest.
+    """Return the largest trial of `phase` that fits into memory and has short steps. If all that fit are slow, return
+    the smallest.
 
-    Raises EstimateError: one row through one layer needs more memory than there is.
+    Raises:
+        EstimateError: one row through one layer needs more memory than a rank may fill.
     """
     for trial in _candidates(recipe, phase, machine):  # the last is the smallest
         soon = trial.seconds is None or trial.seconds <= STEP_S
@@ -158,7 +166,7 @@ def choose(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Trial:
 
 
 class _Sizes(dict[int, int]):
-    """Parameters of a recipe by its number of layers. They are counted once: that builds a module."""
+    """Number of parameters by number of layers, each counted once, because counting builds a module."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -170,7 +178,7 @@ class _Sizes(dict[int, int]):
 
 
 def _candidates(recipe: Recipe, phase: RecipePhase, machine: Machine) -> Iterator[Trial]:
-    """From the recipe's own to the smallest."""
+    """Yield trials from the recipe's own size to the smallest."""
     microbatch = recipe.microbatch_of(phase)
     most = min(microbatch, phase.rows)
     whole = math.ceil(math.ceil(phase.rows / microbatch) / machine.ranks)
@@ -229,7 +237,7 @@ def _trial(
 
 
 def _speed(dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of some products of two matrices, with this process's threads."""
+    """Return the FLOP/s of the fastest of some products of two matrices, with this process's threads."""
     matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
     torch.mm(matrix, matrix)  # the first one sets up
     best, end = float("inf"), time.perf_counter() + _SPEED_S
@@ -241,8 +249,11 @@ def _speed(dtype: torch.dtype) -> float:
 
 
 def expected_bytes(recipe: Recipe, machine: Machine, rounds: int, size: int) -> int:
-    """That a rank of `recipe`, of `size` parameters and with a known vocabulary, fills. On a CPU, buckets are filled as
-    far as there are gradients: the rest of them is address space only."""
+    """Return the bytes that a rank is expected to fill when it trains `recipe` with `size` parameters and a known
+    vocabulary.
+
+    On a CPU, buckets are filled only as far as there are gradients; their rest is address space.
+    """
     shape = microbatch_shape(recipe, recipe.phases[0])
     cuda = machine.device == "cuda"
     kernel: Kernel = "gpu" if cuda else "cpu"
@@ -254,7 +265,11 @@ def expected_bytes(recipe: Recipe, machine: Machine, rounds: int, size: int) -> 
 
 
 def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | None:
-    """Of a step with so many microbatches on a rank, network apart, by a utilisation that is assumed."""
+    """Return the expected seconds of a step with `rounds` microbatches on a rank, without the network, at an assumed
+    utilisation.
+
+    None if the device's peak is unknown.
+    """
     if machine.peak is None:
         return None
     phase = recipe.phases[0]
@@ -266,7 +281,7 @@ def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | N
 
 
 def _processor() -> str:
-    """The CPU's own name, and its cores that this process may use."""
+    """Return the CPU's name, and how many of its cores this process may use."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
     return f"{name}, {len(os.sched_getaffinity(0))} of {psutil.cpu_count()} cores"

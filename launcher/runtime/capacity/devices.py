@@ -1,6 +1,6 @@
-"""The machines an estimate is for, what their GPUs can do at most (the vendors' figures for dense matrix products,
-memory and its bandwidth), and what an estimate takes for granted: measured or published, and where; the rest is named
-as a guess."""
+"""The machines of an estimate, the limits of their GPUs (the vendors' figures for dense matrix products, memory and its
+bandwidth), and the assumptions of an estimate. Each assumption is measured, or published with its source, or marked as
+a guess."""
 
 import re
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class Gpu:
     """One GPU, and the node it usually comes in.
 
     Attributes:
-        name: as `--gpu` takes it.
+        name: name of the GPU for `--gpu`.
         peak: FLOP/s of dense matrix products in bf16 with fp32 sums; in fp16 on the V100, which has no bf16.
         peak_fp32: the same in fp32, without TF32.
-        memory: bytes.
+        memory: size of its memory in bytes.
         bandwidth: bytes/s of its memory.
         link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
-        network: bytes/s, each way, of a node's network, in the cloud offers that are common with this GPU.
-        issued: instructions of whole warps a second that it can issue: four a cycle and multiprocessor.
-        half: "bf16", or "fp16" where there is no bf16.
+        network: bytes/s, each way, of a node's network, in the common cloud offers with this GPU.
+        issued: instructions of whole warps that it can issue in a second: four per cycle and multiprocessor.
+        half: 16-bit format: "bf16", or "fp16" on a GPU without bf16.
     """
 
     name: str
@@ -75,18 +75,19 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of this name, in any case. Raises EstimateError listing those known."""
+    """Return the GPU of this name, in upper or lower case. Raises EstimateError, with the known names, if there is
+    none."""
     known = {known.lower(): gpu for known, gpu in GPUS.items()}
     gpu = known.get(name.lower())
     if gpu is None:
-        raise EstimateError(f"no figures for a GPU {name!r}", remedy=f"known: {', '.join(GPUS)}")
+        raise EstimateError(f"no figures for a GPU {name!r}", remedy=f"use one of {', '.join(GPUS)}")
     return gpu
 
 
 def gpu_of_device(name: str, memory: int) -> Gpu | None:
-    """The GPU that a driver calls `name`, with so many bytes of memory; None if its figures are not those above.
+    """Return the GPU that a driver calls `name`, with `memory` bytes; None if the table does not have it.
 
-    PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms that the table is of.
+    PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms in the table, so they count as unknown.
     """
     found = re.search(r"\b(V100|A10G|A100|L40S|L4|H100|H200|B200|MI300X)\b", name)
     slower = re.search(r"PCIe|NVL", name, re.IGNORECASE)
@@ -99,9 +100,9 @@ def gpu_of_device(name: str, memory: int) -> Gpu | None:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` machines of `gpus_per_node` GPUs; `mtbf` seconds between failures of one node.
+    """A cluster of `nodes` machines with `gpus_per_node` GPUs each. `mtbf`: mean seconds between failures of one node.
 
-    Raises EstimateError: no machines, or machines that never work.
+    Raises EstimateError if a number is below 1, or `mtbf` is not above 0.
     """
 
     nodes: int
@@ -112,9 +113,9 @@ class Cluster:
     def __post_init__(self) -> None:
         for what, value in (("nodes", self.nodes), ("GPUs per node", self.gpus_per_node)):
             if value < 1:
-                raise EstimateError(f"{value} {what}: there is nothing to train on", remedy="give at least 1")
+                raise EstimateError(f"{value} {what}: training needs at least 1", remedy="give at least 1")
         if not self.mtbf > 0:
-            raise EstimateError("a mean time between failures of 0 or less", remedy="give hours above 0")
+            raise EstimateError("the mean time between failures is 0 or less", remedy="give hours above 0")
 
     @property
     def ranks(self) -> int:
@@ -122,7 +123,7 @@ class Cluster:
 
     @property
     def rate(self) -> float:
-        """Bytes/s of the slowest link of a ring through all GPUs, which crosses each node's network once."""
+        """Rate, in bytes/s, of the slowest link of a ring through all GPUs, which crosses each node's network once."""
         return self.gpu.link if self.nodes == 1 else min(self.gpu.link, self.gpu.network)
 
 
@@ -136,7 +137,8 @@ SAVE_FIXED = (
 )
 RESTART = 60.0  # s from a failure to the next step, loading apart: Ray's restart took 10-26 s on 2 cores; NCCL on top
 MTBF_HOURS = 54 * 24 * 2048 / 419
-"""Of a node: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8 H100. Spot machines last far less."""
+"""Mean time between failures of a node, in hours: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8
+H100. Spot machines last far less."""
 
 TOKEN_BYTES = (
     4.4  # of English text, to a vocabulary of 30,000 to 50,000: a guess; `maskfleet tokenizer check` measures
@@ -144,18 +146,18 @@ TOKEN_BYTES = (
 
 
 def usable(memory: int) -> int:
-    """Of a GPU's memory, after what is assumed to be lost."""
+    """Return the bytes that training can use of a GPU's `memory`, after the assumed losses."""
     return int(memory * (1 - FRAGMENTED)) - CONTEXT
 
 
 @dataclass(frozen=True)
 class AssumedUtilisation:
-    """Share of a GPU's peak that model FLOPs reach, and where that is from.
+    """The share of a GPU's peak that model FLOPs are assumed to reach, and its source.
 
     Attributes:
-        measured: on devices of this kind, and not assumed.
-        by_roofline: computed by `roofline.py`, whose parts an estimate then shows.
-        step: seconds of a whole step, the network's included, where that was measured on just such a cluster.
+        measured: whether the share was measured on devices of this kind.
+        by_roofline: whether it was computed by `roofline.py`; an estimate then shows the parts of the roofline.
+        step: seconds of a whole step with communication, if they were measured on the same cluster; None if not.
     """
 
     share: float
@@ -166,7 +168,7 @@ class AssumedUtilisation:
 
 
 def published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
-    """A published run's of like width. None of ours was measured on a GPU."""
+    """Return the utilisation of a published run with a model of similar width."""
     if hidden < 512:
         return AssumedUtilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
     if hidden < 1024:
@@ -181,18 +183,22 @@ def published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
 
 
 def check_share(mfu: float | None) -> None:
-    """Raises EstimateError: a utilisation that is given, and can be none."""
+    """Raise EstimateError if a utilisation is given that is not above 0 and at most 1."""
     if mfu is not None and not 0 < mfu <= 1:
-        raise EstimateError(f"a utilisation of {mfu:g}", remedy="give a share above 0, at most 1")
+        raise EstimateError(
+            f"a utilisation of {mfu:g} is impossible", remedy="give a share above 0, at most 1"
+        )
 
 
 def text_size(told: str) -> float:
-    """Bytes, of "160GB" or "1.5 TiB". Raises EstimateError."""
+    """Return the bytes of a size such as "160GB" or "1.5 TiB". Raises EstimateError if it is not a size."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", told, re.IGNORECASE)
     size = 0.0
     if found is not None:
         number, prefix, binary = found.groups()
         size = float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
     if not size:
-        raise EstimateError(f"a text of {told!r}", remedy="give its size uncompressed, such as 160GB")
+        raise EstimateError(
+            f"{told!r} is not a size of a text", remedy="give its size uncompressed, such as 160GB"
+        )
     return size

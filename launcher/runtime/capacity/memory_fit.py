@@ -1,5 +1,5 @@
-"""What fills a rank's memory, all the time and by a microbatch, and how many rows of a microbatch a device's memory so
-permits: `microbatch: auto` begins with that."""
+"""The parts of a rank's memory, constant ones and those of a microbatch, and the number of rows of a microbatch that
+fits: `microbatch: auto` begins with that number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,7 +35,8 @@ def bill(
     kernel: Kernel = "gpu",
     bucket: int = BUCKET,
 ) -> tuple[MemoryPart, ...]:
-    """What fills the memory of one of `ranks` that train `count` parameters, `rounds` microbatches of `shape` a step.
+    """Return the parts of the memory of one of `ranks` that train `count` parameters with `rounds` microbatches of
+    `shape` in a step.
 
     `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
     """
@@ -51,7 +52,7 @@ def bill(
 def kept(
     recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET
 ) -> list[MemoryPart]:
-    """What of a `bill` is there all the time. `rows`: of a rank in a step."""
+    """Return the parts of a `bill` that are filled all the time. `rows`: number of a rank's rows in a step."""
     single = sum(prod(shape) for shape in momentum_matrices(recipe))
     parts = memory.kept(
         count,
@@ -72,7 +73,7 @@ def kept(
 
 
 def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
-    """Of all microbatches of a rank."""
+    """Return the part for the memory of earlier tokens (XLNet), of all microbatches of a rank."""
     state = 2 if precision == "bf16" else 4
     formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
     numbers = rows * model.memory * model.hidden * model.layers
@@ -80,8 +81,9 @@ def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
 
 
 CPU_TOKENS = 8192
-"""Tokens of a microbatch on a CPU, where more are no faster. One thread, 2 layers of 256, rows of 128: 3.9k tokens/s
-with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; 2 layers of 768, rows of 512: 0.8k with 1, 1.0k from 4 on."""
+"""Number of tokens of a microbatch on a CPU, where more tokens are no faster. Measured with one thread, 2 layers of
+256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
+512: 0.8k with 1 row, 1.0k from 4 on."""
 
 
 Device = Literal["cuda", "cpu"]
@@ -98,8 +100,8 @@ class Bill:
 
     @classmethod
     def of(cls, recipe: Recipe, ranks: int, device: Device, vocabulary: int | None = None) -> "Bill":
-        """Builds a module without memory, to count parameters. `vocabulary`: the tokenizer's size, where the recipe
-        leaves the model's to it."""
+        """Return the bill of a recipe. `vocabulary`: the tokenizer's size, for a recipe without a vocabulary size of
+        its own. Parameters are counted on a module without memory."""
         if vocabulary is not None and recipe.model.vocab is None:
             recipe = recipe.model_copy(
                 update={"model": recipe.model.model_copy(update={"vocab": vocabulary})}
@@ -108,14 +110,14 @@ class Bill:
         return cls(sized, parameters(sized), ranks, device)
 
     def kept(self, phase: RecipePhase) -> int:
-        """Bytes that are filled all the time."""
+        """Return the bytes that are filled all the time."""
         rows = -(-phase.rows // self.ranks) * self.recipe.input.texts
         zero, bucket = self.recipe.zero, self._bucket
         parts = kept(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
         return memory.total(parts)
 
     def with_rows(self, phase: RecipePhase, rows: int) -> int:
-        """Bytes at their most, with microbatches of so many rows."""
+        """Return the largest number of bytes that are filled with microbatches of `rows` rows."""
         parts = bill(
             self.recipe,
             self.parameters,
@@ -134,7 +136,8 @@ class Bill:
 
 
 def rows_that_fit(bill: Bill, room: int) -> list[int]:
-    """Of each phase, the most rows of a microbatch that fit into `room` bytes and are of use; at least 1."""
+    """Return, for each phase, the largest number of rows of a microbatch that fits into `room` bytes and makes a step
+    faster; at least 1."""
     return [
         _most(_useful(bill, phase), lambda rows, phase=phase: bill.with_rows(phase, rows) <= room)  # type: ignore[misc]
         for phase in bill.recipe.phases
@@ -142,7 +145,8 @@ def rows_that_fit(bill: Bill, room: int) -> list[int]:
 
 
 def _useful(bill: Bill, phase: RecipePhase) -> int:
-    """A rank's part of a step; on a CPU `CPU_TOKENS`."""
+    """Return the number of rows above which a larger microbatch has no use: a rank's rows of a step; on a CPU at most
+    those of `CPU_TOKENS`."""
     part = -(-phase.rows // bill.ranks)
     if bill.device == "cuda":
         return part
@@ -150,7 +154,7 @@ def _useful(bill: Bill, phase: RecipePhase) -> int:
 
 
 def _most(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `most` that fits, by halving; 1 if none does."""
+    """Return the largest number from 1 to `most` that fits, by bisection; 1 if none fits."""
     least = 1
     while least < most:
         middle = (least + most + 1) // 2

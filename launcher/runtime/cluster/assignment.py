@@ -1,5 +1,5 @@
-"""What the driver hands every rank once it has its seat. To read it loads torch, so it is in no module that the actor
-of a rank needs before (`launcher.runtime.cluster.rank_process`)."""
+"""What the driver hands every rank once the rank has its seat. Importing this module loads torch, so the module of the
+ranks' actor (`launcher.runtime.cluster.rank_process`), which must not load torch before, does not import it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from launcher.runtime.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the driver hands every rank."""
+    """The data that the driver hands every rank."""
 
     run_uri: str
     coordinator: Any
     feed: FeedHandle
     recipe: Recipe
-    save_multiple: int  # a pause falls on multiples of so many steps
-    before: Mapping[str, float]  # seconds that the start has taken so far, by part
+    save_multiple: int  # a pause is only allowed after a multiple of so many steps
+    before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name

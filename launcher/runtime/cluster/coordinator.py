@@ -1,9 +1,9 @@
 """The coordinator: one small Ray actor through which ranks and the driver talk while the run trains.
 
-Ranks report that they are alive and how far they are. The driver asks how the run stands, and passes on that it is to
-stop. The coordinator holds nothing that a run needs in order to continue: if it dies, the driver starts another one. No
-caller waits for a store or for Ray: threads of their own talk to those, and the lock is held only while memory is
-changed.
+Ranks report that they are alive and how far they are. The driver asks for the state of the run, and passes requests to
+stop on. The coordinator holds nothing that a run needs in order to continue: if it dies, the driver starts another one.
+Calls to the store and to Ray run on separate threads, so that no other call waits for them; the lock is held only while
+memory is changed.
 """
 
 import threading
@@ -36,17 +36,18 @@ _closing = on_thread("closing")
 
 
 class Coordinator:
-    """The actor's body. The driver claims the first attempt; the coordinator claims the later ones in the driver's
-    name, and renews the heartbeat of the newest.
+    """The coordinator's actor. The driver claims the first attempt; the coordinator claims the later ones in the
+    driver's name, and renews the heartbeat of the newest attempt.
 
     Ranks of an earlier group may still be alive, for example behind a broken network. Ranks send the number of their
     attempt with every message, as soon as they know it, and messages of earlier attempts are ignored.
 
     Args:
-        attempt: claimed for the first group.
-        owner: the driver.
-        last: ranks that wrote the newest checkpoint, None if there is none.
-        failures: of all starts of the run so far (`launcher.runtime.cluster.deaths`).
+        attempt: the attempt that the driver claimed for the first group.
+        owner: the driver, in whose name attempts are claimed.
+        sizing: the numbers of ranks that the run may have.
+        last: number of ranks that wrote the newest checkpoint; None if there is none.
+        failures: the failures of all starts of the run so far (`launcher.runtime.cluster.deaths`).
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class Coordinator:
 
     @_control
     def next_group(self, failed: Sequence[int]) -> GroupStart | None:
-        """How many ranks the driver may start now, and without which nodes; None: not now, or never. The last group is
-        over, ended by the ranks in `failed`, as far as Ray knows."""
+        """Return how many ranks the driver may start now, and without which nodes; None: not now, or never. Call it
+        when the last group is over. `failed`: the ranks that ended that group, as far as Ray knows."""
         there = staying(draining())
         with self._lock:
             # Ranks may die before they are let in, too.
@@ -91,7 +92,8 @@ class Coordinator:
             return self._grant(there)
 
     def _forget_group(self) -> None:
-        """Called before the next ranks report: beats and orders of the last group must not reach them."""
+        """Forget the last group before the next ranks report, so that its heartbeats and orders do not count for
+        them."""
         self._over = self._status.attempt or 0
         self._status.paused = False
         self._group = Group()
@@ -131,8 +133,8 @@ class Coordinator:
 
     @_control
     def unfit(self, preflights: Sequence[Mapping[str, Any]], problem: str, remedy: str) -> None:
-        """The preflight found that some nodes must not train, because of `problem`. They are excluded, or, if too few
-        are left, the run ends. `preflights`: for each such node, the fields of its event."""
+        """Exclude the nodes that the preflight found unfit, because of `problem`. If too few nodes are left, end the
+        run. `preflights`: the fields of the event of each unfit node."""
         there = staying(draining())
         bad = frozenset(preflight["node"] for preflight in preflights)
         with self._lock:
@@ -146,10 +148,11 @@ class Coordinator:
 
     @_control
     def enter(self, nodes: Sequence[str], warnings: Sequence[str] = ()) -> int | str | None:
-        """A group of ranks is ready on these nodes and asks for its attempt. Returns the attempt's number; None if the
-        group must not train; or, if the store does not answer, the store's error as text: the ranks ask again.
+        """Let a group of ranks, which is ready on `nodes`, begin its attempt. Return the number of the attempt; None
+        if the group must not train; or the store's error as text if the store does not answer. The ranks then ask
+        again.
 
-        `warnings`: of the preflight, shown once a command.
+        `warnings`: warnings of the preflight, which are shown once a command.
         """
         if self._status.fatal is not None:
             return None
@@ -180,7 +183,7 @@ class Coordinator:
     def beat(
         self, rank: int, step: int, doing: str, place: RankLocation, attempt: int | None = None, done: int = 0
     ) -> Orders:
-        """A sign of life, as of `Beat`."""
+        """Take in a heartbeat of a rank (`Beat`), and return the orders for the rank."""
         with self._lock:
             if self._is_over(attempt):
                 return Orders(stop=False, pause=False, stacks=False)
@@ -190,28 +193,32 @@ class Coordinator:
             return Orders(self._stop, self._status.paused, self._group.asked(rank))
 
     def _resume(self, step: int) -> None:
-        """The ranks have found the newest checkpoint that verifies."""
+        """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""
         again = self._deaths.resumed(step)
         self._group.resumed = True
         repeats = f", {again:,} steps are repeated" if again else ""
         self.note(f"loading the checkpoint of step {step:,}{repeats}")
 
     def stack(self, rank: int, text: str) -> None:
-        """A rank's answer to `Orders.stacks`: what its threads are doing."""
+        """Take in a rank's answer to `Orders.stacks`: the tracebacks of its threads."""
         with self._lock:
             if self._group.stacks is not None:
                 self._group.stacks[rank] = text
 
     def stacks(self) -> dict[int, str]:
-        """Ask every rank what its threads are doing; returns the answers that have come since this was first called."""
+        """Ask every rank for the tracebacks of its threads. Return those that have come since the first call, by
+        rank."""
         with self._lock:
             self._group.stacks = self._group.stacks or {}
             return dict(self._group.stacks)
 
     def hung(self, what: str, culprits: Sequence[int], group: int) -> None:
-        """The driver is about to kill the ranks because they are stuck. Records `what`, and the stacks that came.
+        """Record that the driver is about to kill the stuck ranks of `group`, with the tracebacks that came.
 
-        `culprits`: the ranks that the others waited for; empty if that is not known. `group`: as in `Status`.
+        Args:
+            what: which ranks are stuck and why, as text.
+            culprits: the ranks that the others waited for; empty if unknown.
+            group: number of the group, as in `Status`.
         """
         with self._lock:
             if group == self._status.group:
@@ -230,7 +237,7 @@ class Coordinator:
             self._status.record, self._group.worked = record, True
 
     def note(self, text: str) -> None:
-        """A line for the operator."""
+        """Show a line to the operator."""
         self._notes.append(text)  # without the lock: the recorder notes, too
 
     def failed(
@@ -242,8 +249,8 @@ class Coordinator:
         kind: Kind = "raised",
         trace: str = "",
     ) -> None:
-        """A rank ends with an error, see `Raised`. `blamed`: the ranks at fault, if the error says so, whichever rank
-        raised it; empty if the error says that nobody knows."""
+        """Take in the error with which a rank ends (`Raised`). `blamed`: the ranks at fault according to the error,
+        whichever rank raised it; empty if the error says that the fault cannot be located; None if it says nothing."""
         with self._lock:
             if self._is_over(attempt):
                 return
@@ -257,19 +264,20 @@ class Coordinator:
                 self._deaths.resumed(step)
 
     def unsaved(self, reason: str, attempt: int | None = None) -> None:
-        """A stop was requested and the ranks ended, but their last save failed."""
+        """Note that the ranks ended as requested, but that their last save failed because of `reason`."""
         with self._lock:
             if not self._is_over(attempt):
                 self._status.unsaved, self._group.running = reason, False
 
     def went_back(self, attempt: int | None = None) -> None:
-        """The ranks end in order to start again from an earlier checkpoint. This rewind does not count as a failure."""
+        """Note that the ranks end in order to start again from an earlier checkpoint. This is not counted as a
+        failure."""
         with self._lock:
             if not self._is_over(attempt):
                 self._group.running, self._group.excused = False, True
 
     def superseded(self, problem: str, attempt: int | None = None) -> None:
-        """Another start has taken the run over."""
+        """Note that another start has taken the run over."""
         with self._lock:
             if not self._is_over(attempt) and not self._status.superseded:
                 self._status.superseded, self._group.excused, self._group.running = True, True, False
@@ -281,8 +289,8 @@ class Coordinator:
         return self._status.superseded
 
     def fail(self, problem: str, remedy: str, attempt: int | None = None, repeated: bool = False) -> None:
-        """The run cannot go on, whoever starts it. The first reason is kept: later ones are mostly its consequences on
-        other ranks."""
+        """Note that the run must end and why. Only the first call counts: later reasons are mostly consequences of the
+        first on other ranks. `repeated`: as in `Fatal`."""
         with self._lock:
             if self._status.fatal is None and not self._is_over(attempt):
                 self._status.fatal = Fatal(problem, remedy, repeated)
@@ -297,8 +305,8 @@ class Coordinator:
             self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
 
     def _judge(self, failed: Sequence[int], there: Nodes) -> None:
-        """The last group died. Records that, and does what the failure policy says, unless a stop was requested: then
-        nothing has failed."""
+        """Record that the last group died, and follow the failure policy. If a stop was requested, the death is no
+        failure."""
         group, number = self._group, self._status.attempt
         group.running = False
         failure = group.failure(failed, committed=self._deaths.committed, now=time.time())
@@ -321,7 +329,7 @@ class Coordinator:
             self._log.deaths(self._deaths.failures)
 
     def status(self) -> Status:
-        """A snapshot. Each note is handed over once."""
+        """Return a snapshot of the run's state. Each note is handed over once."""
         with self._lock:
             self._is_superseded()
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -330,8 +338,8 @@ class Coordinator:
 
     @_closing
     def close(self, patience_s: float) -> bool:
-        """The command ends: write what is still to be recorded, in at most `patience_s` seconds. Returns whether all
-        was written."""
+        """Write what is still to be recorded when the command ends, in at most `patience_s` seconds. Return whether
+        everything was written."""
         done = self._log.close(patience_s)
         self._tenure.close(0.5)
         return done
@@ -340,8 +348,9 @@ class Coordinator:
 def start_coordinator(
     attempt: Attempt, owner: Owner, sizing: Sizing, last: int | None, failures: Sequence[Failure] = ()
 ) -> Any:
-    """Start the actor on the driver's node; returns its handle, which is also sent to the ranks. Arguments as in
-    `Coordinator`. If it dies, its ranks end by themselves: claim another attempt and start another coordinator."""
+    """Start the coordinator on the driver's node, and return the actor's handle, which is also sent to the ranks. The
+    arguments are those of `Coordinator`. If it dies, its ranks end by themselves: claim another attempt and start
+    another coordinator."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     threads = {"control": 1, "closing": 1}
     actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(Coordinator)

@@ -1,7 +1,7 @@
-"""The failures of a run, counted over all its starts and kept in its store as `attempts/deaths.json`.
+"""The failures of a run, counted over all its starts and stored in the run as `attempts/deaths.json`.
 
-Every start continues the count, whether a person or a scheduler gave the command, so that a failure that no start cures
-ends the run. Only the newest start writes the file.
+Every start continues the count, whether a person or a scheduler gave the command, so that a failure that restarts do
+not cure ends the run. Only the newest start writes the file.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from launcher.errors import RunError
 from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
 
 KEY = "attempts/deaths.json"
-KEPT = 32  # the newest failures; the policy looks at fewer
+KEPT = 32  # number of newest failures that are stored; the policy uses fewer
 _LONGEST = 500  # characters of an error
 _FORMER = TypeAdapter(tuple[Failure, ...])  # without a format
 
@@ -31,11 +31,11 @@ class _Record(BaseModel):
 
 
 class Deaths:
-    """The count, as the newest start of the run keeps it.
+    """The failures of a run in the memory of its newest start.
 
     Attributes:
-        failures: of all starts, the newest, in order of time.
-        committed: steps of the newest checkpoint known of.
+        failures: the newest failures of all starts, in order of time.
+        committed: steps done in the newest known checkpoint.
     """
 
     def __init__(self, failures: Sequence[Failure]) -> None:
@@ -44,18 +44,18 @@ class Deaths:
         self._reached = 0  # steps done by the last group that died
 
     def add(self, failure: Failure) -> None:
-        """A group of ranks died."""
+        """Add the failure of a group of ranks."""
         self.failures = [*self.failures, failure][-KEPT:]
         self._reached = failure.step
 
     def resumed(self, step: int) -> int:
-        """The ranks have loaded the checkpoint of step `step`. Returns how many steps they repeat."""
+        """Note that the ranks have loaded the checkpoint of step `step`. Return how many steps they repeat."""
         again, self._reached, self.committed = max(0, self._reached - step), 0, step
         return again
 
     def decide(self, nodes: int) -> Restart | Stop:
-        """What the failure policy decides. A decision to end the run also clears the count, since whoever starts it
-        again is expected to have repaired something."""
+        """Return what the failure policy decides. A decision to end the run also clears the count, since whoever
+        starts it again is expected to have repaired something."""
         if not self.failures:
             return Restart()
         decision = decide(self.failures, nodes)
@@ -65,8 +65,8 @@ class Deaths:
 
 
 def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
-    """The failures on record, the oldest first. A damaged record counts as no failures, and `note` shows that to the
-    operator. Raises StoreError; RunError: a newer version wrote it."""
+    """Return the failures on record, the oldest first. A damaged record counts as no failures, and `note` tells the
+    operator so. Raises StoreError; RunError if a newer version of Maskfleet wrote the record."""
     try:
         data = store.get(KEY)
         former = data.startswith(b"[")
@@ -87,8 +87,8 @@ def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
 
 
 def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:
-    """The failures on record. If the start before `attempt` left no event of its end, its driver was killed, and that
-    is added as one more failure. Call this once `attempt` is claimed.
+    """Return the failures on record. If the start before `attempt` left no record of its end, its driver was killed:
+    this is added as one more failure. Call the function after `attempt` is claimed.
 
     `committed`: steps of the newest checkpoint. `now`: seconds since 1970. Raises StoreError.
     """

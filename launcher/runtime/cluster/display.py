@@ -20,7 +20,8 @@ _FIELDS = {"seconds", *(name for metric in shown_on("progress") for name in metr
 
 
 class Watch:
-    """Shows how training stands. It is not a log: the metrics segments are. Close it when training is over."""
+    """A display of the progress of training. It is no log: the metrics segments are the log. Close it when training is
+    over."""
 
     def __init__(
         self, console: Console, total_steps: int, clock: Callable[[], float] = time.monotonic
@@ -34,7 +35,7 @@ class Watch:
         self._printed_at = float("-inf")
         self._steps = False
         self._bar: Progress | None = None
-        self._alone = ExitStack()  # while steps are shown here, nothing else shows how far it is
+        self._alone = ExitStack()  # while steps are shown here, no other progress is shown
         self._beginning = self._alone.enter_context(work("beginning"))
         self._task = TaskID(0)
 
@@ -47,12 +48,12 @@ class Watch:
             self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
 
     def note(self, text: str) -> None:
-        """A line of its own, above the live one. Before the first step it names what is under way."""
+        """Print a line above the live one. Before the first step, the line also names what is under way."""
         self._beginning.begin(text.partition("\n")[0])
         (self._bar.console if self._bar else self._console).print(text, highlight=False, markup=False)
 
     def close(self) -> None:
-        """Leaves the last live line standing. Safe to call twice."""
+        """Stop updating and leave the last live line on the screen. It is safe to call this twice."""
         self._alone.close()
         if self._bar is not None:
             self._bar.stop()

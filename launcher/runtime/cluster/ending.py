@@ -1,4 +1,4 @@
-"""`train`: the command, from a notebook or a script, and how it ended."""
+"""`train`: runs `maskfleet train` from a notebook or a script, and returns how it ended."""
 
 import json
 import signal
@@ -23,11 +23,12 @@ class Ending:
     """How a start of a run ended.
 
     Attributes:
-        code: of the command (infra/docs/runbook.md).
-        how: `finished`; `stopped`, by `maskfleet runs stop`; `mistake`: in what it was given, or what no repetition
-            cures, and `said` tells which; `again`: anything else, so call `train` again to go on.
-        step: of the newest checkpoint.
-        said: the last lines of what was shown.
+        code: exit code of the command (infra/docs/runbook.md).
+        how: `finished`: training is complete. `stopped`: `maskfleet runs stop` was called. `mistake`: an input is
+            wrong, or a failure has repeated itself; `said` tells which. `again`: anything else; call `train` again to
+            continue.
+        step: number of steps done in the newest checkpoint.
+        said: the last lines that the command printed.
     """
 
     code: int
@@ -44,15 +45,16 @@ def train(
     nodes: int = 1,
     show: bool = True,
 ) -> Ending:
-    """Start the run at `uri`, or continue it, as `maskfleet train` does, in a process of its own; returns when it has
-    ended. An interrupt (Ctrl-C, a notebook's stop button) is passed on: the run commits a checkpoint and ends.
+    """Start the run at `uri`, or continue it, as `maskfleet train` does, in a separate process. Return when that
+    process has ended. An interrupt (Ctrl-C, a notebook's stop button) is passed on: the run commits a checkpoint and
+    ends.
 
     Args:
         uri: the run's folder or s3:// URI.
-        settings: dotted keys of the recipe and their values, as `--set`.
-        accept_changes: let them change what the run is; on record.
-        nodes: begin when the Ray cluster in RAY_ADDRESS has so many.
-        show: print what the command says.
+        settings: values for keys of the recipe, by dotted key, as with `--set`.
+        accept_changes: whether `settings` may change the identity of an existing run. The change is recorded.
+        nodes: number of nodes of the Ray cluster in RAY_ADDRESS for which training waits.
+        show: whether to print the output of the command.
 
     Raises:
         StoreError: the run's checkpoints cannot be listed afterwards.
@@ -77,7 +79,7 @@ def train(
 
 
 def _follow(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
-    """The process's exit code, and the last of what it said."""
+    """Return the process's exit code and the last lines of its output."""
     said: deque[str] = deque(maxlen=_KEPT)
     assert process.stdout is not None
     while True:

@@ -1,7 +1,7 @@
 """A run's figures for Prometheus, exported by Ray (`data_service.service.gauges`). infra/grafana/maskfleet.json draws
 them.
 
-Gauges show the present only, and end with the process that sets them. What happened is in the run's records.
+Gauges show only the present, and disappear with the process that sets them. The run's records hold the history.
 """
 
 import time
@@ -37,7 +37,7 @@ class Gauges:
         }
 
     def started(self, starts: int) -> None:
-        """The command's `starts`-th group of ranks begins."""
+        """Note that the command's `starts`-th group of ranks begins."""
         self._set("restarts", starts - 1)
 
     def record(self, record: Mapping[str, Any]) -> None:

@@ -18,26 +18,26 @@ from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.run.record import Run
 
 _POLL_S = 0.25
-_ASK_S = 0.5  # between two questions whether ranks may start
-_LOOK_S = 5.0  # between two looks whether more could
-_ANSWER_S = 10.0  # for the coordinator to answer one question
-_SILENCE_S = 120.0  # of the coordinator, after which it counts as dead
-_END_S = 30.0  # for ranks that are done to end
-NOT_SAVED = "what was done since the last checkpoint is lost"
+_ASK_S = 0.5  # interval at which the coordinator is asked whether ranks may start
+_LOOK_S = 5.0  # interval at which it is asked whether the ranks should make room for more
+_ANSWER_S = 10.0  # time limit of one answer of the coordinator
+_SILENCE_S = 120.0  # time without an answer after which the coordinator counts as dead
+_END_S = 30.0  # time that ranks have to end once they are done
+NOT_SAVED = "the steps done since the last checkpoint are lost"
 
 
 class Display(Protocol):
-    """What shows a run to its operator."""
+    """An object that shows a run to its operator."""
 
     def update(self, status: Status) -> None: ...
     def note(self, text: str) -> None: ...
 
 
 class GroupLoop:
-    """Starts group after group of ranks, as long as one coordinator lives.
+    """A loop that starts group after group of ranks, as long as one coordinator lives.
 
     Attributes:
-        status: what the coordinator last said.
+        status: the last answer of the coordinator.
     """
 
     def __init__(self, run: Run, coordinator: Any, display: Display) -> None:
@@ -51,8 +51,8 @@ class GroupLoop:
         """Run groups of ranks until the run is complete, or no further group may start; `status` tells which.
 
         Raises:
-            CoordinatorLost: start another coordinator.
-            TryAgain: Ray itself has died on this machine.
+            CoordinatorLost: if the coordinator is dead or silent; start another one.
+            TryAgain: if Ray itself has died on this machine.
         """
         failed: list[int] = []
         while (start := self._next(failed)) is not None:
@@ -63,7 +63,7 @@ class GroupLoop:
             self._look()
 
     def _next(self, failed: list[int]) -> GroupStart | None:
-        """When and how ranks are to start; None if they are not to."""
+        """Wait until a group of ranks may start, and return how; None if no further group may start."""
         room = self._made_room()
         while not self._over(room):
             start: GroupStart | None = self._ask(self._coordinator.next_group.remote(failed))
@@ -89,12 +89,12 @@ class GroupLoop:
                     return
 
     def _made_room(self) -> bool:
-        """Whether the ranks ended in good order but early, so that another group could take their place."""
+        """Return whether the ranks ended in good order but early, so that another group could take their place."""
         status = self.status
         return status.paused and status.finished is not None and status.finished < self._steps
 
     def _over(self, room: bool) -> bool:
-        """Whether no further group may start. `room`: the last group ended in order to make room."""
+        """Return whether no further group may start. `room`: the last group ended in order to make room."""
         status = self.status
         if status.fatal is not None or status.idle or status.superseded or status.unsaved is not None:
             return True
@@ -118,7 +118,7 @@ class GroupLoop:
             self._coordinator.look_around.remote()
 
     def _ask(self, answer: Any) -> Any:
-        """The coordinator's answer; None if it does not come in time, which happens on a busy machine."""
+        """Return the coordinator's answer; None if it does not come in time, which happens on a busy machine."""
         try:
             found = ray.get(answer, timeout=_ANSWER_S)
         except GetTimeoutError:

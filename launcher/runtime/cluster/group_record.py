@@ -1,4 +1,4 @@
-"""What the coordinator knows of one group of ranks: where they run, what they raised, how the group ended."""
+"""The coordinator's record of one group of ranks: where they run, what they raised, how the group ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from launcher.runtime.policies.watchdog import Beat, RankLocation, next_beat
 
 @dataclass(frozen=True)
 class Raised:
-    """How a rank ended.
+    """The error with which a rank ended.
 
     Attributes:
         text: type and text of the error.
-        kind: `silent` if it only shows that another process has died.
-        trace: the traceback.
+        kind: kind of the failure; `silent` if the error only shows that another process has died.
+        trace: traceback of the error.
     """
 
     text: str
@@ -24,20 +24,21 @@ class Raised:
 
 @dataclass
 class Group:
-    """From the moment that ranks may start until the next may.
+    """A group of ranks, from the permission to start until the next group gets its own.
 
     Attributes:
-        beats: per rank, its newest sign of life.
-        errors: per rank, in the order in which they came. The first is usually the cause, but a rank that dies without
-            a word makes others raise.
-        blamed: the ranks whose fault it was, if anybody could tell; empty if it is known that nobody can.
-        stacks: what the threads of ranks do; None while nobody wants to know.
-        granted: it may start, and whether it came to its end is not known yet.
-        running: it was let in, and its end is not judged yet.
-        excused: it ends by raising, and yet nobody failed.
-        worked: it has finished a step.
-        resumed: it has said from where it goes on.
-        hung: it was killed because it was stuck.
+        beats: latest heartbeat of each rank.
+        errors: error of each rank, in the order in which they were reported. The first is usually the cause, but a
+            rank that dies without an error makes others raise.
+        blamed: the ranks at fault according to an error; empty if the error says that the fault cannot be located;
+            None if no error says anything about it.
+        stacks: tracebacks of the threads of each rank; None while nobody asks for them.
+        granted: whether the group may start and is not known to have ended.
+        running: whether the group has its attempt and its end is not judged yet.
+        excused: whether the ranks raise in order to end, which is no failure.
+        worked: whether the group has finished a step.
+        resumed: whether the ranks have reported the step at which they resume.
+        hung: whether the group was killed because it was stuck.
     """
 
     beats: dict[int, Beat] = field(default_factory=dict)
@@ -52,25 +53,26 @@ class Group:
     hung: bool = False
 
     def heard(self, rank: int, step: int, doing: str, done: int, place: RankLocation) -> None:
-        """A sign of life."""
+        """Take in a heartbeat."""
         self.beats[rank] = next_beat(self.beats.get(rank), Beat(1, step, doing, done, place))
 
     def asked(self, rank: int) -> bool:
-        """Whether the rank is to send what its threads are doing."""
+        """Return whether the rank is to send the tracebacks of its threads."""
         return self.stacks is not None and rank not in self.stacks
 
     def died(self, failed: Sequence[int]) -> bool:
-        """Whether the group is over and its end must be judged. `failed`: the ranks that ended it, as Ray tells."""
+        """Return whether the group is over and its end must be judged. `failed`: the ranks that ended it, according to
+        Ray."""
         return self.running or (self.granted and bool(failed) and not self.excused)
 
     @property
     def step(self) -> int:
-        """Steps done when it ended."""
+        """Number of steps that were done when the group ended."""
         return max((beat.step for beat in self.beats.values()), default=0)
 
     def failure(self, failed: Sequence[int], *, committed: int, now: float) -> Failure:
-        """How the group ended, as the failure policy wants it. `committed`: steps of the newest checkpoint; `now`:
-        seconds since 1970."""
+        """Return the group's end as a failure for the failure policy. `committed`: steps of the newest checkpoint;
+        `now`: seconds since 1970."""
         cause = self.cause(failed)
         kind = "silent" if cause is None else self.errors[cause].kind
         places = {rank: beat.place.node for rank, beat in self.beats.items()}
@@ -88,14 +90,14 @@ class Group:
         )
 
     def cause(self, failed: Sequence[int]) -> int | None:
-        """The rank whose error ended the group; None if a process died without an error."""
+        """Return the rank whose error ended the group; None if a process died without an error."""
         if self.hung or self._mute(failed):
             return None
         told = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
         return next(told, None)
 
     def epitaph(self, failed: Sequence[int]) -> str:
-        """Which rank ended the group and how, as a line for the operator."""
+        """Return which rank ended the group and how, as a line for the operator."""
         cause = self.cause(failed)
         if cause is not None:
             raised = self.errors[cause]
@@ -107,7 +109,7 @@ class Group:
         return f"{self._named(who)} died at step {self.step:,} without a word (killed, or its machine lost)"
 
     def _mute(self, failed: Sequence[int]) -> list[int]:
-        """Of the ranks that ended it, those that did not say why."""
+        """Return those of the `failed` ranks that reported no error."""
         return [rank for rank in failed if rank not in self.errors]
 
     def _named(self, ranks: Sequence[int]) -> str:

@@ -1,5 +1,5 @@
 """The nodes of the Ray cluster: how a command joins them, which are being drained, and whether Ray's processes on this
-node live. Also threads of actors.
+node live. Also the threads on which methods of actors run.
 """
 
 import os
@@ -27,26 +27,29 @@ def connect(**local: Any) -> None:
 
 
 def draining() -> frozenset[str]:
-    """Ids of the nodes that will be taken away: preempted by the cloud, or drained by an operator or an autoscaler."""
+    """Return the ids of the nodes that are about to leave the cluster: preempted by the cloud, or drained by an
+    operator or an autoscaler."""
     return draining_nodes()
 
 
 def lost() -> str | None:
-    """Which process of the Ray that was started here has died; None while all live, or if Ray was started elsewhere.
+    """Return which of the Ray processes that this process started has died; None while all live, or if Ray was started
+    elsewhere.
 
-    Ray itself would notice only after about a minute, and until then every call to it hangs.
+    Ray itself notices only after about a minute, and until then every call to it hangs.
     """
     return next((kind for kind in dead_processes() if kind in _CORE), None)
 
 
 def logs() -> Path:
-    """Ray's log folder on this node."""
+    """Return Ray's log folder on this node."""
     return logs_folder()
 
 
 @contextmanager
 def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """While this lasts, the cluster's autoscaler, if there is one, provides nodes for all of this at once."""
+    """Ask the cluster's autoscaler, if there is one, for nodes that hold all `bundles` at once, inside the `with`
+    block."""
     request_resources(bundles=[dict(bundle) for bundle in bundles])
     try:
         yield
@@ -56,11 +59,11 @@ def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
 
 
 def staying(going: Container[str]) -> list[dict[str, Any]]:
-    """The nodes of `ray.nodes()` that are not `going`. Ray places nothing new on those that are."""
+    """Return the nodes of `ray.nodes()` that are not in `going`, the ids of nodes on which Ray places nothing new."""
     return [node for node in ray.nodes() if node["NodeID"] not in going]
 
 
 def on_thread(name: str) -> Callable[[F], F]:
-    """Marks an actor's method that has a thread of its own (a concurrency group of Ray)."""
+    """Return a decorator for methods of an actor that run on the thread `name` (a concurrency group of Ray)."""
     mark: Callable[[F], F] = ray.method(concurrency_group=name)
     return mark

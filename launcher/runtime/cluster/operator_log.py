@@ -1,4 +1,5 @@
-"""What the driver and the coordinator record of a run: events, texts, the failure count. Callers never wait for it."""
+"""The records that the driver and the coordinator write of a run: events, texts, failures. Callers never wait for the
+store."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,19 +14,20 @@ from launcher.runtime.run.recording import Recorder
 
 
 class OperatorLog:
-    """Writes to a run's store on a thread of its own (`Recorder`). `note` shows a line to the operator."""
+    """A writer of records, which writes to a run's store on a separate thread (`Recorder`). `note` shows a line to the
+    operator."""
 
     def __init__(self, store: Store, note: Callable[[str], None]) -> None:
         self._store = store
         self._recorder = Recorder(note)
 
     def event(self, kind: str, **fields: object) -> None:
-        """Record an event of this moment."""
+        """Record an event with the present time."""
         self._recorder.submit(partial(operator_event, self._store, kind, time.time(), **fields))
 
     def hang(self, attempt: int | None, what: str, group: Group) -> None:
-        """The ranks of a group are stuck. `attempt` is None if the group had no attempt yet. Records the stacks of
-        those that answered."""
+        """Record that the ranks of a group are stuck, with the tracebacks of those that answered. `attempt`: None if
+        the group had no attempt yet. `what`: which ranks are stuck and why."""
         stacks = group.stacks or {}
         for rank, text in stacks.items():
             self._text(attempt, f"rank-{rank:05d}", text)
@@ -33,7 +35,8 @@ class OperatorLog:
         self.event("hang", attempt=attempt or OPERATOR, what=what, without_stacks=silent)
 
     def death(self, attempt: int | None, failure: Failure, failed: Sequence[int], group: Group) -> None:
-        """A group has died, ended by the ranks in `failed`. `attempt` is None if the group had no attempt yet."""
+        """Record that a group has died, ended by the ranks in `failed`. `attempt`: None if the group had no attempt
+        yet."""
         about = {"of": attempt, "step": failure.step, "ranks": sorted(failed)}
         self.event("death", **about, node=failure.node, reason=failure.error)
         cause = group.cause(failed)
@@ -45,9 +48,9 @@ class OperatorLog:
         self._recorder.submit(partial(self._store.put, key, text.encode()))
 
     def deaths(self, failures: Sequence[Failure]) -> None:
-        """Replace the run's count of failures."""
+        """Replace the record of the run's failures."""
         self._recorder.submit(partial(write_deaths, self._store, tuple(failures)))
 
     def close(self, patience_s: float) -> bool:
-        """Wait until all is written, at most `patience_s` seconds; returns whether it is."""
+        """Wait until everything is written, at most `patience_s` seconds. Return whether it is."""
         return self._recorder.close(patience_s)

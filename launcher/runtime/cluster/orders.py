@@ -1,5 +1,5 @@
-"""How a run stands: what the coordinator tells the driver and the ranks. A rank's process loads this with the
-coordinator's handle, before it has its seat: so nothing here may reach torch."""
+"""The state of a run, as the coordinator tells it to the driver and the ranks. A rank's process loads this module with
+the coordinator's handle, before it has its seat, so the module must not import torch."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,16 +8,16 @@ from launcher.runtime.policies.watchdog import Beat
 
 
 class CoordinatorLost(Exception):
-    """The coordinator is dead or does not answer. The driver then starts another one, and other ranks."""
+    """The error if the coordinator is dead or does not answer. The driver then starts another one, and other ranks."""
 
 
 @dataclass(frozen=True)
 class Fatal:
-    """Why the run cannot go on, and what the operator should do.
+    """The reason why a run cannot continue, and what the operator should do.
 
     Attributes:
-        repeated: it has happened so often that no further start is expected to help; otherwise it is a mistake in what
-            the run was given.
+        repeated: whether the failure has happened so often that a restart is not expected to help. If False, an input
+            of the run is wrong.
     """
 
     problem: str
@@ -30,9 +30,9 @@ class Orders:
     """The coordinator's answer to a rank's heartbeat.
 
     Attributes:
-        stop: end after this step.
-        pause: end at the next step after which a checkpoint may be taken.
-        stacks: send what every thread is doing.
+        stop: whether the rank must end after this step.
+        pause: whether the rank must end at the next step after which a checkpoint may be taken.
+        stacks: whether the rank must send the tracebacks of its threads.
     """
 
     stop: bool
@@ -42,23 +42,24 @@ class Orders:
 
 @dataclass
 class Status:
-    """What the driver shows and decides on.
+    """The state of a run, which the driver shows and by which it decides.
 
     Attributes:
-        group: counts the worker groups that were let start.
-        starts: times a worker group began to train.
-        attempt: the attempt number of the present worker group.
-        beats: per rank, its last sign of life.
+        group: number of the present group of ranks, counted over the permissions to start.
+        starts: number of groups that began to train.
+        attempt: number of the present group's attempt; None before its first.
+        beats: latest heartbeat of each rank.
         record: the newest step record.
         evaluation: the newest evaluation record.
-        finished: the step at which all ranks ended in good order, None while they run.
-        without: nodes that no rank may be on any more.
-        paused: the ranks are to end at a checkpoint, or have done so, for others to go on from there.
-        idle: no rank runs and none will: a stop was asked for while they were to start, or the run was taken over.
-        superseded: somebody else has claimed a newer attempt of the run.
-        unsaved: a stop was asked for, and the ranks ended without their last checkpoint, for this reason. `finished`
-            stays None: the run stands at its newest commit.
-        fatal: set once; the worker group must not be restarted.
+        notes: lines for the operator since the last snapshot.
+        finished: the step at which all ranks ended in good order; None while they run.
+        without: nodes on which no rank may run any more.
+        paused: whether the ranks must end at a checkpoint, or have done so, for another group to continue.
+        idle: whether no rank runs and none will: a stop was requested before ranks started, or the run was taken over.
+        superseded: whether another start has claimed a newer attempt of the run.
+        unsaved: why the ranks ended without their last checkpoint after a request to stop; None if they did not.
+            `finished` stays None in this case: the newest commit holds the run's state.
+        fatal: why the group must not be restarted; set at most once.
     """
 
     group: int = 0

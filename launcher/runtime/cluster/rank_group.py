@@ -1,4 +1,4 @@
-"""A group of ranks: Ray actors that are placed, given their seats, followed and ended together.
+"""A group of ranks: Ray actors that are placed together, get their seats, train and end together.
 
 If one rank dies the group ends, because training is collective. The coordinator decides which group comes next
 (`launcher.runtime.cluster.coordinator`). The actor is in `launcher.runtime.cluster.rank_process`; what a rank does is
@@ -24,20 +24,20 @@ from launcher.runtime.cluster.rank_process import RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.rank.journal import Startup
 
-PLACED_S = 10.0  # for Ray to find the places that it was said to have
-SEATED_S = 180.0  # for all processes to be there: a cold disk takes long to import from
-_OTHERS_S = 2.0  # for the others to say why they end, once one has
+PLACED_S = 10.0  # time limit for Ray to reserve the places of the ranks
+SEATED_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
+_OTHERS_S = 2.0  # time that the other ranks have to report their errors once one has failed
 _NODE_LABEL = "ray.io/node-id"
 
 Waiting = Generator[None, None, None]
-"""Yields now and then, so that whoever waits can look after other things."""
+"""A generator that yields now and then, so that its caller can do other things while it waits."""
 
 
 class RankGroup:
-    """The ranks of one start, as a context manager whose end kills those that are left.
+    """The ranks of one start, as a context manager that kills the remaining ranks when it ends.
 
     Attributes:
-        failed: the ranks that ended the group by failing.
+        failed: the ranks that failed and thereby ended the group.
     """
 
     def __init__(self, start: GroupStart, sizing: Sizing) -> None:
@@ -64,8 +64,8 @@ class RankGroup:
             remove_placement_group(self._placement)
 
     def live(self, assignment: Assignment, poll_s: float) -> Waiting:
-        """Place the ranks, start them and follow them until all have ended. Yields every `poll_s` seconds or more
-        often. Raises SeatError."""
+        """Place the ranks, start them and follow them until all have ended. Yield every `poll_s` seconds or more
+        often. Raises SeatError if the GPUs of a node cannot be told apart."""
         startup = Startup(assignment.before)
         placed = yield from self._placed(poll_s)
         if not placed:
@@ -112,7 +112,7 @@ class RankGroup:
         return options.remote()
 
     def _all(self, refs: list[Any], poll_s: float, patience_s: float) -> Generator[None, None, list[Any]]:
-        """The results of one call to each actor; none where one has `failed`."""
+        """Return the results of one call to each actor; an empty list if one has `failed`."""
         deadline, left = time.monotonic() + patience_s, refs
         while left and not self.failed:
             if time.monotonic() > deadline:
@@ -127,7 +127,7 @@ class RankGroup:
 
 
 def _bad(ref: Any) -> bool:
-    """Whether the call is over and has raised, or its process died."""
+    """Return whether the call is over and has raised, or its process died."""
     if not ray.wait([ref], timeout=0)[0]:
         return False
     try:

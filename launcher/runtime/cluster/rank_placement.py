@@ -1,8 +1,8 @@
-"""A rank's seat: its number among the ranks, where rank 0 listens, and its GPU.
+"""A rank's seat: its number among the ranks, the address where rank 0 listens, and its GPU.
 
-CUDA reads `CUDA_VISIBLE_DEVICES` once in a process, when it is first asked anything. Ray sets it to the one GPU that it
-gives a rank, and the ranks of a node need to see the GPUs of all of them. So a rank's process first gets its seat, and
-imports torch afterwards: neither this module nor what it imports may reach torch or DeepSpeed.
+CUDA reads `CUDA_VISIBLE_DEVICES` once in a process, at its first call. Ray sets the variable to the one GPU of the
+rank, but each rank must see the GPUs of all ranks of its node. So a rank's process first gets its seat, and imports
+torch afterwards: neither this module nor a module that it imports may import torch or DeepSpeed.
 """
 
 import os
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from launcher.errors import RunError
 
-_KINDS = ("GPU-", "MIG-")  # of ids; others are numbers
+_KINDS = ("GPU-", "MIG-")  # beginnings of ids; other names of GPUs are numbers
 _MIG = "MIG-"
 
 
 class SeatError(RunError):
-    """Ranks that cannot have their GPUs."""
+    """The error of ranks that cannot use the GPUs that Ray gave them."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where Ray placed a rank: node, address of the node, process, and the GPUs that it gave the process."""
+    """The place that Ray gave a rank: node, address of the node, process, and the GPUs of the process."""
 
     node: str
     address: str
@@ -31,14 +31,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's number and address, as torch.distributed wants them.
+    """A rank's numbers and address, as torch.distributed needs them, and the GPUs of its node.
 
     Attributes:
-        local_rank, local_world: among the ranks of its node.
+        rank, world: number of the rank, and how many ranks there are.
+        local_rank, local_world: the same among the ranks of its node.
         node_rank: number of the node.
         master: host and port where rank 0 listens.
-        gpus: of all ranks of the node; this one's is number `local_rank`. Numbers, or ids as NVIDIA's driver gives
-            them (`GPU-...`, `MIG-...`). Empty where ranks compute on CPUs.
+        gpus: GPUs of all ranks of the node, as numbers or as ids of NVIDIA's driver (`GPU-...`, `MIG-...`). The GPU of
+            this rank is at index `local_rank`. Empty if ranks compute on CPUs.
     """
 
     rank: int
@@ -56,8 +57,8 @@ class Seat:
 
     @property
     def visible(self) -> tuple[str, ...]:
-        """The GPUs that the rank sees: those of its node's ranks, by which NCCL and torch connect them. CUDA shows a
-        process one MIG instance at most, which must be the rank's own."""
+        """The GPUs that the rank sees: those of all ranks of its node, since NCCL and torch need them all to connect
+        the ranks. CUDA shows a process at most one MIG instance, which must be the rank's own."""
         return (self.gpus[self.local_rank],) if self.shares_a_gpu else self.gpus
 
     @property
@@ -66,8 +67,8 @@ class Seat:
         return 0 if self.shares_a_gpu else self.local_rank
 
     def environment(self) -> dict[str, str]:
-        """The variables that torch, DeepSpeed and NCCL read. torch and DeepSpeed take `LOCAL_RANK` for the number of
-        the process's device."""
+        """Return the environment variables that torch, DeepSpeed and NCCL read. `LOCAL_RANK` is `device`, because
+        torch and DeepSpeed use it as the number of the process's device."""
         found = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world,
@@ -81,25 +82,26 @@ class Seat:
         return {name: str(value) for name, value in found.items()} | gpus
 
     def _of_gpus(self) -> dict[str, str]:
-        # Memory is mapped in segments that grow: rows of many lengths break it into pieces that nothing fits into else.
+        # With expandable segments, rows of many lengths do not fragment the GPU's memory.
         allocator = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         found = seeing(self.visible) | {"PYTORCH_ALLOC_CONF": allocator}
-        if self.shares_a_gpu:  # NCCL's guide asks for it: no instance has NVLink
+        if self.shares_a_gpu:  # NCCL's guide asks for this, because no MIG instance has NVLink
             found["NCCL_MNNVL_ENABLE"] = os.environ.get("NCCL_MNNVL_ENABLE", "0")
         return found
 
 
 def seeing(gpus: Sequence[str]) -> dict[str, str]:
-    """The variables with which a process sees just these GPUs, in this order. By default CUDA would give the lowest
-    number to the fastest GPU; the driver's tools number them by PCI bus."""
+    """Return the environment variables with which a process sees exactly these GPUs, in this order. GPUs are numbered
+    by PCI bus, as the driver's tools do it. CUDA's default gives the lowest number to the fastest GPU."""
     order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": order}
 
 
 def seats(placements: Sequence[Placement], port: int) -> list[Seat]:
-    """The seats of processes that are sorted by rank (`ordered`). `port`: free on the first process's node.
+    """Return the seats of processes that are sorted by rank (`ordered`). `port`: a free port of the first process's
+    node, where rank 0 will listen.
 
-    Raises SeatError: the GPUs of a node cannot be told apart.
+    Raises SeatError if the GPUs of a node cannot be told apart.
     """
     nodes = list(dict.fromkeys(placement.node for placement in placements))
     found = []
@@ -119,7 +121,7 @@ def seats(placements: Sequence[Placement], port: int) -> list[Seat]:
 
 
 def _gpus_of(placements: Sequence[Placement]) -> tuple[str, ...]:
-    """Of the ranks of one node."""
+    """Return the GPUs of the ranks of one node, in the order of `placements`."""
     gpus = tuple(gpu for placement in placements for gpu in placement.gpus)
     one_each = all(len(placement.gpus) == 1 for placement in placements) and len(set(gpus)) == len(gpus)
     kinds = {_kind(gpu) for gpu in gpus}
@@ -134,14 +136,14 @@ def _gpus_of(placements: Sequence[Placement]) -> tuple[str, ...]:
 
 
 def _kind(gpu: str) -> str | None:
-    """What CUDA takes the id for; None if for nothing."""
+    """Return how CUDA reads the name of a GPU: as a number, or as one of `_KINDS`; None if it cannot read it."""
     if gpu.isdecimal():
         return "number"
     return next((kind for kind in _KINDS if gpu.startswith(kind)), None)
 
 
 def ordered(placements: Sequence[Placement]) -> list[int]:
-    """Indices of `placements` in the order of their ranks: node by node, by GPU."""
+    """Return the indices of `placements` in the order of their ranks: node by node, on each node by GPU."""
     first = {placement.node: index for index, placement in reversed(list(enumerate(placements)))}
     return sorted(
         range(len(placements)), key=lambda index: (first[placements[index].node], _number(placements[index]))

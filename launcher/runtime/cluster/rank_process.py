@@ -1,5 +1,6 @@
-"""The actor in which a rank lives. It gets its seat first, and imports torch afterwards
-(`launcher.runtime.cluster.rank_placement`), so neither this module nor what it imports may reach torch or DeepSpeed."""
+"""The actor in which a rank runs. It gets its seat first, and imports torch afterwards
+(`launcher.runtime.cluster.rank_placement`), so neither this module nor a module that it imports may import torch or
+DeepSpeed."""
 
 import os
 import socket
@@ -19,13 +20,13 @@ _TOO_EARLY = ("torch", "deepspeed")
 
 
 def given_gpus() -> tuple[str, ...]:
-    """The GPUs that Ray gave this process: the words that stood in `CUDA_VISIBLE_DEVICES` when the node's Ray started,
-    or without it numbers from 0."""
+    """Return the GPUs that Ray gave this process: entries of `CUDA_VISIBLE_DEVICES` when the node's Ray started, or, if
+    that was not set, numbers from 0."""
     return tuple(gpu.strip() for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
 
 
 class RankProcess:
-    """The actor in which a rank lives."""
+    """The actor in which a rank runs."""
 
     def placement(self) -> Placement:
         node = ray.get_runtime_context().get_node_id()
@@ -38,8 +39,8 @@ class RankProcess:
             return port
 
     def assign_seat(self, seat: Seat, coordinator: Any) -> None:
-        """Set the environment, before torch is imported. Raises SeatError, of which the coordinator hears, if torch is
-        there already."""
+        """Set the environment before torch is imported. Raises SeatError, after telling the coordinator, if torch or
+        DeepSpeed is already loaded."""
         try:
             _ensure_not_loaded()
         except SeatError as error:
@@ -65,8 +66,8 @@ def _ensure_not_loaded() -> None:
 
 
 def importer(library: str) -> str:
-    """The module that imported `library`, as far as its names tell. Python lists modules in the order in which they
-    were completed, and a module is complete after what it imports."""
+    """Return the module that imported `library`, as far as the names in modules tell. Modules after `library` in
+    `sys.modules` are looked at first, since a module is completed after the modules that it imports."""
     names = list(sys.modules)
     place = names.index(library)
     for name in names[place + 1 :] + names[place::-1]:

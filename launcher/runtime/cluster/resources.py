@@ -1,4 +1,4 @@
-"""How many ranks, data workers and bytes of memory a run takes on its machine or cluster."""
+"""The resources of a run on its machine or cluster: ranks, data workers, CPUs and memory."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -13,39 +13,40 @@ from launcher.runtime.policies.elastic import Sizing, Trainers
 from launcher.runtime.recipe.schema import Recipe
 
 TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
-ELASTIC_CPUS = (
-    0.75  # where a machine's cores say how many ranks it can have: a core holds one, and a data task
-)
-MOST_DATA_WORKERS = 4  # a rank
+# Where the number of ranks follows the machine's cores, each core holds a rank and a data task.
+ELASTIC_CPUS = 0.75
+MOST_DATA_WORKERS = 4  # for each rank
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Counts, and bytes.
+    """The resources with which Ray is started on this machine.
 
     Attributes:
-        local_cpus: logical CPUs of a Ray started here.
-        object_store_bytes: of a Ray started here; what the data service may fill, and room for Ray itself.
+        local_cpus: number of logical CPUs.
+        object_store_bytes: size of the object store in bytes: twice the memory of the data service, and room for Ray
+            itself.
     """
 
     local_cpus: int
     object_store_bytes: int
 
     def too_large(self, reason: str) -> RunError:
-        """Why a Ray cannot be started here, and what to do; `reason` is Ray's own. It may pass by itself, unless the
-        machine could not hold so much if nothing else ran.
+        """Return the error for a Ray that cannot be started here because of `reason`, Ray's own text. It is a TryAgain
+        if the machine could hold so much memory when nothing else runs.
         """
         whole = psutil.virtual_memory().total
         kind = TryAgain if self.object_store_bytes < 0.9 * whole else RunError
         return kind(
-            f"Ray did not start on this machine of {human_bytes(whole)}, of which its object store would have "
+            f"Ray did not start on this machine, which has {human_bytes(whole)} of memory; its object store needs "
             f"{human_bytes(self.object_store_bytes)}: {reason}",
-            remedy="let less data wait there: --set data_service.memory=1GiB; or end what else takes memory here",
+            remedy="make the object store smaller (--set data_service.memory=1GiB), or end other processes here that "
+            "use much memory",
         )
 
 
 def plan_resources(recipe: Recipe) -> Resources:
-    """Resources for `recipe` on this machine, with room for at least the ranks that it asks for."""
+    """Return the resources for `recipe` on this machine, enough for at least the ranks that it asks for."""
     cores = _cores()
     match recipe.trainers:
         case "auto":
@@ -60,27 +61,27 @@ def plan_resources(recipe: Recipe) -> Resources:
 
 
 def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
-    """How many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks need
-    fewer."""
+    """Return how many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks
+    need fewer."""
     asked = recipe.data_service.workers
     return asked if asked != "auto" else max(1, min(int(cores) // 2, MOST_DATA_WORKERS * ranks))
 
 
 def cores_of(nodes: Iterable[Mapping[str, Any]]) -> float:
-    """CPUs of the nodes of `ray.nodes()` that are alive."""
+    """Return the number of CPUs of the living nodes of `ray.nodes()`."""
     return sum(float(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"])
 
 
 def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:
-    """GPUs of the nodes of `ray.nodes()` that are alive."""
+    """Return the number of GPUs of the living nodes of `ray.nodes()`."""
     return sum(int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"])
 
 
 def sizing(recipe: Recipe, gpus: int) -> Sizing:
-    """How many ranks `recipe` may have in a cluster with `gpus` GPUs; never more than a step has microbatches.
+    """Return how many ranks `recipe` may have in a cluster with `gpus` GPUs; never more than a step has microbatches.
 
-    `trainers: 8` means 8. `trainers: auto` means every GPU that there is at any time; without GPUs, as many ranks as
-    this machine has cores, at most two. A rank reserves one GPU, or without GPUs a part of a core.
+    `trainers: 8` means 8 ranks. `trainers: auto` means a rank for every GPU that the cluster has at any time; without
+    GPUs, one for each core of this machine, at most two. A rank reserves one GPU, or without GPUs a part of a core.
     """
     useful, each = recipe.microbatches, {"CPU": TRAINER_CPUS} | ({"GPU": 1.0} if gpus else {})
     trainers = recipe.trainers

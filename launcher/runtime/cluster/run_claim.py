@@ -1,7 +1,7 @@
-"""A command's claim on its run: it claims attempts, keeps the heartbeat of the newest, and notices a newer claim by
-another start.
+"""A command's claim on its run: it claims attempts, renews the heartbeat of the newest one, and notices a newer claim
+by another start.
 
-All of that talks to the store, on threads of its own.
+The heartbeat and the search for newer claims run on separate threads.
 """
 
 import logging
@@ -17,20 +17,20 @@ LOOK_S = 10.0  # between two looks for a successor
 
 
 class RunClaim:
-    """The attempts of one command, one after another, all in the driver's name.
+    """The attempts of one command, one after another, all claimed in the driver's name.
 
     Args:
         first: the attempt that the driver has claimed.
         owner: the driver.
-        look_s: seconds between two looks for somebody else's attempt.
+        look_s: seconds between two looks for a newer attempt of another start.
     """
 
     def __init__(self, first: Attempt, owner: Owner, look_s: float = LOOK_S) -> None:
         self._newest, self._owner, self._look_s = first, owner, look_s
-        self._unused = True  # no group has had the newest yet
+        self._unused = True  # no group has used the newest attempt yet
         self._taken, self._closed = threading.Event(), threading.Event()
         self._heart = Heartbeat(first)
-        self._heart.__enter__()  # machines may have to be waited for
+        self._heart.__enter__()  # here, because the first group may have to wait for machines
         threading.Thread(target=self._look, name="successor", daemon=True).start()
 
     @property
@@ -42,8 +42,8 @@ class RunClaim:
         """Claim the attempt of the next group of ranks.
 
         Raises:
-            RunIsActive: another start has claimed the run.
-            StoreError: the store does not answer; ask again.
+            RunIsActive: if another start has claimed the run.
+            StoreError: if the store does not answer; call again.
         """
         if not self._unused:
             self._advance(claim(self._newest.store, owner=self._owner))
@@ -51,7 +51,7 @@ class RunClaim:
         return self._newest
 
     def close(self, patience_s: float) -> None:
-        """Stop the heartbeat. A store that hangs is waited for `patience_s` seconds."""
+        """Stop the heartbeat. If the store hangs, wait `patience_s` seconds at most."""
         self._closed.set()
         ending = threading.Thread(target=self._heart.__exit__, name="heartbeat end", daemon=True)
         ending.start()
@@ -64,7 +64,8 @@ class RunClaim:
         before.__exit__()
 
     def _look(self) -> None:
-        """Errors of the store are ignored: the next look asks again, and so does every commit."""
+        """Look for a newer claim until there is one or the command ends. Errors of the store are ignored: the next look
+        asks again, and so does every commit."""
         while not self._closed.wait(self._look_s):
             try:
                 if self._newest.superseded(self._owner) is not None:

@@ -1,4 +1,4 @@
-"""How a run is asked to stop: by a signal to its command, or through its store from anywhere."""
+"""Requests to stop a run: signals to its command, and requests that any machine writes to its store."""
 
 import signal
 import threading
@@ -18,20 +18,21 @@ _WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGH
 
 
 class Stopping:
-    """Takes requests to stop: SIGTERM, SIGHUP, Ctrl-C and `maskfleet runs stop`. All ask for a commit and a clean end;
-    a second Ctrl-C ends the command at once.
+    """A receiver of requests to stop: SIGTERM, SIGHUP, Ctrl-C and `maskfleet runs stop`. All ask for a commit and a
+    clean end; a second Ctrl-C ends the command at once.
 
-    Use it with `with`, in the main thread. Before ranks train there is nothing to commit: whatever takes time then
-    looks at `asked` now and then.
+    Use it as a context manager, in the main thread. Before ranks train there is nothing to commit: code that takes long
+    then checks `asked` now and then.
 
     Args:
-        note: shows a line to the operator.
+        note: function that shows a line to the operator.
+        poll_s: seconds between two looks for a request in the store.
 
     Attributes:
-        asked: set by the first request.
-        reason: who asked; None if nobody has.
-        code: the exit code that then follows. A signal means that the machine is wanted for something else, so the
-            command may be given again; a request in the store means that the run is to stay stopped.
+        asked: event that is set by the first request.
+        reason: the source of that request, as text; None if there was none.
+        code: exit code of the command after the request. A signal means that the machine is needed for something else,
+            so the command may be given again; a request in the store means that the run must stay stopped.
     """
 
     def __init__(self, note: Callable[[str], None], poll_s: float = POLL_S) -> None:
@@ -64,7 +65,8 @@ class Stopping:
 
     @contextmanager
     def requests(self, attempt: Attempt) -> Iterator[None]:
-        """While this lasts, look in the store for requests to the command whose first attempt this is."""
+        """Look in the store for requests to stop, inside the `with` block. `attempt`: the first attempt of the
+        command."""
         over = threading.Event()
         thread = threading.Thread(target=self._look, args=(attempt, over), name="stop requests", daemon=True)
         thread.start()
@@ -75,7 +77,8 @@ class Stopping:
 
     @contextmanager
     def telling(self, tell: Callable[[], object]) -> Iterator[None]:
-        """While this lasts, ranks train, and `tell` passes a request on to them; an earlier request at once."""
+        """Call `tell` at a request to stop inside the `with` block, in which ranks train; at once if a request came
+        earlier."""
         self._tell = tell
         if self.asked.is_set():
             tell()
@@ -85,7 +88,7 @@ class Stopping:
             self._tell = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler. It runs between any two instructions of the main thread, which may hold a lock or be
+        """Handle a signal. This runs between any two instructions of the main thread, which may hold a lock or be
         writing, so it takes no lock and writes nothing. `SimpleQueue.put` is safe here."""
         if (self._signalled or self.asked.is_set()) and number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -97,7 +100,8 @@ class Stopping:
             self._ask(_WORDS.get(number, number.name), REPEAT)
 
     def _look(self, attempt: Attempt, over: threading.Event) -> None:
-        """Errors of the store are ignored here: training notices them by itself."""
+        """Look for a request in the store until one comes or `over` is set. Errors of the store are ignored: training
+        notices them by itself."""
         while not over.wait(self._poll_s) and not self.asked.is_set():
             try:
                 request = stop_requested(attempt.store, attempt.number)

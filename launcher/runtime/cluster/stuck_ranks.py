@@ -15,23 +15,23 @@ from launcher.runtime.cluster.orders import Status
 from launcher.runtime.policies.watchdog import Observer, RankLocation, Stuck, culprits
 from launcher.runtime.run.record import Run
 
-_STACKS_S = 5.0  # to wait for the ranks that still answer
-_TELL_S = 5.0  # for the coordinator to hear of it
+_STACKS_S = 5.0  # time limit for the tracebacks of the ranks that still answer
+_TELL_S = 5.0  # time limit of the report to the coordinator
 _POLL_S = 0.2
-_KILL_S = 10.0  # for the nodes to carry out a kill; a node that does not answer is lost to Ray as well
-_SHOWN = 8  # ranks that a message names: when one of a thousand hangs, all do
+_KILL_S = 10.0  # time limit for the nodes to kill ranks; a node that does not answer is lost to Ray as well
+_SHOWN = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
 
 
 class StuckRankKiller:
-    """Watches the ranks through all starts of a command. A group whose processes it kills is over.
+    """A watcher of the ranks through all starts of a command, which kills groups that are stuck.
 
-    It needs no store. The coordinator is told what to record, and the ranks are killed whether it answers or not.
+    It uses no store. It tells the coordinator what to record, and kills the ranks whether or not that answers.
 
     Args:
-        run: whose recipe has the limits.
+        run: the run, whose recipe has the time limits.
         coordinator: the coordinator's handle.
-        note: shows a line to the operator.
-        clock: seconds, never set back.
+        note: function that shows a line to the operator.
+        clock: function that returns seconds and never goes back.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class StuckRankKiller:
         self._ended = 0  # the group whose ranks were killed
 
     def check(self, status: Status) -> None:
-        """Look at the ranks, and kill the present group if it is stuck. Fast if it is not; meant to be called often."""
+        """Look at the ranks, and kill the present group if it is stuck or the run was taken over. Call this often: it
+        is fast in all other cases."""
         self._observer.look(status.beats)
         if status.group == self._ended or status.finished is not None:
             return
@@ -70,8 +71,8 @@ class StuckRankKiller:
             kill(_places(status))
 
     def _ask_stacks(self, ranks: set[int]) -> None:
-        """Ask the ranks to send the coordinator what their threads are doing, and give those that still can some time
-        to."""
+        """Ask the ranks to send tracebacks of their threads to the coordinator. Wait until all `ranks` have answered,
+        at most `_STACKS_S` seconds."""
         deadline = time.monotonic() + _STACKS_S
         with suppress(ray.exceptions.GetTimeoutError):
             while time.monotonic() < deadline:
@@ -90,8 +91,8 @@ def _places(status: Status) -> list[RankLocation]:
 
 
 def kill(places: Sequence[RankLocation]) -> None:
-    """Send SIGKILL to ranks, through a task on each one's node. Returns when all are done, or after a while if a node
-    does not answer."""
+    """Send SIGKILL to the ranks at `places`, through a task on each rank's node. Return when all tasks have ended, or
+    after `_KILL_S` seconds if a node does not answer."""
     task = ray.remote(num_cpus=0, max_retries=0)(_kill)
     orders = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
@@ -103,7 +104,7 @@ def kill(places: Sequence[RankLocation]) -> None:
 
 
 def _kill(pid: int) -> None:
-    """Kill the process only if it is still one of Ray's: its number may belong to another process by now."""
+    """Kill the process `pid` if it is still a worker of Ray. By now the number may belong to another process."""
     try:
         if any(part.startswith("ray::") for part in psutil.Process(pid).cmdline()):
             os.kill(pid, signal.SIGKILL)

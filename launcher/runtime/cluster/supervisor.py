@@ -1,8 +1,8 @@
 """The driver: claims the attempt, starts the data service and the ranks on Ray, follows them to the end.
 
-Ray places processes and tells when they die. The driver and the coordinator decide everything else: which attempt may
-write, where to resume, when to start ranks again, when to stop, and which failures no restart cures. What accompanies a
-start and is not needed for it (`Companions`) the command line gives: the runtime knows no tracker and no measure.
+Ray places processes and reports when they die. The driver and the coordinator decide everything else: which attempt may
+write, where to resume, when to start ranks again, when to stop, and which failures end the run. Services that training
+does not need (`Companions`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
 """
 
 import os
@@ -54,13 +54,13 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Companions:
-    """What goes wrong in one of them is noted; training goes on.
+    """Services that run beside training. Their errors are shown, and training continues.
 
     Attributes:
-        publishing: lasts as long as the start and tells others of the run.
-        evaluating: lasts as long as Ray is connected and evaluates commits. It gets the event that is set when the
-            command is asked to stop.
-        pending: whether the newest commit of the run still has to be evaluated.
+        publishing: context manager that publishes the run to trackers; it lasts as long as the start.
+        evaluating: context manager that evaluates commits; it lasts as long as Ray is connected. Its last argument is
+            the event that is set when the command is asked to stop.
+        pending: function that returns whether the newest commit of the run still has to be evaluated.
     """
 
     publishing: Callable[[Run, Note], AbstractContextManager[None]]
@@ -68,16 +68,16 @@ class Companions:
     pending: Callable[[Run], bool]
 
 
-_CONNECT_S = 60.0  # for the head of a cluster to answer at all
-_TRY_S = 2.0  # for one connection to it
-_PROCESS_S = 60.0  # for Ray to start a process
-_RECORD_S = 10.0  # for the coordinator to put on record what it has
-_SHUTDOWN_S = 5.0  # for Ray to say goodbye
+_CONNECT_S = 60.0  # time limit for the head of a cluster to answer
+_TRY_S = 2.0  # time limit of one connection to it
+_PROCESS_S = 60.0  # time limit for Ray to start a process
+_RECORD_S = 10.0  # time limit for the coordinator's last records
+_SHUTDOWN_S = 5.0  # time limit for Ray to disconnect
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a start of a run ended: the exit code, the step the run stands at, and who asked it to stop, if anybody."""
+    """The end of a start: the exit code, the number of steps the run has done, and the reason for the stop, if any."""
 
     code: int
     step: int
@@ -92,9 +92,9 @@ def supervise(
     Training begins when the Ray cluster has `nodes` nodes.
 
     Raises:
-        RunIsActive: another start of it is alive.
-        TryAgain: the cluster cannot be reached, nodes are missing, or Ray was lost.
-        RunError: it cannot go on; the message says why.
+        RunIsActive: if another start of the run is alive.
+        TryAgain: if the cluster cannot be reached, nodes are missing, or Ray was lost.
+        RunError: if the run cannot continue; the message says why.
     """
     startup = Startup.of_command(looked_after_by())
     startup.done("command")
@@ -113,12 +113,14 @@ def supervise(
             start = _Start(run, display, stopping, companions, owner, startup, newest)
             return start.supervise(attempt, nodes)
     finally:
-        with suppress(StoreError):  # else the next start finds the process gone, or waits for the lease
+        with suppress(
+            StoreError
+        ):  # without it, the next start finds the process gone, or waits for the lease
             end_all(run.store, owner, time.time())
 
 
 def _evaluate_the_last(run: Run, display: Display, stopping: Stopping, companions: Companions) -> None:
-    """Evaluate the last commit of a run that is complete, if the command that completed it did not get to it."""
+    """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
     if companions.pending(run):
         with (
             _ray(plan_resources(run.recipe), stopping),
@@ -128,7 +130,7 @@ def _evaluate_the_last(run: Run, display: Display, stopping: Stopping, companion
 
 
 def _newest(run: Run) -> CheckpointManifest | None:
-    """The newest checkpoint. Every rank verifies it before it is used."""
+    """Return the newest checkpoint, without a full check: every rank verifies it before use."""
     good = newest_good(run.store, Alone(), full=False)
     return good.manifest if good else None
 
@@ -170,8 +172,8 @@ class _Start:
             return _outcome(self.run, status, self.stopping)
 
     def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:
-        """Stay with the ranks while one coordinator lives. How they stand at the end; None if the coordinator was lost
-        and another one is to be started."""
+        """Follow the ranks while one coordinator lives. Return the last state of the run; None if the coordinator was
+        lost and another one must be started."""
         committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
         failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
         coordinator = start_coordinator(attempt, self.owner, size, ranks, failures)
@@ -197,7 +199,7 @@ class _Start:
 
 
 def _close(coordinator: Any) -> None:
-    """Give the coordinator a little time to record what it has not recorded yet."""
+    """Give the coordinator `_RECORD_S` seconds for its last records, then end it."""
     if lost() is None:
         with suppress(RayError):
             ray.get(coordinator.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
@@ -205,7 +207,7 @@ def _close(coordinator: Any) -> None:
 
 
 def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
-    """Wait for its first answer. Raises TryAgain: Ray does not start processes any more."""
+    """Wait for the coordinator's first answer. Raises TryAgain if Ray does not start the process."""
     answer, deadline = coordinator.status.remote(), time.monotonic() + _PROCESS_S
     while not ray.wait([answer], timeout=0.5)[0]:
         if lost() is not None:
@@ -219,7 +221,8 @@ def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
 
 
 def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
-    """How this start ended, from what the coordinator said last."""
+    """Return how this start ended, according to the coordinator's last answer. Raises RunError or Superseded if the
+    run cannot continue here."""
     if status.fatal is not None:
         raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
     if status.superseded:
@@ -227,7 +230,7 @@ def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
     if status.finished is None:
         newest = (
             _newest(run) if status.unsaved is None else None
-        )  # else the store is away, and would be waited for
+        )  # after a failed save the store does not answer, and the call would wait for it
         at = newest.step if newest else 0
         reason = f"{stopping.reason}; not saved: {status.unsaved}" if status.unsaved else stopping.reason
         return RunOutcome(stopping.code, at, reason)
@@ -236,15 +239,17 @@ def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
 
 
 def _feed_config(run: Run, workers: int) -> FeedConfig:
-    """Row counts are cached with the run, so only its first start counts them."""
+    """Return the settings of the data service. Row counts are cached with the run, so only its first start counts
+    them."""
     memory = int(run.recipe.data_service.memory)
     return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
 
 
 def _await_cluster(stopping: Stopping, display: Display) -> None:
-    """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes and say nothing useful.
+    """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes without a useful message.
 
-    Raises TryAgain: nothing does. A mistyped address and a head that is not up yet look alike.
+    Raises TryAgain if nothing answers. It is no mistake of the user for certain, because a wrong address and a head
+    that has not started yet look alike.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     deadline, told = time.monotonic() + _CONNECT_S, False
@@ -268,8 +273,7 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
 def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
 
-    What the operator should know, ranks tell the coordinator. Everything else that they print stays in Ray's log
-    folder.
+    The output of ranks stays in Ray's log folder. They send what the operator should know to the coordinator.
     """
     local = {} if joins_cluster() else _local_cluster(resources)
     try:
@@ -289,8 +293,8 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
 
 
 def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
-    """Wait until the cluster has `wanted` nodes, or a stop is requested. Raises TryAgain, which names the nodes that
-    are there."""
+    """Wait until the cluster has `wanted` nodes, or a stop is requested. Raises TryAgain if nodes are still missing
+    after the time limit; the message names the nodes that joined."""
     seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
     deadline, told = time.monotonic() + seconds, False
     while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
@@ -300,7 +304,7 @@ def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
         if time.monotonic() > deadline:
             raise TryAgain(
                 f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
-                remedy="see the log of the nodes that are missing; start with fewer (--nodes) to go on without them",
+                remedy="see the logs of the missing nodes, or start with fewer nodes (--nodes) to train without them",
             )
         if stopping.asked.wait(0.5):
             return
@@ -315,11 +319,12 @@ def _local_cluster(resources: Resources) -> dict[str, Any]:
 
 
 def _metrics_port() -> dict[str, int]:
-    """The port at which Prometheus finds this node's figures, as in infra/ray_node.sh. If it is not set, Ray takes a
-    free one."""
+    """Return the option of Ray for the port at which Prometheus finds this node's figures (MASKFLEET_METRICS_PORT, as
+    in infra/ray_node.sh). If it is not set, Ray takes a free port. Raises RunError if it is no port."""
     given = os.environ.get("MASKFLEET_METRICS_PORT", "")
     if given and not (given.isdecimal() and 0 < int(given) < 65536):
         raise RunError(
-            f"MASKFLEET_METRICS_PORT is {given!r}, no port", remedy="set it to a number, or unset it"
+            f"MASKFLEET_METRICS_PORT is {given!r}, which is not a port",
+            remedy="set it to a number from 1 to 65535, or unset it",
         )
     return {"_metrics_export_port": int(given)} if given else {}

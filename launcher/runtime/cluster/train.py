@@ -1,7 +1,7 @@
-"""One start of a run, as the operator sees it; its end is on record.
+"""One start of a run: shows it to the operator, and records how it ended.
 
-Whatever was raised, the command ends with one of the exit codes of `launcher.contract`. Only a mistake in what the run
-was given, or a failure that repeated starts have not cured, ends the run for good.
+Whatever was raised, the command ends with one of the exit codes of `launcher.contract`. A run ends for good only
+because of a wrong input, or because of a failure that restarts have not cured.
 """
 
 import traceback
@@ -24,7 +24,7 @@ from launcher.runtime.cluster.supervisor import Companions, RunOutcome, supervis
 from launcher.runtime.run.record import Run
 
 _LONGEST = 2000  # characters of a reason on record
-_RECORD_S = 10.0  # for the store to take the closing record
+_RECORD_S = 10.0  # time limit for writing the last record
 
 
 def train(run: Run, console: Console, companions: Companions, nodes: int = 1) -> RunOutcome:
@@ -33,7 +33,7 @@ def train(run: Run, console: Console, companions: Companions, nodes: int = 1) ->
     Training begins when the cluster has `nodes` nodes. A start without an event of its end was killed; the report says
     so.
 
-    Raises UserError kinds only for mistakes, with exit code 2; every other end is an outcome.
+    Raises subclasses of UserError only for mistakes, which have exit code 2; every other end is an outcome.
     """
     watch = Watch(console, run.recipe.total_steps)
     with (
@@ -50,7 +50,8 @@ def train(run: Run, console: Console, companions: Companions, nodes: int = 1) ->
 
 @contextmanager
 def _own_screen(console: Console) -> Iterator[None]:
-    """Lets `console` write to a stream of its own, so that neither libraries nor a closed terminal disturb it."""
+    """Give `console` a separate stream inside the `with` block, so that neither libraries nor a closed terminal disturb
+    it."""
     before, console.file = console.file, screen()
     try:
         yield
@@ -75,15 +76,16 @@ def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, 
 
 
 def _again(run: Run) -> str:
-    """What the same command will do."""
+    """Return, as text for the operator, what the same command will do if it is given again."""
     with suppress(StoreError):
         if not committed(run.store):
             return "the same command starts it again from the beginning: it has no checkpoint yet"
-    return "the same command goes on from the last checkpoint"
+    return "the same command continues from the last checkpoint"
 
 
 def _failed(run: Run, error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
-    """Show an error that the user can read. If another start of the run goes on, nothing has failed."""
+    """Record and show an error that is meant for users. An error because another start took the run over is no failure
+    and is not recorded."""
     if not isinstance(error, RunIsActive | Superseded):
         log.event("failed", reason=error.problem[:_LONGEST])
     if code_of(error) == MISTAKE:
@@ -94,7 +96,8 @@ def _failed(run: Run, error: DataError | ModelError, watch: Watch, log: Operator
 
 
 def _broke(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
-    """An error of Ray's or of our own code. The operator sees one line; the traceback is in the event."""
+    """Record and show an unexpected error of Ray or of our own code. The operator sees one line; the event holds the
+    traceback."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
     watch.note(f"the driver failed: {line[:300]}")

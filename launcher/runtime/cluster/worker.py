@@ -52,21 +52,21 @@ from launcher.runtime.run.record import open_run
 _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-_LATER = 1.5  # what torch gives a collective, in the watchdog's time: that one tells where all ranks were
-_GRACE_S = 60.0  # without a coordinator and without progress, before a rank ends itself
-_AGAIN_S = 1.0  # before the store is asked again for the right to start
+_LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
+_GRACE_S = 60.0  # time without a coordinator and without progress after which a rank ends its process
+_AGAIN_S = 1.0  # interval at which ranks ask for their attempt while the store does not answer
 NCCL_FOR_MIG = (2, 31)
 """The first version whose guide names MIG instances as devices of one communicator."""
-_ERROR_LENGTH = 500  # characters of an error by which failures are compared
+_ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
 _MISTAKES = (
     RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
     ModelError, TrainingError,
 )  # fmt: skip
-"""In what the run was given, or damage to it: no start cures them."""
+"""Errors in the inputs of a run, or damage to it: a restart does not cure them."""
 
 
 def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
-    """Train as one rank. The coordinator hears how the rank ended before the rank's error ends the group.
+    """Train as one rank. If the rank fails, tell the coordinator before the error ends the group.
 
     `began`: `time.monotonic()` before the process imported anything.
     """
@@ -84,7 +84,7 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
 
 
 def _join(seat: Seat, limits: Watchdog) -> None:
-    """Meet the other ranks, over the network by which Ray knows this node."""
+    """Connect to the other ranks, over the network of the address under which Ray knows this node."""
     os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
     take_device(seat)
     dist.init_process_group(
@@ -97,28 +97,30 @@ def _join(seat: Seat, limits: Watchdog) -> None:
 
 
 class DeviceMissing(Exception):
-    """CUDA does not show a rank the GPUs of its seat."""
+    """The error if CUDA does not show a rank the GPUs of its seat."""
 
 
 def take_device(seat: Seat) -> None:
     """Make the rank's GPU the device of this process.
 
     Raises:
-        DeviceMissing: CUDA shows other GPUs than the seat's. One may have fallen out, so another node may do.
-        SeatError: this NCCL does not connect MIG instances of one machine.
+        DeviceMissing: if CUDA shows another number of GPUs than the seat has. A GPU may have failed, so the ranks can
+            start on another node.
+        SeatError: if this version of NCCL does not connect MIG instances of one machine.
     """
     if not seat.gpus:
         return
     if seat.shares_a_gpu and seat.local_world > 1 and (nccl := _nccl()) < NCCL_FOR_MIG:
         raise SeatError(
             f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_dotted(nccl)} does not connect",
-            remedy=f"start one rank on each machine, take whole GPUs, or a torch with NCCL {_dotted(NCCL_FOR_MIG)}",
+            remedy="start one rank on each machine, or use whole GPUs, or install a torch with NCCL "
+            f"{_dotted(NCCL_FOR_MIG)} or later",
         )
     found = torch.cuda.device_count()
     if found != len(seat.visible):
         raise DeviceMissing(
-            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: has one "
-            "fallen out (nvidia-smi)? Where GPUs are cut by MIG, that variable must name instances before Ray starts"
+            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: see whether "
+            "one has failed (nvidia-smi). If MIG divides the GPUs, set the variable to MIG instances before Ray starts"
         )
     torch.cuda.set_device(seat.device)
 
@@ -132,16 +134,16 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> bool:
-    """Tell the coordinator of a rank's error. Returns whether the rank nevertheless ended as it was asked to."""
+    """Tell the coordinator of a rank's error. Return whether the rank nevertheless ended as requested."""
     match error:
-        case Unfit():  # the coordinator knows: there may be other nodes
+        case Unfit():  # the coordinator knows it already, and may choose other nodes
             return False
         case Superseded():
             ray.get(coordinator.superseded.remote(error.problem, link.attempt))
         case CheckpointError() | StoreError() if link.ending:  # the last commit stands
             ray.get(coordinator.unsaved.remote(error.problem, link.attempt))
             return True
-        case CorruptBlock():  # on this machine at least; repetition will tell
+        case CorruptBlock():  # perhaps only on this machine; if the data are damaged, the failure repeats itself
             _tell_failure(coordinator, link, error)
         case _ if isinstance(error, _MISTAKES):
             ray.get(coordinator.fail.remote(error.problem, error.remedy, link.attempt))
@@ -158,8 +160,8 @@ def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> b
 
 
 def _tell_failure(coordinator: Any, link: "RayLink", error: BaseException) -> None:
-    """Report a failure; the failure policy decides what follows. If weights differ, all ranks raise it, though most are
-    well, so the error names the ranks to blame."""
+    """Report a failure to the coordinator, whose failure policy decides what follows. CorruptReplica is raised by all
+    ranks, though most of them are intact, so it names the ranks at fault."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
     name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
     text = f"{name}{error}"[:_ERROR_LENGTH]
@@ -206,8 +208,8 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
 def _examine(
     assignment: Assignment, link: "RayLink", peers: GlooPeers, nodes: Sequence[str]
 ) -> list[NodeReport]:
-    """Collective: the nodes' preflight, then the group's first sums. Raises Unfit. A rank that never comes to the sums
-    still says "starting" when the watchdog asks whom the others wait for."""
+    """Run the preflight of the nodes, then the trial sums of the group. Collective. Raises Unfit if a node must not
+    train. A rank that does not reach the sums still reports "starting", by which the watchdog finds it."""
     reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, nodes)
     _ensure_fit(assignment.coordinator, reports, peers)
     link.beat(0, FIRST_SUMS[dist.get_backend()])
@@ -220,8 +222,8 @@ def _examine(
 def _enter(
     coordinator: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], told: list[str]
 ) -> int | None:
-    """Collective: the number of the group's attempt; None if the group must not train. Waits while the store does not
-    answer."""
+    """Return the number of the group's attempt; None if the group must not train. Wait while the store does not answer.
+    Collective."""
     tries = 0
     while True:
         granted = ray.get(coordinator.enter.remote(nodes, told)) if peers.rank == 0 else None
@@ -234,31 +236,31 @@ def _enter(
 
 
 def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -> None:
-    """Collective. Raises Unfit if a node failed its preflight, after the coordinator has been told which."""
+    """Raise Unfit if a node failed its preflight, after telling the coordinator which. Collective."""
     bad = unfit(reports)
     if not bad:
         return
     text, remedy = problem(bad)
     if peers.rank == 0:
         ray.get(coordinator.unfit.remote([report.event() for report in bad], text, remedy))
-    peers.all_gather(None)  # nobody ends the group before that
+    peers.all_gather(None)  # so that no rank ends the group before the coordinator knows
     raise Unfit(text)
 
 
 def here() -> RankLocation:
-    """This process, in a Ray worker."""
+    """Return the location of this process, a Ray worker."""
     return RankLocation(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
 
 
 class RayLink:
-    """The rank's connection to the coordinator. A thread of its own beats, so that a rank that waits in a collective
-    still shows where it is.
+    """The rank's connection to the coordinator. A separate thread sends the heartbeats, so that a rank that waits in a
+    collective still reports where it is.
 
     If the coordinator dies, the rank ends at its next step. If it makes no progress either, it ends its process after
-    a while, since nobody else would.
+    `_GRACE_S` seconds, since nobody else would.
 
     Attributes:
-        attempt: the number of the attempt that the rank is part of; None until it knows.
+        attempt: number of the rank's attempt; None until it is known.
     """
 
     def __init__(self, coordinator: Any, rank: int, save_multiple: int) -> None:
@@ -272,7 +274,7 @@ class RayLink:
         self._thread.start()
 
     def beat(self, step: int, doing: str, done: int = 0) -> None:
-        """Say where the rank is. `done` grows with the work inside `doing`, if that takes long."""
+        """Set the content of the next heartbeats: step, activity, and the progress within a long activity (`Beat`)."""
         self._where = (step, doing, done)
 
     def record(self, record: dict[str, Any]) -> None:
@@ -282,7 +284,7 @@ class RayLink:
         self._coordinator.note.remote(text)
 
     def stop_requested(self) -> bool:
-        """Raises CoordinatorLost."""
+        """Return whether the rank must end before its next step. Raises CoordinatorLost if the coordinator is gone."""
         if self._lost.is_set():
             raise CoordinatorLost("the coordinator is gone")
         return self._stop.is_set() or (self._pause.is_set() and self._where[0] % self._save_multiple == 0)
@@ -293,7 +295,7 @@ class RayLink:
         return self._stop.is_set() and self._where[1] == "saving"
 
     def close(self) -> None:
-        """Stop beating. A coordinator that does not answer is not waited for."""
+        """Stop the heartbeats. Do not wait for a coordinator that does not answer."""
         self._closed.set()
         self._thread.join(BEAT_S)
 
@@ -321,7 +323,7 @@ class RayLink:
             self._coordinator.stack.remote(self.rank, stack_of_every_thread())
 
     def _leave(self) -> None:
-        """Until the rank has ended."""
+        """Wait until the rank has ended; end the process if it makes no progress for `_GRACE_S` seconds."""
         self._lost.set()
         before = None
         while not self._closed.wait(_GRACE_S) and before != self._where:

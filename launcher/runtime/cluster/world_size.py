@@ -1,5 +1,5 @@
-"""Counts a run's ranks for the coordinator: how many trained before, how many train now, and since when. `elastic`
-decides."""
+"""Keeps the number of a run's ranks for the coordinator: how many trained before, how many train now, and since when.
+`launcher.runtime.policies.elastic` decides how many may start."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 
 from launcher.runtime.policies.elastic import Sizing, cause, exclude_nodes, grows, places, start
 
-_REMIND_S = 60.0  # between two lines that tell the operator what is waited for
+_REMIND_S = 60.0  # interval of the lines that tell the operator what a start waits for
 
 Nodes = Sequence[Mapping[str, Any]]
-"""As `ray.nodes()` tells of them."""
+"""Nodes, as `ray.nodes()` returns them."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Another number of ranks than before, and why."""
+    """A change of the number of ranks, and its cause."""
 
     before: int
     world: int
@@ -24,15 +24,15 @@ class Change:
 
 
 class WorldSizeTracker:
-    """The number of ranks through one command.
+    """A tracker of the number of ranks throughout one command.
 
     Args:
-        sizing: what the run asks for.
-        last: ranks that wrote the newest checkpoint; None if there is none.
-        clock: seconds.
+        sizing: the numbers of ranks that the run may have.
+        last: number of ranks that wrote the newest checkpoint; None if there is none.
+        clock: function that returns seconds.
 
     Attributes:
-        without: nodes that no rank may be on any more.
+        without: nodes on which no rank may run any more.
     """
 
     def __init__(self, sizing: Sizing, last: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,21 +41,21 @@ class WorldSizeTracker:
         self._wanted = max(sizing.expected, last or 0)
         self._first = True
         self._began = 0.0
-        self._asked: float | None = None  # since when a group is to start
-        self._granted: int | None = None  # ranks that may start, and have not come together yet
-        self._failed: int | None = None  # ranks that might start, and did not
+        self._asked: float | None = None  # time when a group was first asked for; None while one trains
+        self._granted: int | None = None  # number of ranks that may start and do not train yet
+        self._failed: int | None = None  # number of ranks that were allowed to start and did not
         self._told: float | None = None
-        self._starting: int | None = None  # ranks that the operator knows to be starting
+        self._starting: int | None = None  # number of starting ranks that the operator was told of
         self._found = 0
-        self._changed = 0.0  # when the number of places last did
+        self._changed = 0.0  # time when the number of places last changed
 
     def leave_out(self, nodes: Nodes, bad: frozenset[str]) -> bool:
-        """Exclude the `bad` nodes, as far as enough places for ranks remain. Returns whether all are excluded."""
+        """Exclude the `bad` nodes, as far as enough places for ranks remain. Return whether all are excluded."""
         self.without = exclude_nodes(nodes, self._sizing, self.without, bad)
         return bad <= self.without
 
     def start(self, nodes: Nodes) -> int | None:
-        """How many ranks may start now; None: ask again later."""
+        """Return how many ranks may start now; None: ask again later."""
         found, now = self._count(nodes), self._clock()
         self._asked = now if self._asked is None else self._asked
         self._failed, self._granted = (
@@ -65,7 +65,8 @@ class WorldSizeTracker:
         return self._granted
 
     def news(self) -> str | None:
-        """What to tell the operator after `start`: once, that ranks start; now and then, that they cannot."""
+        """Return the line for the operator after a call of `start`; None if there is nothing new. That ranks start is
+        told once, that they cannot start is told every `_REMIND_S` seconds."""
         now = self._clock()
         if self._granted is not None and self._failed is None:
             known, self._starting = self._starting == self._granted, self._granted
@@ -75,10 +76,11 @@ class WorldSizeTracker:
         self._told = now
         if self._granted is None:
             return f"waiting for machines: places for {self._found} ranks, {self._aim()} wanted"
-        return f"Ray could not start {self._failed} ranks: a node has just gone, or others use the cluster"
+        return f"Ray could not start {self._failed} ranks: a node has just left the cluster, or other jobs fill it"
 
     def entered(self, world: int) -> Change | None:
-        """A group of `world` ranks begins to train. Returns the change to record, if there were more or fewer."""
+        """Note that a group of `world` ranks begins to train. Return the change to record; None if the number is the
+        same as before."""
         before, first = self._world, self._first
         self._world = self._wanted = world
         self._first, self._asked, self._told, self._began = False, None, None, self._clock()
@@ -88,7 +90,8 @@ class WorldSizeTracker:
         return Change(before, world, cause(self._sizing, before, world, first=first))
 
     def grows(self, nodes: Nodes) -> bool:
-        """Whether the present ranks should end at a checkpoint so that more can start. Asked every few seconds."""
+        """Return whether the present ranks should end at a checkpoint so that more can start. It is called every few
+        seconds."""
         found, now = self._count(nodes), self._clock()
         if self._world is None:
             return False

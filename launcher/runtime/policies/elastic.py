@@ -16,12 +16,12 @@ class Trainers(BaseModel):
     """A number of ranks that may change while a run goes on.
 
     Attributes:
-        min: with fewer, the run waits for machines.
-        max: more are not used. "auto": a rank for every GPU of the cluster; without GPUs, one for each core of this
+        min: smallest number of ranks. With fewer places, the run waits for machines.
+        max: largest number of ranks. "auto": one for every GPU of the cluster; without GPUs, one for each core of this
             machine, two at most.
-        wait: seconds in which a lost machine may come back before training goes on without it; and in which the
-            cluster must not have changed before training is stopped to take more ranks.
-        grow: seconds that ranks train before they are stopped, at a checkpoint, so that more can take part.
+        wait: seconds. A lost machine may come back for so long before training goes on without it. The cluster must
+            have been unchanged for so long before training is stopped to take more ranks.
+        grow: seconds that ranks train before they are stopped, at a checkpoint, so that more ranks can take part.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,19 +34,19 @@ class Trainers(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> "Trainers":
         if self.max != "auto" and self.max < self.min:
-            raise ValueError(f"at least {self.min} ranks and at most {self.max}: no number is both")
+            raise ValueError(f"at least {self.min} ranks and at most {self.max}: min must not exceed max")
         return self
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """What a run asks of the cluster it is on.
+    """The numbers of ranks that a run may have on its cluster, and what each rank reserves.
 
     Attributes:
-        least, most: ranks.
-        expected: ranks that the first group of a command waits for, if they are not there at once.
-        wait, grow: as in `Trainers`.
-        each: by resource, what one rank reserves of its node.
+        least, most: smallest and largest number of ranks.
+        expected: number of ranks that the first group of a command waits for, up to `wait` seconds.
+        wait, grow: seconds, as in `Trainers`.
+        each: amount that one rank reserves on its node, by the name of the resource.
     """
 
     least: int
@@ -59,14 +59,14 @@ class Sizing:
 
 @dataclass(frozen=True)
 class GroupStart:
-    """Start so many ranks, on any nodes but those in `without`."""
+    """A decision to start `ranks` ranks, on any nodes except those in `without`."""
 
     ranks: int
     without: frozenset[str]
 
 
 def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], without: Container[str]) -> int:
-    """How many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `without`."""
+    """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `without`."""
     return sum(
         min(int(node["Resources"].get(name, 0) // amount) for name, amount in each.items())
         for node in nodes
@@ -75,10 +75,14 @@ def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], withou
 
 
 def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
-    """How many ranks to start when `found` places are there; None: wait longer.
+    """Return how many ranks to start when the cluster has places for `found`; None: wait longer.
 
-    As many as there are places for, up to `sizing.most`; never fewer than `sizing.least`. Fewer than `wanted` (as many
-    as trained before, or as the first group expects) only after `sizing.wait` seconds.
+    The number is that of the places, at most `sizing.most` and at least `sizing.least`. It is below `wanted` only once
+    `sizing.wait` seconds have passed.
+
+    Args:
+        wanted: number of ranks that trained before, or that the first group expects.
+        waited: seconds since a group was first asked for.
     """
     possible = min(found, sizing.most)
     if possible < sizing.least:
@@ -87,12 +91,12 @@ def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
 
 
 def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: float) -> bool:
-    """Whether the present `world` ranks should make room for more.
+    """Return whether the present `world` ranks should make room for more.
 
     Args:
-        found: places in the cluster.
-        worked: seconds that the present ranks have been at work.
-        unchanged: seconds since the number of places last changed: machines rarely come alone.
+        found: number of ranks that the cluster has places for.
+        worked: seconds that the present ranks have trained.
+        unchanged: seconds since the number of places last changed. Machines rarely come alone, so it is worth waiting.
     """
     return min(found, sizing.most) > world and worked >= sizing.grow and unchanged >= sizing.wait
 
@@ -100,7 +104,7 @@ def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: floa
 def exclude_nodes(
     nodes: Sequence[Mapping[str, Any]], sizing: Sizing, out: frozenset[str], bad: frozenset[str]
 ) -> frozenset[str]:
-    """The nodes to exclude: those in `out` already, and the `bad` ones as far as enough places remain."""
+    """Return the nodes to exclude: those in `out`, and those of `bad` that leave at least `sizing.least` places."""
     for node in sorted(bad - out):
         if places(nodes, sizing.each, out | {node}) >= sizing.least:
             out |= {node}
@@ -108,8 +112,8 @@ def exclude_nodes(
 
 
 def cause(sizing: Sizing, before: int, world: int, *, first: bool) -> str:
-    """Why `world` ranks train and no longer `before`, as text for the record. `first`: this is the command's first
-    group."""
+    """Return why `world` ranks train and no longer `before`, as text for the record. `first`: this is the command's
+    first group."""
     if first:
         return "the command was started again"
     if world < before:

@@ -1,12 +1,12 @@
 """The failure policy: what to do when a group of ranks has died. A pure function of the failures so far.
 
-Almost every failure is answered by starting again: machines die, and a restart costs seconds. What a restart cannot
-cure shows by repeating itself:
+Almost every failure leads to a restart: machines die, and a restart costs seconds. A failure that a restart cannot cure
+repeats itself:
 
-1. An error at the same step every time comes from the program or its data.
-2. A machine that is the first to fail again and again is broken.
-3. Starts that raise before they finish a step are set up wrongly.
-4. Deaths without end, and without a checkpoint between them, lead nowhere.
+1. An error at the same step every time comes from the program or its data: the run ends.
+2. A node that is the first to fail again and again is broken: it is excluded.
+3. Several starts in a row that raise before they finish a step are set up wrongly: the run ends.
+4. Many deaths in a row without a newer checkpoint make no progress: the run ends.
 
 A store that does not answer does not count as a failure.
 """
@@ -20,27 +20,28 @@ SAME_ERROR = 3  # times in a row, at one step
 FRUITLESS = 4  # starts in a row that raised before they finished a step
 BARREN = 16  # failures of any kind in a row, and no newer checkpoint
 NODE_FAILURES = 3  # of one node, first to fail, among the latest
-NODE_LATEST = 6  # failures that are looked at to judge a node
-NODE_HOURS = 12.0  # older ones are forgotten
+NODE_LATEST = 6  # newest failures by which a node is judged
+NODE_HOURS = 12.0  # age above which a failure no longer counts against its node
 
 _MENDED = "after mending, the same command resumes the run"
 _TRACES = f"see the tracebacks in events/stacks/ of the run; {_MENDED}"
 
 Kind = Literal["raised", "silent", "transient"]
-"""A rank raised; one died without a word (killed, frozen, its machine lost); the store did not answer."""
+""""raised": a rank raised an error. "silent": a rank died without an error (killed, frozen, its machine lost).
+"transient": the store did not answer."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One unrequested end of a group of ranks.
+    """The end of a group of ranks that nobody requested.
 
     Attributes:
-        time: seconds since 1970.
-        step: steps that were done.
-        committed: steps of the newest checkpoint that was known of.
-        worked: whether a step had been finished since the start before it.
-        node: where the rank that failed first was; None if that is not known.
-        error: type and text of what it raised; None if it died without a word.
+        time: time of the failure, in seconds since 1970.
+        step: number of steps done.
+        committed: steps done in the newest known checkpoint.
+        worked: whether the group finished a step after its start.
+        node: node of the rank that failed first; None if unknown.
+        error: type and text of the error that the rank raised; None if it died without one.
     """
 
     time: float
@@ -54,14 +55,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start the ranks again, on whatever machines there are, but for those in `without`."""
+    """A decision to start the ranks again, on any nodes except those in `without`."""
 
     without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End the run: no start would help. `reason` is for the operator, and what to do about it."""
+    """A decision to end the run because a restart would not help. `reason` and `remedy` are texts for the operator."""
 
     reason: str
     remedy: str
@@ -70,15 +71,16 @@ class Stop:
 def where_it_began(
     places: Mapping[int, str], errors: Mapping[int, str], failed: Sequence[int], blamed: Sequence[int] | None
 ) -> str | None:
-    """The node on which a group's failure began; None if that is not known.
+    """Return the node on which a group's failure began; None if unknown.
 
     Ranks that died without an error come before ranks that raised: a death makes the other ranks raise.
 
     Args:
-        places: the node of each rank that was heard of.
-        errors: what ranks raised, in the order in which they told.
+        places: node of each rank that sent a heartbeat.
+        errors: texts of the errors that ranks raised, in the order in which they were reported.
         failed: the ranks that ended the group, as far as Ray knows.
-        blamed: the ranks at fault, whoever raised the error; empty if nobody can tell, None if no error says.
+        blamed: the ranks at fault according to an error, whichever rank raised it; empty if the error says that the
+            fault cannot be located; None if no error says anything about it.
     """
     if blamed is not None:
         return _only({places[rank] for rank in blamed if rank in places})
@@ -90,15 +92,19 @@ def where_it_began(
 
 
 def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
-    """What to do after the last of `failures`, which are those of all starts of a run, oldest first. `nodes`: how many
-    nodes could hold ranks; a node is excluded only while others remain."""
+    """Return what to do after the last of `failures`.
+
+    Args:
+        failures: the failures of all starts of a run, oldest first.
+        nodes: number of nodes that can hold ranks. A node is excluded only while others remain.
+    """
     counted = [failure for failure in failures if failure.kind != "transient"]
     return _repeated(counted) or _barren(counted) or Restart(_bad_nodes(counted, nodes))
 
 
 def _repeated(counted: Sequence[Failure]) -> Stop | None:
-    """The error that ranks raise again and again. A death without an error and before the first finished step says
-    nothing about that, so it is passed over."""
+    """Return the decision to end a run whose ranks raise again and again; None if they do not. Deaths without an error
+    before the first finished step are passed over: they say nothing about such an error."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
     same = telling[-SAME_ERROR:]
     if len(same) == SAME_ERROR and same[-1].error and all(_alike(failure, same[-1]) for failure in same):

@@ -1,14 +1,14 @@
-"""The spike policy: which updates are skipped, when a run goes back, and when it gives up. Pure functions of the run's
-figures.
+"""The spike policy: which updates are skipped, when a run returns to an earlier checkpoint, and when it ends. Pure
+functions of the run's losses and gradient norms.
 
 A step is bad if it made no update, or if its loss is far above the recent losses of its phase. One bad step means
 nothing. Many in a row mean that weights or data have gone wrong: the run then returns to an earlier checkpoint and
 leaves out the data it has read since, as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps
 back, 200 to 500 batches skipped, about 20 times).
 
-Recent means the last `window` steps that were not bad, so that a spike does not become the standard. "Far above" is
-measured by the median and the median absolute deviation, which single outliers hardly move. All ranks have the same
-figures and so decide alike. Checkpoints hold the figures, so a resume changes no decision.
+Recent losses are those of the last `window` steps that were not bad, so that a spike does not become the standard. "Far
+above" is measured by the median and the median absolute deviation, which single outliers hardly move. All ranks have
+the same figures and so decide alike. Checkpoints hold the figures, so a resume changes no decision.
 """
 
 import math
@@ -25,22 +25,25 @@ from launcher.runtime.policies.failures import Stop
 
 LOSS = "loss"
 _SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
-_LEAST_SPREAD = 0.01  # of the median: losses that hardly vary are no reason to go back for a trifle
+_LEAST_SPREAD = (
+    0.01  # smallest spread, as a share of the median: losses that hardly vary must not make trifles spikes
+)
 
 
 class Spikes(BaseModel):
-    """What is done about losses that are not finite, or far above the ones before.
+    """Settings of the reaction to losses that are not finite, or far above the recent ones.
 
     Attributes:
-        window: with how many recent steps a loss is compared. Before a phase has had so many, no finite loss is a
-            spike.
-        threshold: how many standard deviations above the median a loss must be to count as a spike. The deviation is
+        window: number of recent steps that a loss is compared with. Before a phase has had so many steps, no finite
+            loss is a spike.
+        threshold: number of standard deviations above the median from which a loss counts as a spike. The deviation is
             estimated from the median absolute deviation. Null: no finite loss is a spike.
-        outlier: as many standard deviations above the median, a loss or a gradient norm makes no update. Null: any
-            finite one makes its update, as in the papers.
-        patience: steps in a row, high or without an update, after which the run goes back, to a checkpoint at least as
-            many steps older than the first of them.
-        most_rewinds: times in a row, none of which got the run `window` steps past where it went back. Then it ends.
+        outlier: number of standard deviations above the median from which a loss or a gradient norm makes no update.
+            Null: every finite one makes its update, as in the papers.
+        patience: number of bad steps in a row (high loss, or no update) after which the run goes back. It goes back to
+            a checkpoint at least as many steps older than the first of them.
+        most_rewinds: number of rewinds in a row after which the run ends instead of going back again. Rewinds count as
+            in a row if none of them got the run `window` steps past the point where it went back.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,18 +55,19 @@ class Spikes(BaseModel):
     most_rewinds: int = Field(default=3, ge=0)
 
     def way_back(self, began: int) -> int:
-        """A run that goes back from a spike which began at this step takes a checkpoint of at most this many steps."""
+        """Return the largest step of a checkpoint that a run may go back to from a spike which began at step
+        `began`."""
         return began - self.patience
 
 
 @dataclass(frozen=True)
 class SpikeHistory:
-    """What is remembered of the steps so far.
+    """The recent figures of a run, by which its next step is judged.
 
     Attributes:
-        phase: the present one, whose data are measured by their own losses.
-        series: by name, the figures of the last steps that were not bad, the oldest first.
-        since: the first of the bad steps in a row that the last step ended; None if that was not bad.
+        phase: the present phase. Losses of different phases are not compared, because their data differ.
+        series: figures of the last steps that were not bad, the oldest first, by the name of the figure.
+        since: first step of the present series of bad steps; None if the last step was not bad.
     """
 
     phase: int = 0
@@ -81,7 +85,11 @@ class SpikeHistory:
 
 
 def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
-    """The largest normal figure after `values`: infinite if there is no limit, or too few values."""
+    """Return the limit above which a figure after `values` is not normal.
+
+    The limit is the median of the last `window` values plus `spreads` standard deviations. It is infinite if `spreads`
+    is None or there are fewer than `window` values.
+    """
     if spreads is None or len(values) < window:
         return math.inf
     recent = values[-window:]
@@ -91,7 +99,7 @@ def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
 
 
 def largest(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
-    """The largest figure with which a step of `phase` still makes its update."""
+    """Return the largest figure with which a step of `phase` still makes its update."""
     return _bound(settings, recent, phase, name, settings.outlier)
 
 
@@ -104,11 +112,11 @@ def after(
     *,
     updated: bool,
 ) -> SpikeHistory:
-    """What is remembered when `step` is done.
+    """Return the history with `step`, which is done, added to `recent`.
 
     Args:
-        figures: its loss, under `LOSS`, and whatever else `largest` is asked about.
-        updated: whether all its updates were made.
+        figures: figures of the step by name: its loss, under `LOSS`, and every other figure that `largest` judges.
+        updated: whether the step made all its updates.
     """
     high = figures[LOSS] > _bound(settings, recent, phase, LOSS, settings.threshold)
     if high or not updated or not all(map(math.isfinite, figures.values())):
@@ -119,12 +127,12 @@ def after(
 
 
 def is_spike(settings: Spikes, recent: SpikeHistory, steps: int) -> bool:
-    """Whether the run should go back now, `steps` steps being done."""
+    """Return whether the run should go back after `steps` steps."""
     return recent.since is not None and steps - recent.since >= settings.patience
 
 
 def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
-    """What is wrong with a bad step."""
+    """Return, as text for the operator, what is wrong with a bad step."""
     if not math.isfinite(loss):
         return "losses that are not finite"
     if not math.isfinite(grad_norm):
@@ -136,7 +144,12 @@ def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do after a spike: go back to a checkpoint, if there is one; or end the run, if `stop` is given."""
+    """What to do after a spike.
+
+    Attributes:
+        to: the checkpoint to go back to; None if no checkpoint is old enough.
+        stop: why the run ends instead; None if it goes back.
+    """
 
     to: CheckpointName | None
     stop: Stop | None
@@ -145,17 +158,20 @@ class Verdict:
 def decide(
     settings: Spikes, began: int, cause: str, history: Sequence[CheckpointName], gone_back: Sequence[Rewind]
 ) -> Verdict:
-    """What to do after a spike that began with step `began`.
+    """Return what to do after a spike that began with step `began`.
 
     Args:
-        history: the run's checkpoints, without those that it left behind.
+        cause: what is wrong (`describe`).
+        history: the run's checkpoints, without those that earlier rewinds abandoned.
         gone_back: earlier rewinds, the oldest first.
     """
     latest = settings.way_back(began)
     to = max((mark for mark in history if mark.step <= latest), key=lambda mark: mark.step, default=None)
     what = f"{cause}, from step {began:,} on"
     if to is None:
-        reason = f"{what}, and no checkpoint is {settings.patience} or more steps older, to go back to"
+        reason = (
+            f"{what}, and no checkpoint is {settings.patience} or more steps older, so the run cannot go back"
+        )
         return Verdict(None, Stop(reason, _HOPELESS))
     times = _in_a_row(settings, began, gone_back)
     if times >= settings.most_rewinds:
@@ -165,17 +181,18 @@ def decide(
 
 
 _HOPELESS = (
-    "in a new run, a lower learning rate or a longer warm-up may help; if it is the data, look at it with "
-    "`maskfleet show`; `spikes` in the recipe says what counts as bad"
+    "start a new run with a lower learning rate or a longer warm-up, or look at the data with `maskfleet show`; "
+    "`spikes` in the recipe says what counts as bad"
 )
 _STUBBORN = (
     "look for the cause: learning rate, precision, data (`maskfleet show`), a machine that computes wrongly. The same "
-    "command goes on from step {step:,}, without the data read since; a fork of that step may change settings"
+    "command continues from step {step:,} and leaves out the data read since; a fork of that step can change settings"
 )
 
 
 def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
-    """The rewinds just before this spike, each of which began soon after the one before it."""
+    """Return how many rewinds preceded this spike in a row: each spike began at most `window` steps after the point
+    that the run had reached when it last went back."""
     times = 0
     for rewind in reversed(gone_back):
         if rewind.to is None or began > rewind.reached + settings.window:

@@ -1,10 +1,10 @@
-"""Finds stragglers: ranks for which all others wait. A step takes equally long on every rank, so each rank's own times
-are compared.
+"""Finds stragglers: ranks for which all others wait. A step takes equally long on every rank, so the comparison uses
+the time that each rank spends in its own forward passes and in waiting for its own data.
 
 Per window of steps, a rank's computing time is its time in forward passes for each token, divided by the median of the
-other ranks. Its data time is how much longer the step took than it would have with the median rank's data. A rank that
-is `ratio` times slower in either, in several windows in a row, is a straggler. It is only reported: a slow rank is
-better than a stopped run, and an operator may know the reason.
+other ranks. Its data time is the duration of the steps, divided by their duration had its data come as fast as those of
+the median rank. A rank that is `ratio` times slower in either, in several windows in a row, is a straggler. It is only
+reported: a slow rank is better than a stopped run, and an operator may know the reason.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ SUSTAINED = 3  # windows in a row
 
 
 class Stragglers(BaseModel):
-    """When a rank counts as slow.
+    """Settings of the search for slow ranks.
 
     Attributes:
-        window: steps that are looked at together.
-        ratio: how much slower than the others, in three windows in a row.
+        window: number of steps that are judged together.
+        ratio: factor by which a rank must be slower than the others, in three windows in a row, to be reported.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +38,7 @@ Doing = Literal["data", "compute"]
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that is slow, by how much, and in what."""
+    """A slow rank: how many times slower than the others it is (`ratio`), and at what (`doing`)."""
 
     rank: int
     ratio: float
@@ -47,17 +47,17 @@ class Straggler:
 
 @dataclass
 class Detector:
-    """Is given every step. Reports a rank once when it becomes a straggler, and again only if it has recovered in
-    between."""
+    """A detector of stragglers, which is told of every step. It reports a rank once when the rank becomes a straggler,
+    and again only if the rank has recovered in between."""
 
     settings: Stragglers
     forward: bool
-    """Whether forward passes say how fast a rank is (not at ZeRO 3)."""
+    """Whether the time of forward passes shows how fast a rank is. At ZeRO 3 it does not."""
     _steps: list[tuple[Sequence[Pace], float]] = field(default_factory=list)
     _slow: dict[int, int] = field(default_factory=dict)  # windows in a row, by rank
 
     def step(self, paces: Sequence[Pace], seconds: float) -> list[Straggler]:
-        """What all ranks did in a step that took `seconds`. Returns those that have become stragglers by it."""
+        """Take in the times of all ranks in a step that took `seconds`. Return the ranks that became stragglers."""
         self._steps.append((paces, seconds))
         if len(self._steps) < self.settings.window:
             return []
@@ -68,7 +68,13 @@ class Detector:
 
 
 def slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -> list[Straggler]:
-    """How every rank compares with the others over a window, in what it is slower at; empty for one rank."""
+    """Return how much slower than the others each rank was over a window, in data or in computing, whichever is worse.
+    The list is empty for a single rank.
+
+    Args:
+        window: for each step, the times of all ranks and the step's duration in seconds.
+        forward: as in `Detector`.
+    """
     world = len(window[0][0])
     if world < 2:
         return []
@@ -83,13 +89,13 @@ def _slower(rank: int, data: float, compute: float) -> Straggler:
 
 
 def _late(data: Sequence[float], steps: float, rank: int) -> float:
-    """What the steps took over what they would have taken, had this rank's data come when the others' did."""
+    """Return the duration of the steps, divided by their duration had this rank's data come when the others' did."""
     excess = data[rank] - _others(data, rank)
     return steps / max(steps - excess, 1e-9) if excess > 0 else 1.0
 
 
 def _times(compute: Sequence[float | None], rank: int) -> float:
-    """This rank's time for a token over the others'; 1 where nothing is known."""
+    """Return this rank's time for a token, divided by the median of the others; 1 where either is unknown."""
     mine, known = compute[rank] if compute else None, [c for c in compute if c is not None]
     if mine is None or len(known) < 2:
         return 1.0
@@ -102,6 +108,6 @@ def _others(values: Sequence[float], rank: int) -> float:
 
 
 def _per_token(paces: Sequence[Pace]) -> float | None:
-    """Seconds; None for a rank that had no tokens."""
+    """Return a rank's seconds of forward passes for each token; None for a rank that had no tokens."""
     tokens = sum(pace.tokens for pace in paces)
     return sum(pace.forward for pace in paces) / tokens if tokens else None

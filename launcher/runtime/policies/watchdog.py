@@ -1,11 +1,11 @@
 """The watchdog: which ranks make no progress, and whose fault that is.
 
-Nothing in Ray or NCCL bounds a hang inside a collective. So every rank says once a second where it is, from a thread of
-its own. A rank that says the same for too long is stuck; a rank that says nothing is frozen or cut off. All ranks wait
-for the slowest, so all are stuck soon after one is: the group is killed as a whole, and the driver starts another.
+Nothing in Ray or NCCL bounds a hang inside a collective. So a thread of every rank sends a heartbeat once a second,
+which says what the rank is doing. A rank whose heartbeats say the same for too long is stuck; a rank without heartbeats
+is frozen or cut off. All ranks wait for the slowest, so all are stuck soon after one is: the group is killed as a
+whole, and the driver starts another.
 
-The judge uses its own clock, and only what it has seen itself: heartbeats are counted, and their times are not compared
-across machines.
+The watchdog uses only its own clock: it counts heartbeats, and never compares times across machines.
 """
 
 import sys
@@ -19,19 +19,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 TRAINING = "training"
 FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
-"""By the library that sums; before a group trains, to see whether it can (`launcher.runtime.preflight.collective`)."""
-_STAGES = {"starting": 0, "loading": 1}  # what comes before all else, in this order
+"""The activity of a rank during the trial sums before training (`launcher.runtime.preflight.collective`), by the
+library that sums."""
+_STAGES = {"starting": 0, "loading": 1}  # the first activities of a rank, in this order
 _GAP_S = 1.0  # the most that counts between two looks
 
 
 class Watchdog(BaseModel):
-    """Seconds without progress after which the ranks are killed and started again.
+    """Time limits, in seconds, after which the ranks are killed and started again.
 
     Attributes:
-        step: in training, for one step; before it, for the first sums over the network.
-        other: in anything else: starting, loading, evaluating, saving. Each microbatch and each part of an upload is
-            progress.
-        silence: without any sign of life.
+        step: limit for one training step, and for the first sums over the network before training.
+        other: limit without progress in any other activity: starting, loading, evaluating, saving. Each microbatch and
+            each part of an upload is progress.
+        silence: limit without any heartbeat.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +44,7 @@ class Watchdog(BaseModel):
 
 @dataclass(frozen=True)
 class RankLocation:
-    """Identifies a rank's process: the id of its Ray node, the process id, the machine's name."""
+    """The identity of a rank's process: the id of its Ray node, the process id, the machine's name."""
 
     node: str
     pid: int
@@ -55,12 +56,13 @@ class RankLocation:
 
 @dataclass(frozen=True)
 class Beat:
-    """A rank's newest sign of life.
+    """The latest heartbeat of a rank.
 
     Attributes:
-        count: signs of life so far, of this process.
-        step, doing: where it said it was.
-        done: a number that grows with what it is doing: microbatches evaluated, bytes uploaded.
+        count: number of heartbeats that the rank's process has sent since it started.
+        step, doing: the step and the activity that the rank reported.
+        done: progress within that activity, a count that only increases: microbatches evaluated, bytes uploaded.
+        place: the rank's process.
     """
 
     count: int
@@ -79,7 +81,8 @@ class Stuck:
     """A rank that must be killed, and why.
 
     Attributes:
-        silent: it says nothing; otherwise it speaks but makes no progress.
+        silent: whether the rank sends no heartbeats. If False, it sends them but makes no progress.
+        why: what the rank has failed to do and for how long, as text.
     """
 
     rank: int
@@ -92,14 +95,15 @@ class Stuck:
 
 @dataclass(frozen=True)
 class _LastSeen:
-    """What was seen of a rank: its newest beat, and seconds since it last said anything and last got on."""
+    """What was seen of a rank: its latest heartbeat, seconds since that came (`silent`), and seconds since the rank
+    last made progress (`idle`)."""
 
     beat: Beat
     silent: float = 0.0
     idle: float = 0.0
 
     def then(self, beat: Beat, watched: float) -> "_LastSeen":
-        """The next look, `watched` seconds later."""
+        """Return what is seen at the next look, `watched` seconds later."""
         if beat.place != self.beat.place:
             return _LastSeen(beat)
         silent = self.silent + watched if beat.count == self.beat.count else 0.0
@@ -108,13 +112,13 @@ class _LastSeen:
 
 
 class Observer:
-    """Looks at the ranks' heartbeats again and again, and says which ranks are stuck.
+    """An observer of the ranks' heartbeats that finds the stuck ranks.
 
     Between two looks at most one second counts. If more has passed, the observer itself was stopped or could not ask,
     and no rank is to blame for that.
 
     Args:
-        clock: seconds, never set back.
+        clock: function that returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,7 +127,7 @@ class Observer:
         self._seen: dict[int, _LastSeen] = {}
 
     def look(self, beats: Mapping[int, Beat]) -> None:
-        """Take in how the ranks stand now."""
+        """Take in the latest heartbeat of every rank."""
         now = self._clock()
         watched = 0.0 if self._looked is None else min(now - self._looked, _GAP_S)
         self._looked = now
@@ -134,7 +138,7 @@ class Observer:
         }
 
     def stuck(self, limits: Watchdog) -> list[Stuck]:
-        """The ranks that must be ended, those furthest behind first; none while all is well."""
+        """Return the ranks that must be killed, those at the lowest step first; empty if none is stuck."""
         found = [
             (seen.beat.step, stuck)
             for rank, seen in self._seen.items()
@@ -154,9 +158,13 @@ def _judge(rank: int, seen: _LastSeen, limits: Watchdog) -> Stuck | None:
 
 
 def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
-    """Of the ranks in `found`, which are stuck, those that the others waited for; none if nobody can tell.
+    """Return the ranks that the others waited for; empty if that cannot be told.
 
-    Those that are silent; if all speak, those that are clearly behind.
+    They are the ranks of `found` that send no heartbeats. If all ranks do, they are the ranks that are clearly behind.
+
+    Args:
+        found: the stuck ranks.
+        beats: latest heartbeat of every rank.
     """
     silent = [stuck.rank for stuck in found if stuck.silent]
     if silent:
@@ -167,7 +175,8 @@ def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
 
 
 def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
-    """How far a rank is, as something to compare. The amount done only counts between ranks that do the same thing."""
+    """Return how far each rank is, as tuples that compare. `Beat.done` counts only if all ranks are at the same step
+    and activity."""
     alike = len({(beat.step, beat.doing) for beat in beats.values()}) == 1
     return {
         rank: (_STAGES.get(beat.doing, len(_STAGES)), beat.step, beat.done if alike else 0)
@@ -176,12 +185,12 @@ def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
 
 
 def next_beat(last: Beat | None, beat: Beat) -> Beat:
-    """`beat` with its count continued from `last`, if both are of the same process."""
+    """Return `beat` with its count continued from `last`, if both are of the same process."""
     return replace(beat, count=last.count + 1) if last is not None and last.place == beat.place else beat
 
 
 def stack_of_every_thread() -> str:
-    """What this process is doing, a Python traceback a thread. Works from any thread while the others wait."""
+    """Return a Python traceback of every thread of this process. It can be called from any thread while others wait."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(number, number)}\n{''.join(traceback.format_stack(frame))}"

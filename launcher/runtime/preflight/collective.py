@@ -2,14 +2,13 @@
 agree on which nodes are unfit. Nodes are compared by the code that they run: versions of the libraries that compute,
 and a hash of our own sources.
 
-Nodes whose examination found nothing against them then sum known numbers, over the very group that is to train (NCCL on
-GPUs, gloo on CPUs). The examination comes first, since what it finds, too little shared memory or other versions, makes
-NCCL hang. The numbers are sent around the ring of ranks, too, every number is checked where it arrives, and the ring's
-links are timed.
+If no node is unfit, the ranks then sum known numbers, over the same process group that will train (NCCL on GPUs, gloo
+on CPUs). The examination comes first, because too little shared memory or different versions make NCCL hang. The ranks
+also send the numbers around a ring, check every number on arrival, and time the links of the ring.
 
-Sums of all ranks tell that something is wrong, and not where. So each rank also checks what its own device made of
-its numbers, what arrived from the rank before it, and the sum of these two. While a link of the ring is timed, its two
-ranks do nothing else, so a slow one is not taken for its neighbour.
+A wrong sum over all ranks does not show where the error is. So each rank also checks the numbers that its own device
+computed, the numbers that arrived from the previous rank, and the sum of these two. While a link of the ring is timed,
+its two ranks do nothing else, so that a slow link does not slow the measurement of its neighbour.
 """
 
 import hashlib
@@ -40,7 +39,8 @@ _PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 
 
 def installed() -> dict[str, str]:
-    """By name. NCCL only where there are GPUs."""
+    """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA and NCCL if
+    there are GPUs."""
     found = {
         "python": platform.python_version(),
         "maskfleet": f"{metadata.version('maskfleet')}+{source_digest()}",
@@ -56,7 +56,7 @@ def _nccl() -> str:
 
 
 def source_digest() -> str:
-    """Of our own code."""
+    """Return a hash of our own source code."""
     digest = hashlib.sha256()
     for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT)}\n".encode())
@@ -66,12 +66,14 @@ def source_digest() -> str:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node found about itself.
+    """The report of one node about itself.
 
     Attributes:
-        node: as the launcher knows it. `host`: its name.
-        seconds: that it took.
-        versions: what is installed.
+        node: id of the node in Ray.
+        host: name of the machine.
+        seconds: time that the examination took.
+        findings: results of the checks.
+        versions: installed versions, by name (`installed`).
     """
 
     node: str
@@ -88,7 +90,7 @@ class NodeReport:
         return [finding for finding in self.findings if finding.verdict == verdict]
 
     def event(self) -> dict[str, object]:
-        """Fields of the `preflight` event."""
+        """Return the fields of the `preflight` event."""
         problems = [f"{f.what}: {f.found}" for f in self.findings if f.verdict != "ok"]
         checks = {f.what: f.found for f in self.findings}
         head = {"node": self.node, "host": self.host, "verdict": self.verdict, "seconds": self.seconds}
@@ -99,11 +101,12 @@ _REPORT = TypeAdapter(NodeReport | None)
 
 
 class Unfit(Exception):
-    """Nodes of this group must not train. The same on all ranks."""
+    """The error if nodes of this group must not train. It is raised on all ranks alike."""
 
 
 def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> list[NodeReport]:
-    """Collective. `nodes`: where each rank is. One report for each node, in order of its first rank."""
+    """Examine each node on its first rank. Return a report for each node, in the order of the nodes' first ranks.
+    Collective. `nodes`: node of each rank."""
     leader = nodes.index(nodes[peers.rank]) == peers.rank
     report = _report(subject, nodes[peers.rank]) if leader else None
     answers = peers.all_gather(_REPORT.dump_python(report, mode="json"))
@@ -112,19 +115,19 @@ def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> 
 
 
 def unfit(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports of nodes on which no rank may train."""
+    """Return the reports of nodes on which no rank may train."""
     return [report for report in reports if report.verdict == "failure"]
 
 
 def problem(reports: Sequence[NodeReport]) -> tuple[str, str]:
-    """What is wrong with unfit nodes, and what to do about it."""
+    """Return what is wrong with unfit nodes, and what to do about it."""
     wrong = [(report, finding) for report in reports for finding in report.bad("failure")]
     texts = [f"node {report.node[:8]} ({report.host}): {f.what}: {f.found}" for report, f in wrong]
     return "; ".join(texts), "; ".join(dict.fromkeys(finding.remedy for _, finding in wrong))
 
 
 def warnings(reports: Sequence[NodeReport]) -> list[str]:
-    """Lines for the operator; what several nodes have alike, once."""
+    """Return the warnings as lines for the operator; one line for all nodes with the same warning."""
     found: dict[tuple[str, str], list[str]] = {}
     for report in reports:
         for finding in report.bad("warning"):
@@ -134,7 +137,7 @@ def warnings(reports: Sequence[NodeReport]) -> list[str]:
 
 
 def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports, each with a finding if its node has another version of something than most nodes."""
+    """Return the reports with a finding for each version that differs from that of most nodes."""
     differing: Mapping[str, list[Finding]] = findings.versions({r.node: r.versions for r in reports})
     return [
         NodeReport(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports
@@ -144,7 +147,7 @@ def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
 def with_sums(
     reports: Sequence[NodeReport], found: Sequence[RankSums], nodes: Sequence[str]
 ) -> list[NodeReport]:
-    """The reports, with what the ranks' first sums told of each node. `found` and `nodes`: of each rank."""
+    """Return the reports with the findings of the trial sums. `found`, `nodes`: results and node of each rank."""
     told = findings.sums(found, nodes)
     took = max(one.seconds for one in found)
     return [
@@ -159,15 +162,16 @@ def _report(subject: PreflightSubject, node: str) -> NodeReport:
     return NodeReport(node, host, time.monotonic() - started, found, versions)
 
 
-_COUNT = 1 << 16  # numbers that are checked
-_KINDS = 64  # ranks that differ: more would make the sums of 16,000 ranks inexact in fp32
-_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # that are timed; on a CPU 20 ms where a link is too slow
-_ROUNDS = 2  # of which the faster one counts
+_COUNT = 1 << 16  # how many numbers are checked
+_KINDS = 64  # ranks with different numbers: more would make the sums of 16,000 ranks inexact in fp32
+_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # size of a timed message; on a CPU 20 ms if a link is too slow
+_ROUNDS = 2  # number of timed rounds, of which the fastest counts
 _SUMS = TypeAdapter(RankSums)
 
 
 def first_sums(peers: Peers) -> list[RankSums]:
-    """Collective, on all ranks of the default group. What each rank found, in rank order."""
+    """Make the trial sums, and return the results of each rank, in the order of ranks. Collective, on all ranks of the
+    default group."""
     device = (
         torch.device("cuda", torch.cuda.current_device())
         if dist.get_backend() == "nccl"
@@ -188,20 +192,20 @@ def first_sums(peers: Peers) -> list[RankSums]:
 
 
 def numbers(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
-    """A rank's own: whole numbers, so that any order of adding gives the same sum."""
+    """Return the numbers of a rank. They are whole numbers, so that any order of adding gives the same sum."""
     place = torch.arange(_COUNT, device=device)
     return (place % 251 + (rank % _KINDS) * (place % 13 + 1)).float()
 
 
 def _expected(world: int) -> Float32[Tensor, " count"]:
-    """The sum of all ranks' numbers, computed here."""
+    """Return the true sum of all ranks' numbers, computed on this rank."""
     place = torch.arange(_COUNT)
     kinds = sum(rank % _KINDS for rank in range(world))
     return (world * (place % 251) + kinds * (place % 13 + 1)).float()
 
 
 def _checked(rank: int, world: int, device: torch.device) -> dict[str, Wrong | None]:
-    """What is wrong on this rank, by where."""
+    """Return the wrong numbers on this rank, by the fields of `RankSums`; None for each field without errors."""
     host = torch.device("cpu")
     ours = numbers(rank, device)
     total = ours.clone()
@@ -229,7 +233,8 @@ def _wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]
 
 
 def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
-    """`ours` to the next rank, and that of the rank before into `theirs`. Returns the seconds until it was there."""
+    """Send `ours` to the next rank, and receive the message of the previous rank into `theirs`. Return the seconds that
+    the message took to arrive."""
     seconds, before, group = 0.0, (rank - 1) % world, dist.group.WORLD
     for turn in range(2 + world % 2):
         started = _together(ours.device)
@@ -242,7 +247,7 @@ def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
 
 
 def _turn(rank: int, world: int) -> int:
-    """When a rank sends: no rank sends and receives in one turn."""
+    """Return the turn in which a rank sends. No rank sends and receives in the same turn."""
     return 2 if world % 2 and rank == world - 1 else rank % 2
 
 
@@ -253,7 +258,8 @@ def _finish(message: dist.P2POp) -> None:
 
 
 def _timed(rank: int, world: int, device: torch.device) -> tuple[float, float]:
-    """Bytes a second from the rank before this one; and of this rank's traffic, each way, in a sum of all ranks."""
+    """Return the speed of the link from the previous rank, and the speed of this rank's traffic, each way, in a sum
+    over all ranks. Both in bytes a second."""
     size = _BYTES[device.type]
     ours, theirs = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
     fastest = min(_pass_on(rank, world, ours, theirs) for _ in range(_ROUNDS))
@@ -265,7 +271,7 @@ def _timed(rank: int, world: int, device: torch.device) -> tuple[float, float]:
 
 
 def _together(device: torch.device) -> float:
-    """The time at which all ranks are here: one that comes late makes no link look slow."""
+    """Wait until all ranks are here, so that a late rank does not make a link look slow. Return the time."""
     dist.all_reduce(torch.zeros(1, device=device))
     _settle(device)
     return time.perf_counter()
@@ -277,8 +283,8 @@ def _settle(device: torch.device) -> None:
 
 
 def _inside(device: torch.device) -> float | None:
-    """Bytes a second that GPUs of this kind have between them in a node; None where no table has it. Parts of a
-    GPU (MIG) are not connected as it is."""
+    """Return the speed of the links between GPUs of this kind in a node, in bytes a second; None if it is unknown. It
+    is unknown for MIG instances, which do not have the links of the whole GPU."""
     if device.type != "cuda":
         return None
     of = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""`maskfleet doctor`: checks whether this machine is fit to train on, and a store fit to hold a run. Each check has a
+"""`maskfleet doctor`: checks whether this machine can train, and whether a store can hold a run. Each check has a
 finding and a remedy."""
 
 import os
@@ -32,7 +32,7 @@ _MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydant
 
 
 def examine(uris: list[str]) -> Iterator[Finding]:
-    """Findings about this machine, then about each store in `uris`. An object is written to the store for a trial, and
+    """Yield findings about this machine, then about each store in `uris`. A trial object is written to each store and
     deleted."""
     yield _python()
     yield from _versions()
@@ -54,7 +54,8 @@ def _python() -> Finding:
 
 
 def _versions() -> Iterator[Finding]:
-    """Installed against pinned, where the pins are at hand (a checkout, not a wheel)."""
+    """Compare installed versions with the pinned ones. Without the file of pins (in a wheel), all versions are
+    accepted."""
     pins: dict[str, str] = {}
     if _PINS.is_file():
         pins = dict(line.split("==", 1) for line in _PINS.read_text().splitlines() if "==" in line)
@@ -73,7 +74,7 @@ def _cores() -> Finding:
     usable = len(os.sched_getaffinity(0))
     verdict: Verdict = "ok" if usable >= 2 else "warning"
     return Finding(
-        "cores", verdict, f"{usable} usable of {os.cpu_count()}", "" if usable >= 2 else "2 or more help"
+        "cores", verdict, f"{usable} usable of {os.cpu_count()}", "" if usable >= 2 else "use 2 cores or more"
     )
 
 
@@ -104,7 +105,7 @@ def _clock() -> Finding:
 
 
 def probe_store(uri: str) -> Iterator[Finding]:
-    """What a run does to its store, once each, timed: put, conditional put, get, range, list, delete."""
+    """Try each operation of a run on the store once, timed: put, conditional put, get, range, list, delete."""
     try:
         store = open_store(uri, patience_s=10.0)
         started = time.monotonic()

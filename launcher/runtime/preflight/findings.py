@@ -1,4 +1,4 @@
-"""Judges what was measured on a machine. Pure functions: a value in, a finding and a remedy out."""
+"""Judges measurements of a machine. Pure functions from a value to a finding with a remedy."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from launcher.format import human_bytes
 Verdict = Literal["ok", "warning", "failure"]
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_LEAST_FILES, _GOOD_FILES = 1024, 8192  # the latter is what Ray recommends at least
-_DOCKERS_SHM = 64 * _MIB  # what a container gets if nobody asks for more
+_LEAST_FILES, _GOOD_FILES = 1024, 8192  # the latter is the least that Ray recommends
+_DOCKERS_SHM = 64 * _MIB  # default of a container
 _SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # S3 refuses requests signed 15 minutes off
-_SLOW_LINK = 100e6  # bytes a second between nodes: 1 Gbit/s, less what is lost on the way
-_OF_HARDWARE = (
-    0.2  # what a link must reach: 64 MiB reach about half of NVLink, a TCP stream a third of 100 Gbit/s
-)
-_OF_OTHERS = 0.25  # of the median of the others'
+_SLOW_LINK = 100e6  # bytes a second between nodes: 1 Gbit/s, less overhead
+# Share of the hardware's rate that a link must reach: 64 MiB reach about half of NVLink, a TCP stream a third of
+# 100 Gbit/s.
+_OF_HARDWARE = 0.2
+_OF_OTHERS = 0.25  # share of the other links' median speed that a link must reach
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's result; `remedy` is empty when all is well."""
+    """The result of a check; `remedy` is empty if the verdict is ok."""
 
     what: str
     verdict: Verdict
@@ -33,16 +33,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class GpuState:
-    """What a GPU says of its health. None where it does not say.
+    """The health of a GPU as it reports it. Fields that it does not report are None.
 
     Attributes:
-        index: nvidia-smi's number; None for a GPU that NVML does not list.
-        uuid: its id; empty if it does not say.
-        lost: it does not answer any more, or answers with an error; the error's text.
-        uncorrected: memory errors since the driver was loaded that ECC could not correct.
-        remap_failed, remap_pending: a bad row of memory could not be replaced; will be at the next reset.
-        ecc, persistent: whether the mode is on.
-        throttled: why the hardware itself slows it down just now.
+        index: number of the GPU in nvidia-smi; None for a GPU that NVML does not list.
+        uuid: id of the GPU; empty if it is not reported.
+        lost: text of the error if the GPU does not answer; None if it answers.
+        uncorrected: number of memory errors that ECC could not correct since the driver was loaded.
+        remap_failed: whether a bad row of memory could not be replaced.
+        remap_pending: whether a bad row of memory will be replaced at the next reset.
+        ecc, persistent: whether ECC and persistence mode are on.
+        throttled: reasons for which the hardware slows the GPU down now.
     """
 
     index: int | None
@@ -58,7 +59,8 @@ class GpuState:
 
 
 def clock(skew: float | None) -> Finding:
-    """`skew`: seconds this clock is ahead of the store's; None if the store has none of its own."""
+    """Judge this machine's clock. `skew`: seconds that it is ahead of the store's clock; None if the store has no clock
+    of its own."""
     if skew is None:
         return Finding("clock", "ok", "the store is a folder: no other clock to compare with")
     found = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the store's"
@@ -71,7 +73,8 @@ def clock(skew: float | None) -> Finding:
 
 
 def shared_memory(total: int, free: int, gpus: int) -> Finding:
-    """/dev/shm in bytes. NCCL's ranks on one machine meet there, and Ray keeps batches in it."""
+    """Judge the size of /dev/shm, in bytes. NCCL connects the ranks of a machine through it, and Ray keeps batches in
+    it."""
     found = f"{human_bytes(free)} free of {human_bytes(total)}"
     remedy = "in a container: --shm-size=8g, or an emptyDir of medium Memory on /dev/shm"
     if gpus > 1 and total <= _DOCKERS_SHM:
@@ -82,27 +85,29 @@ def shared_memory(total: int, free: int, gpus: int) -> Finding:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """The limits on open files of this process, -1 where there is none (RLIM_INFINITY)."""
+    """Judge the limits on open files of this process; -1 is no limit (RLIM_INFINITY)."""
     if soft < 0:
         return Finding("open files", "ok", "no limit")
     found = f"{soft:,} (at most {f'{hard:,}' if hard >= 0 else 'without limit'})"
     if soft >= _GOOD_FILES:
         return Finding("open files", "ok", found)
     verdict: Verdict = "warning" if soft >= _LEAST_FILES else "failure"
-    return Finding("open files", verdict, found, f"raise it to {_GOOD_FILES:,} (ulimit -n): Ray opens many")
+    return Finding(
+        "open files", verdict, found, f"raise the limit to {_GOOD_FILES:,} (ulimit -n): Ray opens many files"
+    )
 
 
 def memory(available: int, total: int, wanted: int = 4 * _GIB) -> Finding:
-    """Bytes that can still be had, of those that this machine or container has."""
+    """Judge the available memory of this machine or container, in bytes."""
     found = f"{human_bytes(available)} free of {human_bytes(total)}"
     if available >= wanted:
         return Finding("memory", "ok", found)
-    remedy = f"training wants {human_bytes(wanted)} free; lower data_service.memory, or take larger machines"
+    remedy = f"training needs {human_bytes(wanted)} free: lower data_service.memory, or use larger machines"
     return Finding("memory", "warning", found, remedy)
 
 
 def temporary_disk(free: int, folder: str) -> Finding:
-    """Where Ray spills what does not fit into memory."""
+    """Judge the free bytes of `folder`, where Ray spills objects that do not fit into memory."""
     found = f"{human_bytes(free)} free in {folder}"
     if free >= 5 * _GIB:
         return Finding("temporary disk", "ok", found)
@@ -110,30 +115,34 @@ def temporary_disk(free: int, folder: str) -> Finding:
 
 
 def checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Finding:
-    """A local disk that is to hold `kept` checkpoints of so many bytes, and one more while it is written."""
+    """Judge the free bytes of a local disk that must hold `kept` checkpoints of `checkpoint` bytes each, and one more
+    while it is written."""
     found = f"{human_bytes(free)} free in {folder}, a checkpoint takes {human_bytes(checkpoint)}"
     if free < checkpoint:
         return Finding("checkpoints' disk", "failure", found, "free space, or move the run to a larger disk")
     if free < checkpoint * (kept + 1):
-        return Finding("checkpoints' disk", "warning", found, f"{kept} are to be kept: free some space")
+        return Finding(
+            "checkpoints' disk", "warning", found, f"free space for the {kept} checkpoints to keep"
+        )
     return Finding("checkpoints' disk", "ok", found)
 
 
 def no_gpu(torch: str, cuda: str | None) -> Finding:
-    """For somebody who asked about GPUs. Arguments: torch's version, and CUDA's with which it was built."""
+    """Return the finding for a user who asks about GPUs where torch finds none. Arguments: versions of torch and of the
+    CUDA with which it was built; None for a build without CUDA."""
     if cuda is None:
         remedy = "install torch's wheel with CUDA, as README's installation does"
         return Finding("GPUs", "warning", f"none: torch {torch} was built without CUDA", remedy)
-    remedy = "if there is one, nvidia-smi must list it: install NVIDIA's driver"
+    remedy = "if the machine has a GPU that nvidia-smi does not list, install NVIDIA's driver"
     return Finding("GPUs", "warning", f"none: torch {torch} finds no device for CUDA {cuda}", remedy)
 
 
 def gpu(state: GpuState) -> Iterator[Finding]:
-    """A finding for each thing that is wrong; one that all is well otherwise."""
+    """Yield a finding for each defect of a GPU; a single ok if there is none."""
     what = f"GPU {state.uuid if state.index is None else state.index}"
     name = f"{state.name} ({state.uuid})" if state.uuid and state.index is not None else state.name
     if state.lost is not None:
-        remedy = "reset it or reboot the node; nvidia-smi and dmesg (Xid) say more"
+        remedy = "reset the GPU or reboot the node; see the error in nvidia-smi and dmesg (Xid)"
         yield Finding(what, "failure", f"{name}: {state.lost}", remedy)
         return
     ailments = list(_ailments(state))
@@ -152,7 +161,7 @@ def _ailments(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
         yield (
             "warning",
             f"{state.uncorrected} uncorrected memory errors",
-            "reset it; if more come, replace it",
+            "reset the GPU; replace it if more errors come",
         )
     if state.ecc is False:
         yield "warning", "ECC is off: bits flip unnoticed", "nvidia-smi -e 1, and reboot the node"
@@ -164,7 +173,7 @@ def _ailments(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
 
 @dataclass(frozen=True)
 class Wrong:
-    """Numbers that are not what they must be: how many; place, value and true value of the first."""
+    """Wrong numbers in a trial sum: how many; index, value and true value of the first."""
 
     count: int
     first: int
@@ -177,13 +186,17 @@ class Wrong:
 
 @dataclass(frozen=True)
 class RankSums:
-    """What a rank found in its group's first sums. Speeds in bytes a second; None in a group of one.
+    """The results of a rank in the trial sums of its group. Speeds are in bytes a second, and None in a group of one.
 
     Attributes:
-        own: of the numbers that its device made. link: of those from the rank before it, in a ring of all ranks.
-        pair: of the sums of these two, on its device. total: of all ranks' sums.
-        speed: from the rank before it. together: each way, in a sum of all ranks.
-        inside, line: what the hardware has between GPUs of a node, and between nodes; None if nothing tells.
+        own: wrong numbers among those that its device computed.
+        link: wrong numbers among those from the previous rank, in a ring of all ranks.
+        pair: wrong numbers in the sums of these two, computed on its device.
+        total: wrong numbers in the sums over all ranks.
+        speed: speed of the link from the previous rank.
+        together: speed of this rank's traffic, each way, in a sum over all ranks.
+        inside, line: speeds of the hardware between GPUs of a node and between nodes; None if unknown.
+        seconds: time that the sums took.
     """
 
     own: Wrong | None
@@ -198,7 +211,7 @@ class RankSums:
 
 
 def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
-    """By node. `found` and `nodes`: of each rank."""
+    """Judge the trial sums. Return the findings of each node. `found`, `nodes`: results and node of each rank."""
     wrong = list(_wrong(found, nodes))
     findings: dict[str, list[Finding]] = {node: [f for at, f in wrong if at == node] for node in nodes}
     for node in findings:
@@ -214,7 +227,7 @@ def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Find
 
 
 def _wrong(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """Failures, with their nodes: of whoever is to blame, not of all who were given wrong sums."""
+    """Yield failures with their nodes: those at fault, not all that received wrong sums."""
     blamed = False
     for rank, one in enumerate(found):
         before = rank - 1 if rank else len(found) - 1
@@ -232,7 +245,7 @@ def _wrong(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[st
             blamed = True
     if blamed:
         return
-    for rank, one in enumerate(found):  # of all ranks, where all were given the same wrong sum
+    for rank, one in enumerate(found):  # if nobody is at fault alone, each rank that received a wrong sum
         if one.total:
             remedy = (
                 "sums over this network are wrong: compare NCCL's versions and settings; test GPUs and links"
@@ -251,7 +264,7 @@ def _named_link(before: int, rank: int, nodes: Sequence[str]) -> str:
 
 
 def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding:
-    """How fast data come to a rank from the one before it: against the hardware, and against the other links."""
+    """Judge the speed of the link from the previous rank, compared with the hardware and with the other links."""
     before, speed = rank - 1 if rank else len(found) - 1, found[rank].speed
     assert speed is not None
     crosses = nodes[before] != nodes[rank]
@@ -271,22 +284,26 @@ def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding
     if speed >= max((hardware or 0.0) * _OF_HARDWARE, usual * _OF_OTHERS, _SLOW_LINK if crosses else 0.0):
         return Finding(what, "ok", text)
     remedy = (
-        "gradients travel there each step: is a line slow, or are GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME wrong?"
+        "gradients cross this link in each step: look for a slow line, and check GLOO_SOCKET_IFNAME and "
+        "NCCL_SOCKET_IFNAME"
         if crosses
-        else "does NCCL use what connects these GPUs (NCCL_DEBUG=INFO, nvidia-smi topo -m, nvidia-smi nvlink -s)?"
+        else "check whether NCCL uses the fastest link between these GPUs (NCCL_DEBUG=INFO, nvidia-smi topo -m, "
+        "nvidia-smi nvlink -s)"
     )
     return Finding(what, "warning", text, remedy)
 
 
 def _gravest(findings: Sequence[Finding]) -> list[Finding]:
-    """All that is wrong; of links that are well, the first of each kind."""
+    """Return all findings that are not ok. Of those that are ok, return the first of each kind, if all of the kind
+    are."""
     bad = {f.what for f in findings if f.verdict != "ok"}
     first = {f.what: f for f in reversed(findings) if f.verdict == "ok" and f.what not in bad}
     return [f for f in findings if f.verdict != "ok" or first.get(f.what) is f]
 
 
 def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]:
-    """By node, what it has in another version than most nodes. Ranks must run the same code."""
+    """Compare the installed versions of nodes, because ranks must run the same code. Return, for each node, a failure
+    for every version that differs from that of most nodes."""
     found: dict[str, list[Finding]] = {node: [] for node in nodes}
     for name in sorted({name for installed in nodes.values() for name in installed}):
         have = {node: installed.get(name, "none") for node, installed in nodes.items()}
@@ -299,6 +316,6 @@ def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """The gravest verdict; ok for none."""
+    """Return the gravest verdict; ok for none."""
     found = {finding.verdict for finding in findings}
     return "failure" if "failure" in found else "warning" if "warning" in found else "ok"

@@ -1,5 +1,5 @@
-"""The kernels on this machine's GPU: which are right for a recipe's networks, and how quick they are. And whether a
-run's layers are compiled on this machine, with what compiled code depends on."""
+"""The kernels on this machine's GPU: which are correct for a recipe's networks, and how fast they are. Also whether a
+run's layers are compiled on this machine, and the conditions on which compiled code depends."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from launcher.runtime.recipe.tiny import tiny
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _FORMS = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-base")
-"""Recipes whose networks have, together, every form of attention but learned relative keys."""
+"""Recipes whose networks together have every form of attention except learned relative keys."""
 
 
 class _Part(BaseModel):
@@ -38,7 +38,7 @@ class _Part(BaseModel):
 
 
 class TrialRecord(_Part):
-    """A `TriedKernel`; `error` None also where it is not finite."""
+    """A `TriedKernel` as JSON. `error` is None also if it is not finite."""
 
     kernel: Kernel
     dropped: bool
@@ -65,13 +65,14 @@ class TrialRecord(_Part):
 
 
 class KernelVerdict(_Part):
-    """What was found on GPUs of a kind.
+    """The result of a trial of kernels on one kind of GPU.
 
     Attributes:
-        time: of the trial. gpu: its name, and the driver's version.
-        plain, dropped, elsewhere: see `Preference`.
-        tried: everything that was.
-        ended: why the trial did not come to its end.
+        time: time of the trial.
+        gpu: name of the GPU, and the driver's version.
+        plain, dropped, elsewhere: as in `Preference`.
+        tried: results of all kernels.
+        ended: why the trial was ended early; empty if it was completed.
     """
 
     time: str
@@ -92,7 +93,7 @@ class KernelVerdict(_Part):
 
 
 def gpu_here() -> str | None:
-    """This process's GPU and the driver; None on a CPU."""
+    """Return the names of this process's GPU and of its driver's version; None on a CPU."""
     if not torch.cuda.is_available():
         return None
     pynvml.nvmlInit()
@@ -103,7 +104,8 @@ def gpu_here() -> str | None:
 
 
 def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
-    """The recipe's networks, of which `config` is the (first) one; and rows of the phase with the longest ones."""
+    """Return the recipe's networks, with the microbatch of the phase that has the longest rows, for a trial. `config`:
+    the (first) network."""
     networks: tuple[ModelConfig, ...] = (config,)
     if recipe.objective.rtd is not None and isinstance(config, DetectorConfig):
         networks = (config, config.generator)
@@ -126,7 +128,7 @@ def examine_kernels(
     limits: Limits | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> KernelVerdict:
-    """Arguments as of `try_kernels`."""
+    """Try the kernels on `gpu` and return the verdict. The other arguments are those of `try_kernels`."""
     trial = try_kernels(subject, skipped, began, timed=timed, limits=limits, tick=tick)
     order = preference(trial.tried)
     return KernelVerdict(
@@ -141,7 +143,8 @@ def examine_kernels(
 
 
 def every_form() -> Iterator[tuple[str, KernelVerdict]]:
-    """By bundled recipe; on a machine without a GPU its CPU's kernels with small networks, not timed."""
+    """Try the kernels for every form of attention. Yield bundled recipes and the verdicts for them. Without a GPU, the
+    CPU's kernels are tried with small networks and not timed."""
     gpu = gpu_here()
     for name in _FORMS:
         recipe = load(name) if gpu else tiny(load(name))
@@ -156,7 +159,7 @@ Compile = Literal["auto"] | bool
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether to compile, and why. `told`: whether a person may wonder."""
+    """The decision whether to compile, and the reason. `told`: whether the operator is told of it."""
 
     compiled: bool
     why: str
@@ -164,7 +167,8 @@ class Choice:
 
 
 def choose(asked: Compile, gpu: str | None, *, triton: bool) -> Choice:
-    """`gpu`: None on a CPU. `triton`: whether it is installed; on a GPU nothing compiles without."""
+    """Decide whether to compile layers. `gpu`: None on a CPU. `triton`: whether Triton is installed, which compilation
+    for a GPU needs."""
     match asked, gpu:
         case False, _:
             return Choice(False, "the recipe says so", told=False)
@@ -183,7 +187,7 @@ def triton_here() -> bool:
 
 
 def name_of(subject: Subject, zero: int) -> str:
-    """Of all that compiled code depends on: versions, the machine's kind, and what is compiled."""
+    """Return a hash of everything that compiled code depends on: versions, the machine's kind, and the networks."""
     what = {
         "machine": gpu_here() or _cpu(),
         "threads": torch.get_num_threads(),
@@ -198,7 +202,7 @@ def name_of(subject: Subject, zero: int) -> str:
 
 @cache
 def _compilers() -> dict[str, str]:
-    """Triton's version, and what C++ is compiled with; those that are there."""
+    """Return the versions of the C++ compiler ("" if there is none) and of Triton, if it is installed."""
     found = {"C++": _cxx()}
     if triton_here():
         import triton
@@ -216,7 +220,7 @@ def _cxx() -> str:
 
 
 def _cpu() -> str:
-    """The processor's kind: what is compiled for it uses all its instructions."""
+    """Return the processor's kind with its instruction sets, all of which code compiled for it may use."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
     told = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}
     return " ".join([platform.machine(), told.get("model name", ""), told.get("flags", "")])

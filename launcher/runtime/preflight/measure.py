@@ -1,10 +1,9 @@
 """Measures a machine before it trains: limits, memory, disks, GPUs, and the stores that a run reads and writes.
 
-Every operation that a run needs is tried once on each store, and its clock is compared with this machine's. What GPUs
-say of their health is asked through NVIDIA's own library (NVML). NVML lists all GPUs of the machine by PCI bus, as
-nvidia-smi does; CUDA shows a process those that CUDA_VISIBLE_DEVICES names. Past Xid errors are in the kernel's log
-only, which a container rarely may read; what they leave behind (lost GPUs, remapped rows, error counts) is asked for
-here.
+Every operation that a run needs is tried once on each store, and the store's clock is compared with this machine's. The
+health of GPUs comes from NVIDIA's library NVML. NVML lists all GPUs of the machine by PCI bus, as nvidia-smi does; CUDA
+shows a process only the GPUs in CUDA_VISIBLE_DEVICES. Past Xid errors are only in the kernel's log, which a container
+rarely may read. This module asks for their traces: lost GPUs, remapped rows, error counts.
 """
 
 import os
@@ -49,10 +48,11 @@ _THROTTLING = {
 
 
 def gpu_states() -> list[GpuState]:
-    """One for each GPU that CUDA would show this process, in CUDA's order; none without NVIDIA's driver.
+    """Return the state of each GPU that CUDA would show this process, in CUDA's order; an empty list without NVIDIA's
+    driver.
 
-    Numbers in CUDA_VISIBLE_DEVICES do not say which GPUs they mean if the user had CUDA number them by speed. Then all
-    GPUs of the machine are examined.
+    If the user had CUDA number the GPUs by speed, numbers in CUDA_VISIBLE_DEVICES do not tell which GPUs they mean.
+    Then all GPUs of the machine are examined.
     """
     try:
         pynvml.nvmlInit()
@@ -65,7 +65,8 @@ def gpu_states() -> list[GpuState]:
 
 
 def _machine() -> list[GpuState]:
-    """All GPUs that this process may use. CUDA does not count those that a job scheduler gave to other jobs."""
+    """Return all GPUs of the machine that this process may use. Those that a job scheduler gave to other jobs are left
+    out, as in CUDA's numbers."""
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -78,7 +79,7 @@ def _machine() -> list[GpuState]:
 
 
 def _visible(machine: list[GpuState], variable: str | None) -> list[GpuState]:
-    """CUDA ignores whatever follows the first word that names no GPU."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names. Like CUDA, ignore all words from the first that names no GPU."""
     if variable is None:
         return machine
     words = [word.strip() for word in variable.split(",")]
@@ -96,7 +97,8 @@ def _visible(machine: list[GpuState], variable: str | None) -> list[GpuState]:
 
 
 def _named(machine: list[GpuState], word: str) -> GpuState | None:
-    """The GPU that a word of CUDA_VISIBLE_DEVICES means: its number, the beginning of its id, or a MIG instance."""
+    """Return the GPU that a word of CUDA_VISIBLE_DEVICES means: its number, the beginning of its id, or a MIG
+    instance."""
     if word.isdecimal():
         return machine[int(word)] if int(word) < len(machine) else None
     if not word.startswith(("GPU-", "MIG-")):
@@ -112,7 +114,7 @@ def _named(machine: list[GpuState], word: str) -> GpuState | None:
 
 
 def _whole(instance: str) -> str:
-    """The id of the GPU that a MIG instance is part of. Drivers before 470 named instances after it."""
+    """Return the id of the GPU that a MIG instance is part of. Drivers before 470 named instances after it."""
     if instance.startswith("MIG-GPU-"):
         return instance.removeprefix("MIG-").partition("/")[0]
     handle = pynvml.nvmlDeviceGetHandleByUUID(instance)
@@ -120,7 +122,7 @@ def _whole(instance: str) -> str:
 
 
 def _state(index: int, handle: Any) -> GpuState:
-    """Raises NVMLError: the GPU does not answer."""
+    """Return the state of a GPU. Raises NVMLError if the GPU does not even tell its name."""
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     try:
         reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
@@ -143,7 +145,8 @@ def _state(index: int, handle: Any) -> GpuState:
 
 
 def _ask(question: Callable[[Any], _T], handle: Any) -> _T | None:
-    """The answer; None if this kind of GPU does not have the property. A lost GPU raises."""
+    """Return the GPU's answer; None if this kind of GPU does not have the property. Raises NVMLError if the GPU is
+    lost."""
     try:
         return question(handle)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission, pynvml.NVMLError_FunctionNotFound):
@@ -164,13 +167,13 @@ def _persistent(handle: Any) -> bool:
 
 
 def exercise(store: Store, key: str) -> str:
-    """Try every operation of the store. Returns what the store does wrong, empty if nothing; leaves no object behind.
-    Raises StoreError."""
+    """Try every operation of the store, and leave no object behind. Return the store's error as text; "" if there is
+    none. Raises StoreError."""
     try:
         if not store.put_if_absent(key, b"first") or store.put_if_absent(key, b"second"):
             return "a conditional put does not protect what exists"
         if store.get(key) != b"first" or store.get_range(key, 1, 3) != b"irs":
-            return "what was put is not what is read"
+            return "an object that was put reads back with other content"
         if [entry.size for entry in store.list(key)] != [5]:
             return "a listing does not show what was just put"
     finally:
@@ -179,7 +182,8 @@ def exercise(store: Store, key: str) -> str:
 
 
 def skew(store: Store) -> float | None:
-    """Seconds this machine's clock is ahead of the store's, to about a second; None if it has no clock of its own."""
+    """Return the seconds that this machine's clock is ahead of the store's, to about a second; None if the store has no
+    clock of its own."""
     before = time.time()
     theirs = store.clock()
     return (
@@ -187,8 +191,8 @@ def skew(store: Store) -> float | None:
     )  # a Date says whole seconds
 
 
-_PATIENCE_S = 2.0  # with a store that fails; training itself has more
-_DEADLINE_S = 2.5  # for all checks together
+_PATIENCE_S = 2.0  # time limit for a store that fails; that of training is longer
+_DEADLINE_S = 2.5  # time limit for all checks together
 _CGROUP = Path("/sys/fs/cgroup")
 _MIB = 1 << 20
 _MOST_FILES = 65_536
@@ -198,14 +202,15 @@ Check = Callable[[], list[Finding]]
 
 @dataclass(frozen=True)
 class PreflightSubject:
-    """The recipe for which a machine is examined. `run`: the URI of its run, None if there is none yet."""
+    """The recipe for which a machine is examined. `run`: URI of the recipe's run; None if there is no run yet."""
 
     recipe: Recipe
     run: str | None
 
 
 def subject(target: str) -> PreflightSubject:
-    """For a bundled recipe, a recipe's file, or the run at a URI. Raises RecipeError, RunError, StoreError."""
+    """Return the subject for the name of a bundled recipe, the path of a recipe's file, or the URI of a run. Raises
+    RecipeError, RunError, StoreError."""
     if target in bundled() or Path(target).is_file():
         return PreflightSubject(load(target), None)
     run = open_run(target)
@@ -213,7 +218,8 @@ def subject(target: str) -> PreflightSubject:
 
 
 def examine(subject: PreflightSubject | None) -> list[Finding]:
-    """All checks at once, in 2.5 s at most: one that does not end by then is itself a finding."""
+    """Make all checks at the same time, and return their findings after 2.5 s at most. A check that does not end by
+    then is itself a finding."""
     checks = dict(_checks(subject))
     pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
     deadline = time.monotonic() + _DEADLINE_S
@@ -225,7 +231,7 @@ def examine(subject: PreflightSubject | None) -> list[Finding]:
 
 
 def _checks(subject: PreflightSubject | None) -> Iterator[tuple[str, Check]]:
-    """By what they check."""
+    """Yield the checks with their names."""
     yield "memory", lambda: [findings.memory(*available_memory())]
     yield "/dev/shm", lambda: [shared_memory()]
     yield "open files", lambda: [open_files()]
@@ -250,9 +256,7 @@ def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except Late:
-        return [
-            Finding(what, "warning", f"no answer in {_DEADLINE_S} s", "look at the network and the store")
-        ]
+        return [Finding(what, "warning", f"no answer in {_DEADLINE_S} s", "check the network and the store")]
     except StoreUnavailable as error:  # it may come back, and training waits for it longer than this
         return [Finding(what, "warning", error.problem, error.remedy)]
     except StoreError as error:
@@ -260,7 +264,8 @@ def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list
 
 
 def available_memory() -> tuple[int, int]:
-    """Bytes that processes here can still get, and all there are: of the machine, or of the container's limit."""
+    """Return the bytes of memory that processes here can still get, and the total: of the machine, or the container's
+    limit."""
     machine = psutil.virtual_memory()
     limit, used, cache = (
         _cgroup("memory.max"),
@@ -273,7 +278,7 @@ def available_memory() -> tuple[int, int]:
 
 
 def _cgroup(file: str, field: str | None = None) -> int | None:
-    """A number from this container's control group (version 2); None if there is none, or no limit."""
+    """Return a number from this container's control group (version 2); None if there is none, or no limit."""
     path = _CGROUP / file
     if not path.is_file():
         return None
@@ -284,17 +289,17 @@ def _cgroup(file: str, field: str | None = None) -> int | None:
 
 
 def raise_open_files() -> None:
-    """Let this process open as many files as it may, up to `_MOST_FILES`. Ray does the same where it is started, so
-    that a limit which anybody may raise is nothing to warn of."""
+    """Raise this process's limit on open files as far as allowed, up to `_MOST_FILES`. Ray does the same when it
+    starts, so a low limit that can be raised needs no warning."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # then it stays, and is judged as it is
+        with suppress(ValueError, OSError):  # then the limit stays, and the check judges it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def open_files() -> Finding:
-    """What this process may open."""
+    """Return the finding on this process's limit on open files."""
     return findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
@@ -309,7 +314,8 @@ def temporary_disk() -> Finding:
 
 
 def _checkpoint_bytes(recipe: Recipe) -> int:
-    """With the vocabulary of the run's tokenizer; with the usual one where that cannot be read."""
+    """Return the size of a checkpoint, with the vocabulary of the run's tokenizer; with the usual size if the tokenizer
+    cannot be read."""
     try:
         vocabulary = None if recipe.model.vocab else load_tokenizer(recipe.tokenizer.uri).vocab_size
     except (StoreError, TokenizerError):
@@ -324,7 +330,7 @@ def _checkpoint_disk(root: Path, size: int, kept: int) -> Finding:
 
 def _run_store(store: Store) -> Finding:
     if store.size(RECORD) is None:
-        remedy = "a folder must be one that all nodes share, mounted at the same place; or use s3://"
+        remedy = "use a folder that all nodes share, mounted at the same path, or an s3:// URI"
         return Finding("run's store", "failure", f"{store.uri} is not the run's here: no {RECORD}", remedy)
     started = time.monotonic()
     wrong = exercise(store, f"preflight/{uuid.uuid4().hex}")
@@ -338,18 +344,18 @@ def _corpus(name: str, uri: str) -> Finding:
     store = open_store(uri, patience_s=_PATIENCE_S)
     size = store.size(MANIFEST)
     if size is None:
-        remedy = "is its folder mounted on this node, at the same place as on the others?"
+        remedy = "mount the corpus's folder on this node, at the same path as on the others"
         return Finding(f"corpus {name}", "failure", f"{uri} has no {MANIFEST} here", remedy)
     store.get_range(MANIFEST, 0, min(size, _MIB))
     return Finding(f"corpus {name}", "ok", f"{uri} can be read")
 
 
 def _reach(address: str) -> Finding:
-    """A TCP connection to where the ranks' cluster is."""
+    """Try a TCP connection to the head of the Ray cluster at `address`."""
     if ray_head(address) is None:
         return Finding("Ray cluster", "ok", f"{address}: found by Ray itself")
     refused = refusal(address, _PATIENCE_S)
     if refused is None:
         return Finding("Ray cluster", "ok", f"{address} answers")
-    remedy = "is the head up? Do RAY_ADDRESS, firewalls and security groups let this node reach it?"
+    remedy = "check that the cluster's head is up and that this node can reach RAY_ADDRESS (firewalls, security groups)"
     return Finding("Ray cluster", "failure", f"{address}: {refused}", remedy)

@@ -1,8 +1,8 @@
 """The networks of this machine: which of them carries the ranks' messages, and how fast its lines are.
 
-Ray knows each node by an address at which the others reached it. Gloo and NCCL would choose for themselves: gloo takes
-whatever the host's own name resolves to, which Debian makes 127.0.1.1, and NCCL the first network it finds. So both are
-told the interface that carries Ray's address.
+Ray knows each node by an address at which the other nodes reach it. By default, gloo and NCCL may choose another one:
+gloo the address to which the host's name resolves (127.0.1.1 on Debian), and NCCL the first network that it finds. So
+both are told the interface that has Ray's address.
 """
 
 import ipaddress
@@ -20,10 +20,11 @@ _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _OUTSIDE = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}
 _MEGABIT, _GIGABIT = 1e6 / 8, 1e9 / 8
 _RANKS = {
-    # Ranks end by our watchdog, which asks for their stacks first and blames a node. torch's own monitor would abort
-    # one after 8 minutes, sooner than `watchdog.step`, and without a word; it stays as what ends a rank alone.
+    # Our watchdog ends stuck ranks, after it has asked for their tracebacks and found the node at fault. torch's own
+    # monitor would abort a rank after 8 minutes, sooner than `watchdog.step` and without a message; it only remains
+    # for ranks that nobody watches.
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
-    # An error of NCCL ends the process at once, without the clean-up, which may hang as the collective does.
+    # An error of NCCL ends the process at once, without the clean-up, which may hang like the collective itself.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
 }
 
@@ -48,8 +49,8 @@ def refusal(address: str, seconds: float) -> OSError | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of this machine's interface with that address, as the kernel labels it (`eth0`, `bond0.12`, `eth0:1`);
-    None if there is none, as in a container whose host forwards ports."""
+    """Return the name of this machine's interface with `address`, as the kernel labels it (`eth0`, `bond0.12`,
+    `eth0:1`); None if no interface has it, as in a container whose host forwards ports."""
     wanted = _plain(address)
     internet = (socket.AF_INET, socket.AF_INET6)
     found = ((str(name), one) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
@@ -59,20 +60,20 @@ def interface_of(address: str) -> str | None:
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Without an IPv6 scope (`fe80::1%eth0`); ::ffff:10.0.0.1 is 10.0.0.1."""
+    """Return the address without its IPv6 scope (`fe80::1%eth0`); ::ffff:10.0.0.1 becomes 10.0.0.1."""
     found = ipaddress.ip_address(address.split("%")[0])
     mapped = found.ipv4_mapped if found.version == 6 else None
     return mapped or found
 
 
 def variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment lacks for gloo and NCCL to use the network of `address`, by which Ray knows this node.
-    What `environment` has stays: a user's own value wins."""
+    """Return the environment variables that make gloo and NCCL use the network of `address`, under which Ray knows this
+    node. Those that `environment` already has are left out: a user's own value wins."""
     found = dict(_RANKS)
     name = interface_of(address)
     if name is not None:
-        # NCCL takes a name for a prefix unless `=` stands before it, and what follows a colon for a port: it cannot
-        # be given one of the labels of a device, only the device.
+        # NCCL reads a name as a prefix unless `=` stands before it, and the part after a colon as a port: so it gets
+        # the name of the device, not one of the device's labels.
         device = name.split(":")[0]
         found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={device}"}
         found["NCCL_SOCKET_FAMILY"] = f"AF_INET{'6' if _plain(address).version == 6 else ''}"
@@ -80,8 +81,9 @@ def variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def line_rate() -> float | None:
-    """Bytes a second, each way, of the fastest line over which NCCL may reach other nodes: InfiniBand's where there is
-    any, else that of the interface it was given. None where nothing tells, as on many virtual machines."""
+    """Return the rate, in bytes a second each way, of the fastest line over which NCCL can reach other nodes:
+    InfiniBand if there is any, else the interface in NCCL_SOCKET_IFNAME. None if the rate is unknown, as on many
+    virtual machines."""
     rates = [_number(path, " ") * _GIGABIT for path in _INFINIBAND.glob("*/ports/*/rate") if _up(path.parent)]
     name = os.environ.get("NCCL_SOCKET_IFNAME", "").removeprefix("=")
     rates = [rate for rate in rates if rate > 0] or [_number(_NET / name / "speed") * _MEGABIT]
@@ -93,7 +95,7 @@ def _up(port: Path) -> bool:
 
 
 def _number(path: Path, end: str | None = None) -> float:
-    """The number a file begins with; -1 where it holds none."""
+    """Return the number with which a file begins; -1 if there is none."""
     try:
         return float(_text(path).split(end)[0])
     except (ValueError, IndexError):
@@ -101,7 +103,7 @@ def _number(path: Path, end: str | None = None) -> float:
 
 
 def _text(path: Path) -> str:
-    """An interface that is down, or that does not know, answers with an error."""
+    """Return the text of a file; "" if reading fails, as for an interface that is down or does not know its speed."""
     try:
         return path.read_text()
     except OSError:
@@ -109,8 +111,8 @@ def _text(path: Path) -> str:
 
 
 def address_here() -> str:
-    """The address of this machine on its way outwards, which is what Ray takes if it is not told another; nothing is
-    sent. Of the loopback where there is no way."""
+    """Return this machine's address on its route to the internet, which Ray takes by default; 127.0.0.1 if there is no
+    route. Nothing is sent."""
     for family, outside in _OUTSIDE.items():
         with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
             probe.connect((outside, 53))
@@ -119,13 +121,15 @@ def address_here() -> str:
 
 
 def examine_network(address: str) -> Finding:
-    """Whether ranks of this machine meet at its address; and whether its name, which may be that of the loopback only,
-    matters to them."""
+    """Judge whether ranks of this machine can connect at `address`, and whether they depend on the address to which the
+    host's name resolves, which may be that of the loopback."""
     try:
         with socket.create_server((address, 0), family=_family(address)) as server:
             socket.create_connection(server.getsockname()[:2], 5).close()
     except OSError as error:
-        remedy = f"is {address} an address of this machine (ip address), and are connections to it allowed?"
+        remedy = (
+            f"check that {address} is an address of this machine (ip address), and allow connections to it"
+        )
         return Finding("ports", "failure", f"{address}: {error}", remedy)
     text, reaches = _own_name()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(address)
@@ -140,7 +144,7 @@ def examine_network(address: str) -> Finding:
 
 
 def _own_name() -> tuple[str, bool]:
-    """What the host's own name resolves to, and whether other machines could reach that."""
+    """Return the address to which the host's name resolves, as text, and whether other machines can reach it."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)

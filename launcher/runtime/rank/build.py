@@ -31,11 +31,12 @@ _ALONE = Alone()
 
 
 def teach(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALONE) -> list[FoundTeacher]:
-    """Read the teachers of `run`, whole, and give them to `model`; nothing for a run that does not distil.
+    """Read the teachers of `run`, give them to `model`, and return them; an empty list if the run does not distil.
 
-    Each rank has all of them. What is returned stays in fp32, whatever becomes of the model. A collective.
+    Each rank reads all teachers whole. The returned weights stay in fp32, whatever the precision of `model`.
+    Collective.
 
-    Raises as `launcher.runtime.run.teachers.read_teachers`, on all ranks.
+    Raises the errors of `launcher.runtime.run.teachers.read_teachers`, on all ranks.
     """
     found: list[FoundTeacher] = []
     if run.recipe.objective.distil is None:
@@ -50,7 +51,8 @@ def teach(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALON
 
 
 def teach_anything(model: nn.Module, recipe: Recipe, vocabulary: int) -> None:
-    """Give it teachers of the recipe's shapes and random weights: they take as long, and as much memory."""
+    """Give `model` teachers of the recipe's shapes with random weights, which take the same time and memory as the real
+    ones."""
     if recipe.objective.distil is None:
         return
     teachers = []
@@ -64,9 +66,10 @@ def teach_anything(model: nn.Module, recipe: Recipe, vocabulary: int) -> None:
 
 
 def set_determinism(deterministic: bool) -> None:
-    """For this process, before it first multiplies: cuBLAS refuses to be deterministic without a workspace of its own.
+    """Set whether this process computes deterministically. Call this before its first matrix product: cuBLAS is only
+    deterministic with a workspace that is configured before.
 
-    Not `use_deterministic_algorithms`, which imports torch's compiler for a setting of it: a second at every start.
+    `use_deterministic_algorithms` is not called, because it imports torch's compiler: a second at every start.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -77,7 +80,7 @@ WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
-    """The model with fresh weights: a function of the recipe's seed, on any machine."""
+    """Return the model with fresh weights, which the recipe's seed determines on any machine."""
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP))
@@ -86,8 +89,8 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
 
 
 def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the model's decay groups. Its learning rate and update number come with each
-    update."""
+    """Return the recipe's optimizer over the model's parameter groups, with and without weight decay. The caller passes
+    learning rate and update number with each update."""
     settings = recipe.optimizer.settings
     groups = parameter_groups(
         model,
@@ -118,8 +121,8 @@ def engine_config(recipe: Recipe) -> EngineConfig:
 
 
 def training_plan(recipe: Recipe) -> TrainPlan:
-    """The seed, the number of steps, the learning rate, how often to evaluate and to compare weights, what terms of the
-    loss weigh, and what phases set layers to."""
+    """Return the plan of training: seed, number of steps, learning rates, intervals of evaluation and of the weight
+    check, weights of the loss terms, and the settings of layers in each phase."""
     compare_every = recipe.weight_check.interval(recipe.zero)
     return TrainPlan(
         recipe.seed,
@@ -133,6 +136,6 @@ def training_plan(recipe: Recipe) -> TrainPlan:
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
-    """Step -> learning rate."""
+    """Return the function from a step to its learning rate."""
     peak = recipe.optimizer.settings.lr
     return lambda step: learning_rate(recipe, peak, step)

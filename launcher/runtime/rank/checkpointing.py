@@ -1,4 +1,4 @@
-"""When a run saves, and which checkpoints it keeps. The training loop calls this."""
+"""Decides when a run saves and which checkpoints it keeps. The training loop calls this."""
 
 import time
 from collections.abc import Callable
@@ -24,27 +24,33 @@ from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.recipe.schema import Checkpointing
 from launcher.runtime.run.record import BEGAN
 
-_SAVING, _TIDYING = "saving", "tidying"  # what a rank says that it is doing
-_TIDY_S = 60.0  # to wait for the last deletions
+_SAVING, _TIDYING = "saving", "tidying"  # activities in a rank's heartbeats
+_TIDY_S = 60.0  # time limit of the last deletions
 
 
 class ExtraState(Protocol):
-    """State that a checkpoint holds beside the trainer's (the spike guard's), and which checkpoints a rewind needs."""
+    """A part of a run that keeps state in checkpoints beside the trainer's, and needs older checkpoints for rewinds
+    (the spike guard)."""
 
     def state(self) -> dict[str, JsonValue]: ...
 
     def way_back(self, step: int) -> int:
-        """A rewind after `step` steps would go back to a checkpoint of at most this many steps."""
+        """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
         ...
 
 
 class RunCheckpointer:
-    """Saves, commits and deletes the run's checkpoints, as one rank's part of it. When it saves has no influence on
-    training.
+    """One rank's part in saving, committing and deleting the run's checkpoints. The times of saves do not influence the
+    results of training.
 
-    A save that fails is recorded, and the next one that is due is the retry; only the last save of a run raises. All
-    but the last are taken at multiples of `save_multiple` steps. `extra`: what a checkpoint holds beside the trainer's
-    state.
+    A save that fails is recorded, and the next save that is due replaces it; only the last save of a run raises.
+
+    Args:
+        store: the run's store.
+        resumed: the checkpoint that this start resumed from; None for a start from step 0.
+        extra: the part of the run whose state checkpoints hold beside the trainer's.
+        save_multiple: all saves but the last are made after multiples of so many steps.
+        clock: function that returns seconds.
     """
 
     def __init__(
@@ -67,11 +73,11 @@ class RunCheckpointer:
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[TidyReport] | None = None
-        self._proven = frozenset({resumed.mark} if resumed else ())  # every rank has read its part of it
+        self._proven = frozenset({resumed.mark} if resumed else ())  # all ranks have read their part of these
 
     def due(self, step: int) -> bool:
-        """Whether to save once `step` steps are done: a multiple of the interval, or the time has come; where that
-        was no multiple of `save_multiple`, then at the next one."""
+        """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between
+        multiples of `save_multiple`, the save is due at the next multiple."""
         if self._saver.underway is not None or step % self._save_multiple:
             return False
         every = self._settings.every
@@ -85,24 +91,24 @@ class RunCheckpointer:
         return self._saver.ready()
 
     def begin(self, engine: Engine, state: TrainState) -> None:
-        """Copy and start uploading. Training waits for the copy only."""
+        """Copy the state and start uploading the copy. Training waits only for the copy."""
         self._begin(engine, state, Carried())
 
     def commit(self) -> None:
-        """Collective. Metrics are flushed first, so that the records of a checkpoint's steps exist when it does. If the
-        store is slow to take them, the commit does not wait and they follow."""
+        """Commit the uploaded checkpoint. Collective. Metrics are flushed first, so that the records of all steps of a
+        checkpoint exist when it does. If the store is slow, the commit does not wait for them and they follow."""
         self._commit(since=self._clock())
 
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
-        """Commit `state`, with the memory that the next step needs, unless it is committed already. Waits until that is
-        done.
+        """Commit `state`, with the memory that the next step needs (`carried`), unless it is committed already, and
+        wait for it.
 
-        A run without a step saves nothing: its next start begins at step 0 again.
+        A run that has made no step saves nothing: its next start begins at step 0 again.
 
-        Raises:
-            SaveFailed: the store did not take the last save, but may come back. On all ranks, as the others.
-            CheckpointError: the last save failed, so the work since the one before would be lost silently.
-            Superseded: a newer attempt has been claimed.
+        Raises on all ranks:
+            SaveFailed: if the store did not take the last save, but may recover.
+            CheckpointError: if the last save failed otherwise, so that the steps since the previous one are not saved.
+            Superseded: if a newer attempt has been claimed.
         """
         self._journal.doing(state.step, _SAVING)
         if self._saver.underway is not None:
@@ -120,7 +126,7 @@ class RunCheckpointer:
             return SaveFailed(failed.step, self._saver.last_step or 0, failed.reason)
         return CheckpointError(
             f"the final checkpoint of step {failed.step} failed: {failed.reason}",
-            remedy="mend the cause and run the same command again: it resumes from the last commit",
+            remedy="repair the cause and run the same command again: it resumes from the last commit",
         )
 
     def _begin(self, engine: Engine, state: TrainState, carried: Carried) -> None:
@@ -132,7 +138,8 @@ class RunCheckpointer:
         )
 
     def _wait_and_commit(self, step: int) -> Outcome:
-        """At `step`. Collective; a rank that waits for others shows their progress as its own."""
+        """Wait for the uploads of all ranks at `step`, and commit. Collective. A rank that waits for others reports
+        their progress in its heartbeats, so that it does not count as stuck."""
         since = self._clock()
         self._saver.wait_for_all(lambda sent: self._journal.doing(step, _SAVING, sent))
         return self._commit(since)
@@ -144,7 +151,8 @@ class RunCheckpointer:
         return outcome
 
     def _record(self, outcome: Outcome, waited: float) -> None:
-        """`blocked`: how long training waited, for the copy and for the commit."""
+        """Record the outcome of a save. `waited`: seconds that training waited for the commit; the event adds those of
+        the copy."""
         match outcome:
             case Committed():
                 self._journal.event(
@@ -161,8 +169,8 @@ class RunCheckpointer:
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
 
     def _tidy(self, way_back: int) -> None:
-        """Rank 0 deletes expired checkpoints while training goes on. The next commit raises Superseded if these
-        deletions found it."""
+        """Start deleting expired checkpoints, on rank 0, while training continues. If the deletions find a newer
+        attempt, the next commit raises Superseded."""
         self._tidied()
         self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
 
@@ -188,7 +196,8 @@ class RunCheckpointer:
             self._journal.event("tidy_failed", reason=error.problem)
 
     def _finish_tidying(self, step: int) -> None:
-        """All is committed, so what takes too long is left to the next start."""
+        """Wait for the deletions, at most `_TIDY_S` seconds. Everything is committed, so the next start can do the
+        rest."""
         if self._tidying is not None:
             self._journal.doing(step, _TIDYING)
             wait([self._tidying], timeout=_TIDY_S)

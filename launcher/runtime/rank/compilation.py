@@ -1,14 +1,15 @@
-"""Whether the ranks of a run compute compiled layers: decided at every start, by all ranks alike, and put on record.
+"""Decides whether the ranks of a run compute with compiled layers: at every start, alike on all ranks, on record.
 
-One rank of each node compiles first, or takes what was kept (`CompiledCode`); the others of the node find it there.
-Where all find it, all begin at once. If a rank cannot, none does: the run goes on in Python. What was not kept is
-compiled in a process of its own before the rank takes it: a compiler that hangs or dies costs no start. Only what ends
-the rank itself or its machine does; a compilation at which two starts ended is not tried again.
+One rank of each node compiles first, or takes the stored code (`CompiledCode`); the other ranks of the node find the
+code there. If all ranks find stored code, all begin at once. If one rank cannot compile, no rank uses compiled layers,
+and the run computes in Python. Code that was not stored is compiled in a separate process before the rank uses it, so
+that a compiler that hangs or dies does not end the start. Only a failure of the rank itself or of its machine does; a
+compilation during which two starts ended is not tried again.
 
-Compiled code is kept where it is safe to run. torch keeps it as shared libraries and pickles. To load either is to run
-it, so nothing of it may come from somebody who can write to a store. The folder on this machine is the user's own and
-closed to others. What lies beside the run is signed with a key that never goes to the store, and is not even unpacked
-if the signature is not ours.
+Compiled code is stored where others cannot change it. torch stores it as shared libraries and pickles. Loading either
+runs code, so it must not come from somebody who can write to the run's store. The folder on this machine belongs to the
+user and is closed to others. The copy in the run is signed with a key that is never written to the store, and is not
+even unpacked if the signature is wrong.
 """
 
 import hashlib
@@ -42,17 +43,20 @@ FOLDER = "compiled"
 KEY_ENV = "MASKFLEET_SIGNING_KEY"
 _KEY = Path(".config/maskfleet/signing.key")
 _CACHE = Path(".cache/maskfleet/compiled")
-_DONE = "complete"  # a file of that name: the folder has all that a run needs
+_DONE = "complete"  # name of the file that marks a complete folder
 _SIGNATURE = hashlib.sha256().digest_size
-_LEFT_OUT = ("locks", "precompiled_headers")  # of a machine, or made again quickly
-_MOST = 256 << 20  # bytes beside a run
-_KEPT = 16  # folders of a machine
+_LEFT_OUT = ("locks", "precompiled_headers")  # valid on one machine only, or quickly made again
+_MOST = 256 << 20  # largest size of the copy in a run, in bytes
+_KEPT = 16  # number of folders that are kept on a machine
 
 
 class CompiledCode:
-    """What was compiled under one name (`launcher.runtime.preflight.kernels.name_of`).
+    """The compiled code of one name (`launcher.runtime.preflight.kernels.name_of`).
 
-    `home`: of the user. `folder` is on this machine, and only this user's; a temporary one if there is none such.
+    `home`: home folder of the user.
+
+    Attributes:
+        folder: a folder on this machine that only this user can open; a temporary one if it cannot lie below `home`.
     """
 
     def __init__(self, store: Store, name: str, home: Path) -> None:
@@ -62,12 +66,12 @@ class CompiledCode:
 
     @property
     def complete(self) -> bool:
-        """Whether the folder has what a run needs."""
+        """Whether the folder has all the code that a run needs."""
         return (self.folder / _DONE).is_file()
 
     def fetch(self) -> bool:
-        """Fill the folder with what lies beside the run. False: nothing is there, or it is not signed by our key, or
-        damaged. Raises StoreError."""
+        """Fill the folder from the copy in the run. Return whether the folder is complete: it is not if there is no
+        copy, or the copy is damaged or not signed with our key. Raises StoreError."""
         key = signing_key(self._home)
         if key is None or self.complete or self._store.size(self._at) is None:
             return self.complete
@@ -83,8 +87,8 @@ class CompiledCode:
         return self.complete
 
     def keep(self) -> bool:
-        """The folder is complete now; a signed copy goes beside the run. False: there is no key, or it is too large.
-        Raises StoreError."""
+        """Mark the folder as complete, and write a signed copy to the run. Return whether the copy was written: it is
+        not without a key, or if it is too large. Raises StoreError."""
         (self.folder / _DONE).touch()
         key, archive = signing_key(self._home), _packed(self.folder)
         if key is None or len(archive) > _MOST:
@@ -94,8 +98,8 @@ class CompiledCode:
 
 
 def signing_key(home: Path) -> bytes | None:
-    """The owner's, from the environment or a file that only the owner can read, made when it is first needed; None
-    where there is no place for one."""
+    """Return the user's key for signatures, from the environment or from a file that only the user can read. The file
+    is made at the first call. None if it cannot be made."""
     if told := os.environ.get(KEY_ENV):
         return hashlib.sha256(told.encode()).digest()
     path = home / _KEY
@@ -109,7 +113,7 @@ def signing_key(home: Path) -> bytes | None:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """Whole or not at all; who comes second raises FileExistsError."""
+    """Write the file at `path`, whole or not at all. Raises FileExistsError if another process has written it."""
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -120,7 +124,8 @@ def _write_once(path: Path, content: bytes) -> None:
 
 
 def _own(parent: Path, name: str) -> Path | None:
-    """The folder of that name, if it is or becomes one that only this user can write to. The oldest of many go."""
+    """Return the folder `name` in `parent`, made if needed; None if others can write to it. The oldest folders of more
+    than `_KEPT` are deleted."""
     try:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = parent / name
@@ -156,18 +161,19 @@ def _sign(key: bytes, name: str, archive: bytes) -> bytes:
     return hmac.new(key, b"maskfleet compiled code\n" + name.encode() + b"\n" + archive, "sha256").digest()
 
 
-_ENDS = 2  # starts that ended while they compiled, after which it is not tried
-_LONGEST_S = 900.0  # for a process to compile
+_ENDS = 2  # number of starts that ended while they compiled, after which compilation is not tried again
+_LONGEST_S = 900.0  # time limit of the process that compiles
 
 
 class CompilationRecord(BaseModel):
-    """What a rank found, and afterwards what holds for all.
+    """The result of one rank's compilation, or the decision for all ranks.
 
     Attributes:
-        compiled, why: what is done, and why.
-        seconds: until it was ready. graphs, error, bound: see `TriedCompilation`.
-        kept: where compiled code was found: on this machine, beside the run, or nowhere.
-        failure: in the compiler's words.
+        compiled, why: whether layers are compiled, and the reason.
+        seconds: time until the compiled code was ready.
+        graphs, error, bound: as in `TriedCompilation`.
+        kept: place where compiled code was found: on this machine, beside the run, or nowhere.
+        failure: the compiler's error message; "" if there was none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -191,8 +197,8 @@ class _Begun(BaseModel):
 def settle_compilation(
     run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, host: str
 ) -> tuple[Pieces | None, CompilationRecord | None]:
-    """The pieces by which layers compute from here on, None for Python; and what to put on record, if anything, the
-    same on all ranks. Collective. `host`: this rank's machine.
+    """Return the compiled pieces with which layers compute from here on (None: they compute in Python), and the record
+    of the decision, the same on all ranks (None: nothing to record). Collective. `host`: name of this rank's machine.
 
     Raises StoreError.
     """
@@ -216,7 +222,7 @@ def settle_compilation(
 
 
 def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationRecord]:
-    """What the ranks found that had their turn. Collective."""
+    """Return the results of the ranks that have had their turn. Collective."""
     mine: JsonValue = None if found is None else found.model_dump(mode="json")
     return [CompilationRecord.model_validate(one) for one in peers.all_gather(mine) if one is not None]
 
@@ -224,9 +230,9 @@ def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationReco
 def _turn(
     run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link
 ) -> tuple[Pieces, CompilationRecord]:
-    """One rank's."""
+    """Compile on this rank, or take the stored code. Return the pieces and the result."""
     kept = "on this machine" if code.complete else "beside the run" if code.fetch() else "nowhere"
-    # torch reads these when it first compiles; its helpers' processes would outlive a rank that is killed.
+    # torch reads these when it first compiles. One thread: its helper processes would outlive a rank that is killed.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     pieces, apart = Pieces(), None
@@ -240,13 +246,14 @@ def _turn(
     if apart is not None:
         tried = replace(tried, error=apart.error, seconds=apart.seconds + tried.seconds)
     if tried.right and kept == "nowhere":
-        with suppress(StoreError, OSError):  # a start is not worth more than the run
+        with suppress(StoreError, OSError):  # a failed copy only makes the next start slower
             code.keep()
     return pieces, _record(tried, choice, kept)
 
 
 def _apart(store: Store, trying: str, subject: Subject, patience_s: float, link: Link) -> TriedCompilation:
-    """What a process of its own compiles. `trying`: a mark of that lies there until it has ended."""
+    """Compile in a separate process, and return the result. `trying`: key of the object that marks the attempt in the
+    store until the process has ended."""
     starts = _Begun.model_validate_json(store.get(trying)).starts if store.size(trying) is not None else 0
     if starts >= _ENDS:
         return TriedCompilation(0.0, failure=f"{starts} starts ended while it compiled")
@@ -277,7 +284,7 @@ def _record(tried: TriedCompilation, choice: Choice, kept: str) -> CompilationRe
 
 
 def record_compilation(journal: RankJournal, found: CompilationRecord | None) -> None:
-    """An event, and a line for people where it was tried."""
+    """Record the decision as an event, and show a line to the operator if compilation was tried."""
     if found is None:
         return
     journal.event("compilation", **found.model_dump(mode="json"))
@@ -287,6 +294,6 @@ def record_compilation(journal: RankJournal, found: CompilationRecord | None) ->
         said = (
             found.failure.splitlines()[0]
             if found.failure
-            else f"{found.error or float('inf'):.1e} off, {found.bound:.1e} may be"
+            else f"the error is {found.error or float('inf'):.1e}, the limit {found.bound:.1e}"
         )
-        journal.note(f"layers are not compiled, the run goes on without: {found.why}: {said}")
+        journal.note(f"layers are not compiled, and the run continues without: {found.why}: {said}")

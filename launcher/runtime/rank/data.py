@@ -1,4 +1,4 @@
-"""A rank's part of each step: its logical microbatches, dealt round-robin, and fetched ahead of time."""
+"""A rank's part of each step's data: its logical microbatches, dealt round-robin and fetched ahead of time."""
 
 import time
 import zlib
@@ -19,12 +19,14 @@ from encoder_core.train.memory_schedule import Refresh
 from encoder_core.train.step import Microbatch, RankBatch
 from launcher.runtime.run.streams import StreamLength
 
-AHEAD = 2  # steps whose rows are read before they are needed
-ANNOUNCED = 64  # steps whose rows the data service is told of, renewed when half of them are done
+AHEAD = 2  # number of steps whose rows are read before they are needed
+ANNOUNCED = (
+    64  # number of steps that the data service is told of in advance, renewed when half of them are done
+)
 
 
 class SampleStream(StreamLength, Protocol):
-    """A stream as ranks read it (`data_service.service.client.FeedClient`)."""
+    """The interface of a stream for ranks (`data_service.service.client.FeedClient`)."""
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
 
@@ -35,21 +37,26 @@ class SampleStream(StreamLength, Protocol):
 
 @dataclass(frozen=True)
 class RankShard:
-    """Which microbatches are this rank's: number `rank`, `rank + world`, ... `rows` of one, in each phase."""
+    """This rank's share of the microbatches of a step: numbers `rank`, `rank + world`, ...
+
+    Attributes:
+        rows: rows of a microbatch in each phase.
+    """
 
     rank: int
     world: int
     rows: tuple[int, ...]
 
     def deal(self, ranges: Sequence[Range]) -> tuple[list[tuple[int, list[Range]]], int]:
-        """This rank's microbatches of a step, each the ranges its rows lie in, and how many the step has."""
+        """Return this rank's microbatches of a step, which consists of `ranges`, and how many microbatches the step
+        has over all ranks. A microbatch is its number and the ranges of its rows."""
         rows = self.rows[ranges[0].phase] if ranges else 1
         count = -(-sum(r.stop - r.start for r in ranges) // rows)
         return [(i, cut(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
 
 
 def cut(ranges: Sequence[Range], first: int, rows: int) -> list[Range]:
-    """Rows `first` to `first + rows` of `ranges` laid end to end; fewer where they end."""
+    """Return rows `first` to `first + rows` of `ranges` laid end to end; fewer rows at their end."""
     found, base = [], 0
     for r in ranges:
         start, stop = max(first - base, 0), min(first + rows - base, r.stop - r.start)
@@ -60,16 +67,16 @@ def cut(ranges: Sequence[Range], first: int, rows: int) -> list[Range]:
 
 
 class RankData:
-    """The training loop's data.
+    """The data of the training loop on one rank.
 
     Args:
-        streams: one for each phase.
-        positions: from step to samples.
+        streams: the stream of each phase.
+        positions: map from steps to samples.
         heldout: the held-out stream, and how many of its rows to evaluate.
-        share: this rank's part, and rows per logical microbatch in each phase.
-        device: where batches go.
-        count: targets per loss term of a batch.
-        refresh: when the model's memory is recomputed; None if it has none.
+        share: this rank's share of the microbatches.
+        device: device to which batches are copied.
+        count: function from a batch to its number of targets for each loss term.
+        refresh: steps at which the model's memory is recomputed; None if the model has no memory.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class RankData:
         self._evaluation: list[Microbatch] | None = None
 
     def fetch(self, step: int) -> Fetched:
-        """This rank's microbatches of `step`; the next steps' are requested meanwhile."""
+        """Return this rank's microbatches of `step`, and request those of the next steps."""
         before = self._remembered(step)
         needed = (*(before or ()), step)
         for number in (*needed, *range(step + 1, min(step + AHEAD + 1, self._positions.steps))):
@@ -114,7 +121,7 @@ class RankData:
         )
 
     def cut(self, phase: int, rows: int) -> None:
-        """From the next fetch on microbatches of `phase` have so many rows. On all ranks at the same step."""
+        """Set the rows of a microbatch of `phase` from the next fetch on. Call this on all ranks at the same step."""
         cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
         for read in self._rows.values():
             wait([read])  # the pool's thread reads by the old numbers
@@ -122,20 +129,20 @@ class RankData:
         self._share, self._announced_at = replace(self._share, rows=cut), None
 
     def carries_memory(self, step: int) -> bool:
-        """Whether `step` needs the memory that the step before left behind (XLNet). False after the last step."""
+        """Return whether `step` uses the memory that the step before computed (XLNet). False after the last step."""
         return self._refresh is not None and step < self._positions.steps and self._remembered(step) is None
 
     def microbatches(self, step: int) -> int:
-        """Logical microbatches of `step`, over all ranks."""
+        """Return the number of logical microbatches of `step`, over all ranks."""
         return self._share.deal(self._positions.ranges(step))[1]
 
     def rows(self, step: int) -> int:
-        """Of a whole microbatch of `step`."""
+        """Return the number of rows of a full microbatch of `step`."""
         return self._share.rows[self._positions.phase_of(step)]
 
     def heldout(self) -> Iterator[Microbatch]:
-        """The same rows and masks every time. A rank that has run out of rows returns empty batches, so that all ranks
-        make as many passes."""
+        """Return this rank's held-out microbatches, with the same rows and masks at every call. A rank with fewer rows
+        adds empty batches, so that all ranks make the same number of passes."""
         if self._evaluation is None:
             self._evaluation = self._read_heldout()
         return iter(self._evaluation)
@@ -146,14 +153,15 @@ class RankData:
             stream.close()
 
     def _remembered(self, step: int) -> range | None:
-        """The steps from which the model's memory is recomputed; None if it is carried over from the last step, or if
-        the model has none."""
+        """Return the steps from whose rows the model's memory for `step` is recomputed; None if the memory is carried
+        over from the last step, or the model has none."""
         if self._refresh is None:
             return None
         return self._refresh.before(step, self._positions.phase_start(step))
 
     def _work(self, step: int) -> RankBatch:
-        """On the device, where it may arrive while the step before is computed."""
+        """Return this rank's microbatches of `step` on the device. The copy may run while the step before is
+        computed."""
         read = self._rows[step].result()
         moved = (Microbatch(each.index, each.batch.to(self._device)) for each in read.microbatches)
         return RankBatch(step, tuple(moved), self.microbatches(step))
@@ -165,7 +173,8 @@ class RankData:
             del self._rows[number]
 
     def _read_step(self, step: int) -> "_Read":
-        """Runs on the pool's one thread, so a stream has one reader; and what is done to rows delays no step."""
+        """Read this rank's rows of `step`. This runs on the pool's only thread, so that each stream has a single reader
+        and the preparation of rows delays no step."""
         if self._announced_at is None or step - self._announced_at >= ANNOUNCED // 2:
             self._announce(step)
         mine, _ = self._share.deal(self._positions.ranges(step))
@@ -180,7 +189,8 @@ class RankData:
         )
 
     def _announce(self, step: int) -> None:
-        """Tell each stream what this rank will read of it, and how all ranks' steps lie in it."""
+        """Tell each stream which of its rows this rank will read from `step` on, and where the steps of all ranks lie
+        in it."""
         self._announced_at = step
         coming = [
             self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED, self._positions.steps))
@@ -209,7 +219,7 @@ class RankData:
 
 @dataclass(frozen=True)
 class _Read:
-    """This rank's rows of a step, in the host's memory; their tokens and checksum."""
+    """This rank's rows of a step, in the host's memory, with the number of their tokens and their checksum."""
 
     microbatches: tuple[Microbatch, ...]
     tokens: int
@@ -220,8 +230,8 @@ _HOST = torch.device("cpu")
 
 
 def checksum(samples: Samples) -> int:
-    """Sum over rows of the CRC-32 of what the model sees: inputs, row ends, targets, where they are, segments, labels,
-    order. So it does not depend on how rows are put together."""
+    """Return the sum, over rows, of the CRC-32 of the model's inputs: tokens, row ends, targets and their positions,
+    segments, labels, order. A sum over rows does not depend on how rows are joined."""
     return sum(_checksum(slice_rows(samples, row, row + 1)) for row in range(len(samples.offsets) - 1))
 
 
@@ -234,7 +244,8 @@ def _checksum(row: Samples) -> int:
 
 
 def _steps(steps: Sequence[Sequence[Range]]) -> StepLayout | None:
-    """How these steps lie in their stream; on average, where they are measured in tokens."""
+    """Return where these steps lie in their stream: rows of a step (their mean if steps are measured in tokens), and
+    the epoch and the row at which they begin. None without steps."""
     if not steps:
         return None
     first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)

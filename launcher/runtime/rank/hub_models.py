@@ -1,7 +1,7 @@
-"""`start: hf://ORG/NAME[@REVISION]`: a model of the Hugging Face Hub, fetched once, at `init`, and kept with the run.
+"""`start: hf://ORG/NAME[@REVISION]`: a model of the Hugging Face Hub, fetched once, at `init`, and stored in the run.
 
 A run must be repeatable on any machine, at any time. So `init` pins the name to a commit, copies that commit's files
-into the run, and has the run's recipe name the copy: RUN/start/ORG/NAME@COMMIT.
+into the run, and replaces the name in the run's recipe by the copy: RUN/start/ORG/NAME@COMMIT.
 """
 
 import os
@@ -22,17 +22,20 @@ _NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]
 _NETWORK = ("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _FILES = (*_NETWORK, *TOKENIZER_FILES)
 _WANTED = (*_FILES, *(f"{part}/{name}" for part in PARTS for name in _FILES))
-_PATIENCE_S = 20.0  # for the Hub to answer at all
+_PATIENCE_S = 20.0  # time limit for an answer of the Hub
 
 
 def keep_start(recipe: Recipe, run: str) -> Recipe:
-    """`recipe` unchanged, unless its start is on the Hub. Then the model is copied to below `run`, the URI of a run
-    that does not exist yet, and the recipe that is returned names the copy.
+    """Copy the model that `recipe` starts from into the run, if it is on the Hub, and return the recipe with the copy
+    as its start. Return any other recipe unchanged.
+
+    `run`: URI of a run that does not exist yet.
 
     Raises:
-        RecipeError: no such model, or the Hub cannot be reached. MissingPackage: huggingface_hub is not installed.
-        RunError, ModelError, TokenizerError: there is a run at `run`, or the model cannot be its start.
-        StoreError: the copy cannot be written.
+        RecipeError: if there is no such model, or the Hub cannot be reached.
+        MissingPackage: if huggingface_hub is not installed.
+        RunError, ModelError, TokenizerError: if there is a run at `run`, or the recipe cannot start from the model.
+        StoreError: if the copy cannot be written.
     """
     if not recipe.start.startswith(SCHEME):
         return recipe
@@ -48,14 +51,15 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
 
 
 def fetch(uri: str) -> tuple[Path, str]:
-    """The model at hf://ORG/NAME[@REVISION]: its folder on this machine, and its name with the commit, ORG/NAME@COMMIT.
+    """Fetch the model at hf://ORG/NAME[@REVISION]. Return its folder on this machine, and its name with the commit,
+    ORG/NAME@COMMIT.
 
-    Raises RecipeError, MissingPackage, as `keep_start`.
+    Raises RecipeError and MissingPackage as `keep_start` does.
     """
     match = _NAME.fullmatch(uri)
     if match is None:
         raise RecipeError(
-            f"start: {uri} is no name of a model", remedy="write hf://ORG/NAME or hf://ORG/NAME@REVISION"
+            f"start: {uri} does not name a model", remedy="write hf://ORG/NAME or hf://ORG/NAME@REVISION"
         )
     hub = optional("huggingface_hub", f"start: {uri}")
     try:
@@ -68,7 +72,7 @@ def fetch(uri: str) -> tuple[Path, str]:
         raise RecipeError(
             f"start: {uri} cannot be fetched: {reason[0]}",
             remedy="check the name, the network (HF_ENDPOINT, HF_HUB_OFFLINE), and HF_TOKEN if the model is gated; or "
-            "bring its folder here by other means and name that in start",
+            "copy its folder to this machine and set start to the folder",
         ) from error
     if "config.json" not in files and not any(f"{part}/config.json" in files for part in PARTS):
         raise RecipeError(

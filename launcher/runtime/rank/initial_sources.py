@@ -1,4 +1,4 @@
-"""Reads what a run may start from: its teacher, another run, or a folder in the transformers format."""
+"""Reads the model that a run starts from: its teacher, another run, or a folder in the transformers format."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +35,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class InitialSource:
-    """A model to start from, its parameters by our names. `tokenizer`: of its rows, where it is not the run's."""
+    """A model to start from.
+
+    Attributes:
+        shapes: shape of each parameter, by our name of it.
+        read: function that reads a range of a parameter.
+        tokenizer: tokenizer of the model's vocabulary; None if it is that of the run.
+        record: fields for the run's "start" event.
+        close: function that ends reading.
+    """
 
     shapes: Shapes
     read: Read
@@ -45,8 +53,8 @@ class InitialSource:
 
 
 def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, shapes: Shapes) -> InitialSource:
-    """Some of a teacher's layers, and what is in none of them. Of tables with a row for each position or token type, a
-    student with fewer has the first ones. `shapes` are the student's."""
+    """Return the chosen layers of a teacher, and its parameters outside of layers. A student with fewer positions or
+    token types takes the first rows of their tables. `shapes`: shapes of the student's parameters."""
     distil = recipe.objective.distil
     assert distil is not None  # the recipe has been checked
     layers = distil.layers or every_other_layer(config.distinct_layers, teacher.config.distinct_layers)
@@ -67,11 +75,12 @@ def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, sha
 def from_run(
     recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
 ) -> InitialSource:
-    """The newest checkpoint that verifies of the run in `store`. A collective.
+    """Return the newest intact checkpoint of the run in `store`. Collective.
 
     Raises:
-        RunError: it has none. ModelError: its model is not `config`'s.
-        CheckpointError, TokenizerError, StoreError: what it needs cannot be read.
+        RunError: if the run has no checkpoint.
+        ModelError: if its model is not that of `config`.
+        CheckpointError, TokenizerError, StoreError: if the checkpoint or the run's tokenizer cannot be read.
     """
     other = check_run(recipe, config, tokenizer)
     good = newest_good(store, peers)
@@ -89,8 +98,8 @@ def from_run(
 
 
 def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
-    """Of a pair's parameters those of the discriminator, under the names of a model alone. Tables that it has as
-    differences from the generator's are read as their sums."""
+    """Return those parameters of a pair that belong to the discriminator, under the names of a single model. Tables
+    that are stored as differences from the generator's are read as sums of both."""
     generator, own = (f"{part}." for part in PARTS)
     stored = {name.removeprefix(own): name for name in shapes if name.startswith(own)}
     if sharing == "shared":
@@ -107,8 +116,8 @@ def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes
 
 
 def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
-    """Check that a run can be what `recipe` starts from, without reading weights. Returns its tokenizer if that is not
-    `tokenizer`. Raises as `from_run`."""
+    """Check, without reading weights, that `recipe` can start from the run that it names. Return the run's tokenizer;
+    None if it is `tokenizer`. Raises the errors of `from_run`."""
     source = open_run(recipe.start)
     there = committed(source.store)
     if not there:
@@ -126,12 +135,14 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
 
 def _no_checkpoint(recipe: Recipe) -> RunError:
     return RunError(
-        f"start: {recipe.start} is a run without a checkpoint", remedy="train it first, or start: scratch"
+        f"start: {recipe.start} is a run without a checkpoint",
+        remedy="train that run first, or set start: scratch",
     )
 
 
 def _check_sharing(theirs: Recipe, ours: Recipe) -> None:
-    """A discriminator's table of differences and a table of its own bear the same name."""
+    """Raise RunError if the two pairs share embeddings differently: a discriminator's table of differences and a full
+    table have the same name, so the one would be read as the other."""
     a, b = theirs.objective.rtd, ours.objective.rtd
     if a is not None and b is not None and a.embeddings != b.embeddings:
         raise RunError(
@@ -143,11 +154,13 @@ def _check_sharing(theirs: Recipe, ours: Recipe) -> None:
 def from_folder(
     recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
 ) -> InitialSource:
-    """The model, or the pair, of the folder in `store`, read whole by each rank. A collective.
+    """Return the model, or the pair, of the folder in `store`, which each rank reads whole. Collective.
 
     Raises:
-        RunError: a pair is not there or not wanted, or ranks found different files. ModelError: as `weights_for`.
-        TokenizerError, StoreError: what it needs cannot be read.
+        RunError: if the folder holds a pair and the recipe trains one network, or the other way round; or if ranks
+            found different files.
+        ModelError: as `weights_for`.
+        TokenizerError, StoreError: if the folder or its tokenizer cannot be read.
     """
     tensors: dict[str, Tensor] = {}
     record: dict[str, JsonValue] = {"start": recipe.start}
@@ -175,8 +188,8 @@ def from_folder(
 
 
 def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
-    """Check that `store` holds a model to start from, by its configuration and its files' headers. No weight is read.
-    Raises as `from_folder`."""
+    """Check that `store` holds a model to start from, by its configuration and the headers of its files, without
+    reading weights. Raises the errors of `from_folder`."""
     with local_configs(store) as folder, _naming(folder, recipe.start):
         its = _folder_config(recipe.objective, config, folder, recipe.start)
         if recipe.objective.rtd is None:
@@ -191,7 +204,7 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
 
 @contextmanager
 def _naming(folder: Path, where: str) -> Iterator[None]:
-    """Errors name the place, not its copy."""
+    """Let the errors inside the `with` block name the place `where`, not its copy in `folder`."""
     try:
         yield
     except ModelError as error:
@@ -200,14 +213,16 @@ def _naming(folder: Path, where: str) -> Iterator[None]:
 
 
 def network_in(recipe: Recipe, folder: Store) -> Store:
-    """The folder of the network from which text vectors are trained: of a pair, the discriminator's."""
+    """Return the folder of the network that `recipe` starts from. In the folder of a pair, a recipe without masked
+    language modelling starts from the discriminator."""
     alone = recipe.objective.mlm is not None or folder.size(CONFIG) is not None
     part = folder.at(PARTS[1])
     return folder if alone or part.size(CONFIG) is None else part
 
 
 def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
-    """`config` with the rows of the folder's vocabulary; the folder holds one network or two, as wanted."""
+    """Return `config` with the vocabulary size of the folder. Raises RunError if the folder holds a pair and the
+    objective trains one network, or the other way round."""
     pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
     network = folder / PARTS[1] if objective.rtd is not None else folder
     if objective.rtd is not None and len(pair) < len(PARTS):
@@ -218,7 +233,7 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
     if objective.rtd is None and pair and not (folder / CONFIG).is_file():
         raise RunError(
             f"start: {where} holds a pair of networks, and the recipe trains one",
-            remedy=f"start from one of them: add /{' or /'.join(pair)} to it",
+            remedy=f"start from one of the two: add /{' or /'.join(pair)} to start",
         )
     return config.model_copy(update={"vocab": read_folder_config(network).vocab})
 
@@ -234,10 +249,11 @@ def _folder_weights(
 
 
 def _left(objective: RecipeObjective, config: ModelConfig, folder: Path) -> list[str]:
-    """Their names of what a single network's folder has and the objective does not train."""
+    """Return the parameters in a single network's folder that the objective does not train, under the folder's names
+    of them."""
     return [] if objective.rtd is not None else unused_in(config, folder, exported_heads(config, objective))
 
 
 def from_tensors(tensors: Mapping[str, Tensor]) -> Read:
-    """Ranges of whole parameters in memory."""
+    """Return a function that reads ranges of parameters in memory."""
     return lambda name, kind, start, stop: tensors[name].flatten()[start:stop]

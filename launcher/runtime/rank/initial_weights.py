@@ -1,13 +1,13 @@
 """What a new run begins with: `start` in its recipe.
 
-`scratch`, `teacher` (layers of the network that it learns from), another run (its newest checkpoint), or a folder in
-the transformers format; a pair of networks lies in `generator/` and `discriminator/`. The encoder must be there whole.
-Heads that are missing keep their fresh values, and the record of the start names them. If the model's tokenizer is not
-the run's, rows of vocabulary tables are carried over piece by piece: copied if both vocabularies have the piece, else
-the mean of its parts.
+It is `scratch`, `teacher` (layers of the network that the run learns from), another run (its newest checkpoint), or a
+folder in the transformers format, with `generator/` and `discriminator/` for a pair of networks. The start must have
+all parameters of the encoder. Missing heads keep their fresh values, and the record of the start names them. If the
+model's tokenizer is not the run's, rows of vocabulary tables are carried over piece by piece: the row of the same piece
+if the old vocabulary has it, else the mean of the rows of its parts.
 
 A fresh language-model head begins by predicting word frequencies. Its decoder is tied to the word embeddings of the
-model that the run starts from, and nothing in that model's training kept these rows short; those of a distilled model
+model that the run starts from, and that model's training did not keep these rows short; those of a distilled model
 were never used by a decoder. With the usual initial values, logits behind the fresh LayerNorm spread as far as the rows
 are long, and the loss is too high by half the square of that spread: 15.8 nats at the first step where word frequencies
 alone give 6.2, and still 14.2 after ten steps of a slow warmup (figures in `tests/bench/RESULTS-runs.md`). So the
@@ -60,12 +60,12 @@ from launcher.runtime.run.teachers import FoundTeacher
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Initial weights.
+    """The initial weights of a run.
 
     Attributes:
-        read: ranges of every parameter's master weight, by its name in the run's module.
-        record: for the run's "start" event.
-        close: ends reading.
+        read: function that reads a range of a parameter's master weight, by the parameter's name in the run's module.
+        record: fields for the run's "start" event.
+        close: function that ends reading.
     """
 
     read: Read
@@ -73,11 +73,11 @@ class InitialWeights:
     close: Callable[[], None]
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return a line for the operator that says where the weights come from."""
         fresh = self.record["fresh"]
         parts = [f"weights from {self.record['start']}"]
         if isinstance(fresh, list) and fresh:
-            parts.append(f"fresh, since it has none: {', '.join(map(str, fresh))}")
+            parts.append(f"fresh, because they are missing there: {', '.join(map(str, fresh))}")
         if "copied" in self.record:
             parts.append(
                 f"vocabulary: {self.record['copied']} rows copied, {self.record['averaged']} averaged"
@@ -88,14 +88,16 @@ class InitialWeights:
 def initial_weights(
     run: Run, tokenizer: Tokenizer, model: nn.Module, peers: Peers, teachers: Sequence[FoundTeacher] = ()
 ) -> InitialWeights | None:
-    """What `run` begins from; None for `model`'s own fresh weights, which are not yet sharded. A collective.
+    """Return the weights that `run` begins from; None if these are the fresh weights of `model`. Collective.
 
-    `teachers`: the run's, if it distils.
+    `model`: the run's module, which must not be sharded yet. `teachers`: the run's teachers, if it distils.
 
     Raises:
-        RunError: the run that `start` names has no checkpoint, its model does not fit, or ranks read different files.
-        ModelError: the folder's model is not the recipe's. TokenizerError: its tokenizer has nothing in common.
-        StoreError: a store does not answer.
+        RunError: if the run that `start` names has no checkpoint, its model does not fit, or ranks read different
+            files.
+        ModelError: if the folder's model is not the recipe's.
+        TokenizerError: if the two vocabularies have nothing in common.
+        StoreError: if a store does not answer.
     """
     recipe = run.recipe
     if recipe.start == SCRATCH:
@@ -114,7 +116,8 @@ def initial_weights(
 
 
 def check_start(recipe: Recipe) -> None:
-    """Check `recipe`'s start, as far as that is possible without reading weights. Raises as `initial_weights`."""
+    """Check `recipe`'s start, as far as that is possible without reading weights. Raises the errors of
+    `initial_weights`."""
     if recipe.start in (SCRATCH, TEACHER):  # a teacher is read when the run is created
         return
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
@@ -127,7 +130,7 @@ def check_start(recipe: Recipe) -> None:
 
 
 def _refuse_nothing(start: str, store: Store) -> None:
-    """Raises RunError if there is neither a run nor a model at `start`, and suggests what may have been meant."""
+    """Raise RunError if there is neither a run nor a model at `start`. The message suggests a similar name."""
     if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in PARTS))):
         return
     close = get_close_matches(start, ["scratch"], n=1, cutoff=0.6)
@@ -137,14 +140,15 @@ def _refuse_nothing(start: str, store: Store) -> None:
     guess = f"did you mean {close[0]}? " if close else ""
     raise RunError(
         f"start: {start} is neither a run nor a folder with a {CONFIG}",
-        remedy=f"{guess}give a run, a model's folder in the transformers format, or scratch",
+        remedy=f"{guess}set start to a run, a model's folder in the transformers format, or scratch",
     )
 
 
 def _onto(
     model: nn.Module, source: InitialSource, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer
 ) -> InitialWeights:
-    """`source` for the run's module: tables that follow the vocabulary carried over, what is missing left fresh."""
+    """Return the weights of `source` for the run's module `model`: vocabulary tables are carried over to the run's
+    tokenizer, and missing parameters keep their fresh values."""
     parameters = dict(model.named_parameters())
     fresh = [name for name in parameters if name not in source.shapes]
     tables = set[str]()
@@ -185,7 +189,7 @@ def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
     if wrong:
         raise RunError(
             f"start: {where} has parameters of another shape: {'; '.join(wrong)}",
-            remedy="set the recipe's `model` to that model's values; model.vocab to its number of rows",
+            remedy="set `model` in the recipe to the values of that model, and model.vocab to its number of rows",
         )
 
 
@@ -194,25 +198,26 @@ def _of_encoder(name: str) -> bool:
 
 
 def _over(held: Mapping[str, Tensor], read: Read) -> Read:
-    """`held` where it has the parameter, else `read`."""
+    """Return a function that reads a parameter from `held` if it is there, else with `read`."""
     first = from_tensors(held)
     return lambda name, kind, start, stop: (first if name in held else read)(name, kind, start, stop)
 
 
 def vocabulary_tables(config: ModelConfig, objective: RecipeObjective) -> set[str]:
-    """The parameters with a row for each id: those whose shape follows the vocabulary's size."""
+    """Return the names of the parameters with a row for each token id, whose shape follows the vocabulary's size."""
     other = config.model_copy(update={"vocab": config.vocabulary + 1})
     shapes = {name: p.shape for name, p in meta_module(other, objective).named_parameters()}
     return {name for name, p in meta_module(config, objective).named_parameters() if p.shape != shapes[name]}
 
 
 class CarryOver:
-    """From tables of `old`'s ids to tables of `new`'s. Raises TokenizerError as `origins`.
+    """A conversion of vocabulary tables from the ids of `old` to the ids of `new`. Raises TokenizerError as `origins`.
 
-    Rows beyond both tokenizers' ids, which fill a vocabulary up to a round number, stay as they are.
+    Rows beyond the ids of both tokenizers, which pad a vocabulary to a round number, stay unchanged.
 
     Attributes:
-        copied, averaged: how many of the new ids have the row of the same piece, and the mean of their parts' rows.
+        copied: number of new ids that take the row of the same piece.
+        averaged: number of new ids that take the mean of the rows of their parts.
     """
 
     def __init__(self, old: Tokenizer, new: Tokenizer) -> None:
@@ -222,7 +227,8 @@ class CarryOver:
         self._used = max(old.vocab_size, new.vocab_size)
 
     def __call__(self, table: Tensor, fresh: Tensor) -> Tensor:
-        """The new table, [new ids, ...], from the old [old ids, ...]; `fresh` fills rows that nothing is known of."""
+        """Return the new table [new ids, ...] from the old `table` [old ids, ...]. Rows without a known piece come from
+        `fresh`."""
         count = len(self._offsets) - 1
         flat = table.reshape(len(table), -1)
         means = F.embedding_bag(self._ids, flat, self._offsets[:-1], mode="mean")
@@ -240,9 +246,11 @@ SPREAD = 0.5  # standard deviation of a position's logits over the vocabulary
 def initial_head(
     model: nn.Module, recipe: Recipe, fresh: Collection[str], value: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
-    """Values, by name, for the gain and the bias of each head of `model` that is `fresh` while its table is not.
+    """Return initial values, by name, for the gain and the bias of each language-model head of `model` that is in
+    `fresh` while its vocabulary table is not.
 
-    `value` gives a parameter's initial value by name, whole. Raises CorpusError, StoreError: a corpus cannot be read.
+    `value`: function from the name of a parameter to its whole initial value. Raises CorpusError, StoreError if a
+    corpus cannot be read.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, Tensor] = {}
@@ -260,7 +268,7 @@ def initial_head(
 
 
 def _heads(model: nn.Module) -> Iterator[tuple[str, str, MaskedLanguageModelHead | SpanBoundaryHead]]:
-    """Name, the name of the last LayerNorm in it, module; of those that have one."""
+    """Yield the language-model heads that have a LayerNorm: name of the head, name of its last LayerNorm, module."""
     for prefix, module in model.named_modules():
         if isinstance(module, MaskedLanguageModelHead) and module.norm is not None:
             yield prefix, "norm", module
@@ -269,12 +277,14 @@ def _heads(model: nn.Module) -> Iterator[tuple[str, str, MaskedLanguageModelHead
 
 
 def _spread(table: Tensor) -> float:
-    """Of the logits of a vector with independent components of variance 1, over the rows of `table` [V, E]."""
+    """Return the standard deviation, over the rows of `table` [V, E], of the logits of a vector with independent
+    components of variance 1."""
     return max(1e-6, math.sqrt(float((table - table.mean(0)).square().sum(1).mean())))
 
 
 def _log_frequencies(recipe: Recipe, rows: int) -> Tensor:
-    """[rows] float32; rows beyond the tokenizer's ids are as rare as one that does not occur."""
+    """Return the logarithms of unigram frequencies, [rows] float32. Rows beyond the tokenizer's ids get the frequency
+    of the rarest id."""
     frequencies = torch.from_numpy(unigram_probabilities(recipe))
     result = torch.full((rows,), math.log(float(frequencies.min())))
     result[: len(frequencies)] = frequencies.log().float()

@@ -1,10 +1,11 @@
 """What a rank records. Rank 0 writes metrics, events and TensorBoard files; every rank sends heartbeats.
 
-`Startup` measures where the time goes from the command, or the start of a rank's process, to the end of the first step.
+`Startup` measures the parts of the time from the command, or the start of a rank's process, to the end of the first
+step.
 `Utilisation` is model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs,
 divided by what the devices could compute in its time. Recomputation does not count. FLOPs are counted by
-`encoder_core.cost.flops`, for full rows. A GPU's peak is its vendor's figure. CPUs have no MFU: what one does a
-second depends on its neighbours, so a peak that was measured may be exceeded many times over.
+`encoder_core.cost.flops`, for full rows. A GPU's peak is its vendor's figure. CPUs have no MFU: the speed of a core
+depends on the load of the others, so it can exceed a measured peak many times over.
 """
 
 import math
@@ -30,11 +31,11 @@ from launcher.runtime.run.log import RunLog, evaluation_record
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Of a run on these devices.
+    """The model FLOPs utilisation (MFU) of a run on given devices.
 
     Attributes:
-        ends: of each phase, the first step after it.
-        flops: of each phase, those of a token, forward and backward.
+        ends: first step after each phase.
+        flops: FLOPs of a token in each phase, forward and backward.
         peak: FLOP/s of all ranks' devices together.
     """
 
@@ -43,16 +44,16 @@ class Utilisation:
     peak: float
 
     def of(self, step: int, tokens: int, seconds: float) -> float:
-        """A share: of the step after `step` steps, which took `tokens` and `seconds`."""
+        """Return the utilisation, as a share, in the step after `step` steps, which had `tokens` and took `seconds`."""
         phase = min(bisect_right(self.ends, step), len(self.ends) - 1)
         return tokens * self.flops[phase] / (max(seconds, 1e-9) * self.peak)
 
 
 def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: int) -> Utilisation | None:
-    """None if the device's peak is not known.
+    """Return the utilisation of a run; None if the device's peak is not known.
 
-    `device`: this rank's; the others are assumed to be like it. `vocabulary`: the tokenizer's size, for a model that
-    does not state its own.
+    `device`: this rank's device; the other ranks' are assumed to be equal. `vocabulary`: the tokenizer's size, for a
+    model without a size of its own.
     """
     speed = peak(device, recipe.precision)
     if speed is None:
@@ -65,7 +66,7 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
 
 
 def peak(device: torch.device, precision: str) -> float | None:
-    """The vendor's FLOP/s of dense products in this precision; None for a CPU, or a GPU that is not known."""
+    """Return the vendor's FLOP/s of dense products in this precision; None for a CPU, or a GPU that is not known."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)
@@ -75,20 +76,20 @@ def peak(device: torch.device, precision: str) -> float | None:
     return gpu.peak if precision == "bf16" else gpu.peak_fp32
 
 
-_SHOWN_S = 0.05  # shorter parts are no news to people
+_SHOWN_S = 0.05  # shorter parts are not shown
 
 
 class Startup:
-    """Measures a start part by part; `done` is called when a part ends. The driver has one, and every rank; rank 0's is
-    recorded.
+    """A clock for the parts of a start; `done` is called when a part ends. The driver and every rank have one; that of
+    rank 0 is recorded.
 
     Args:
-        before: the driver's parts before this rank's, by part, in seconds.
-        since: when the first part began, by `time.monotonic`; None for now.
+        before: seconds of the driver's parts, which came before this rank's, by the name of the part.
+        since: time at which the first part began, by `time.monotonic`; None for now.
 
     Attributes:
-        seconds: by part.
-        age: seconds that the process was there before: its imports, or a life as one of Ray's idle workers.
+        seconds: seconds of each part so far, by the name of the part.
+        age: seconds for which the process existed before: its imports, or its time as an idle worker of Ray.
         over: whether the first step is done.
     """
 
@@ -102,24 +103,25 @@ class Startup:
 
     @classmethod
     def of_command(cls, pid: int) -> "Startup":
-        """The driver's, whose first part begins with the command's process."""
+        """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
         return cls(since=time.monotonic() - processes.age_s(pid))
 
     def done(self, part: str) -> None:
-        """What happened since the last part was `part`."""
+        """Note that `part` ends now. It began when the last part ended."""
         now = time.monotonic()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
 
     def first_step_done(self, data_wait: float) -> None:
-        """The first step was the last part, and its first `data_wait` seconds a wait for data."""
+        """Note that the first step, the last part of a start, ends now. Its first `data_wait` seconds were a wait for
+        data, and are added to that part."""
         self.done("first step")
         self.seconds["first step"] -= data_wait
         self.seconds["data"] += data_wait
         self.over = True
 
     def spell(self) -> str:
-        """For people: `8.3 s (Ray 2.1, model 1.4, ...)`."""
+        """Return the parts as text for the operator: `8.3 s (Ray 2.1, model 1.4, ...)`."""
         parts = self.before | self.seconds
         shown = ", ".join(f"{part} {time:.1f}" for part, time in parts.items() if time >= _SHOWN_S)
         return f"{sum(parts.values()):.1f} s ({shown})"
@@ -129,7 +131,7 @@ _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: c
 
 
 class Link(Protocol):
-    """How a rank talks to whoever supervises it."""
+    """The connection of a rank to its supervisor."""
 
     def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
@@ -139,11 +141,11 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """Records what a rank does. Metrics, events and files exist on rank 0 only. `hosts`: the name of each rank's
+    """The recorder of a rank's work. Only rank 0 writes metrics, events and files. `hosts`: name of each rank's
     machine.
 
-    An error of the store or of the disk never raises here. Only `flush` and `close` wait for them, and only for a
-    limited time.
+    Errors of the store or of the disk never raise here. Only `flush` and `close` wait for store and disk, for a limited
+    time.
     """
 
     link: Link
@@ -155,7 +157,8 @@ class RankJournal:
     utilisation: Utilisation | None = None
 
     def doing(self, step: int, doing: str, done: int = 0) -> None:
-        """A heartbeat: what the rank does at `step`, and how much of that is done, in a unit of its own."""
+        """Set the content of the next heartbeats: the rank's activity at `step`, and how much of the activity is done,
+        in any unit."""
         self.link.beat(step, doing, done)
 
     def step(self, report: StepReport) -> None:
@@ -209,12 +212,12 @@ class RankJournal:
             self.link.note(text)
 
     def flush(self) -> None:
-        """Write what was recorded. If the store takes longer than a moment, it is written later."""
+        """Write the records so far. If the store is slow, they are written later."""
         if self.journal is not None:
             self.journal.flush()
 
     def close(self) -> None:
-        """Write everything and close the files, within a limited time. Called however training ends."""
+        """Write all records and close the files, within a limited time. This is called at every end of training."""
         if self.journal is not None and not self.journal.close():
             self.link.note("the newest records could not be written: they are missing from the run's history")
         if self.tensorboard is not None:

@@ -1,10 +1,10 @@
-"""Which kernels the ranks of a run use on GPUs: tried once for each kind of GPU, and kept with the run.
+"""Chooses the kernels that the ranks of a run use on GPUs: by a trial for each kind of GPU, stored in the run.
 
-The first rank on each kind tries those that the recipe's networks need, in a process of their own
-(`encoder_core/trials/kernel_trial.py`). What it finds lies in the run under the name of all that it depends on, so
-every later start uses the same kernels, without a trial. Whatever a kernel does, the trial goes on. Only what ends the
-rank itself or its machine ends the start; a kernel at which two starts ended is left out, too. On a CPU nothing is
-tried: the tests hold those kernels to the formula.
+The first rank on each kind of GPU tries the kernels that the recipe's networks need, in a separate process
+(`encoder_core/trials/kernel_trial.py`). The result is stored in the run under a hash of everything that it depends on,
+so every later start uses the same kernels without a trial. A kernel that hangs or crashes does not end the trial. Only
+a failure of the rank itself or of its machine ends the start; a kernel during whose trial two starts ended is left out.
+On a CPU nothing is tried: the tests check its kernels against the formula.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
 FOLDER = "kernels"
-_ENDS = 2  # starts that ended while they tried a kernel, after which it is left out
+_ENDS = 2  # number of starts that ended while they tried a kernel, after which the kernel is left out
 
 
 class _Begun(BaseModel):
-    """Starts that began to try a kernel and did not come to its end."""
+    """The number of starts that began to try a kernel and did not finish the trial."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,8 +45,8 @@ class _Begun(BaseModel):
 
 
 def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> list[KernelVerdict]:
-    """From here on this process computes attention by the kernels found for its GPU. Returns what was tried just now,
-    the same on all ranks. Collective.
+    """Set the kernels with which this process computes from here on, those found for its GPU. Return the verdicts of
+    the trials that were made just now, the same on all ranks. Collective.
 
     Raises StoreError.
     """
@@ -74,7 +74,7 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
 
 
 def _name(gpu: str, subject: Subject) -> str:
-    """Of all that a verdict depends on."""
+    """Return a hash of everything that a verdict depends on."""
     what = {
         "gpu": gpu,
         "installed": installed(),
@@ -85,7 +85,8 @@ def _name(gpu: str, subject: Subject) -> str:
 
 
 def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tuple[KernelVerdict, bool]:
-    """The run's for this name, and whether it was found just now."""
+    """Return the run's verdict of this name, and whether its trial was made just now. Try the kernels if the run has
+    none."""
     store, key = run.store, f"{FOLDER}/{name}.json"
     if store.size(key) is not None:
         return KernelVerdict.model_validate_json(store.get(key)), False
@@ -110,7 +111,7 @@ def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tup
     timed = not run.recipe.deterministic
     verdict = examine_kernels(subject, gpu, fatal, began, timed=timed, limits=limits, tick=tick)
     store.delete_many([_trying(name, one) for one in {*begun, *marked}])
-    if not verdict.tried:  # this machine had no room for a trial, say: the next start may have
+    if not verdict.tried:  # for example because the GPU was full; the next start tries again
         return verdict, True
     store.put_if_absent(key, verdict.model_dump_json(indent=1).encode())
     return KernelVerdict.model_validate_json(store.get(key)), True
@@ -127,7 +128,7 @@ def _trying(name: str, one: Candidate) -> str:
 
 
 def _begun(store: Store, name: str) -> dict[Candidate, int]:
-    """How many starts ended while they tried a kernel."""
+    """Return, for each kernel, how many starts ended while they tried it."""
     there = {entry.key for entry in store.list(f"{FOLDER}/")}
     return {
         one: _Begun.model_validate_json(store.get(key)).starts
@@ -137,7 +138,7 @@ def _begun(store: Store, name: str) -> dict[Candidate, int]:
 
 
 def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> None:
-    """An event for each kind of GPU, and a line about what was left out."""
+    """Record an event for each kind of GPU, and show a line about each kernel that was left out."""
     for verdict in verdicts:
         out = [one.model_dump(mode="json", exclude={"right"}) for one in verdict.left_out]
         seconds = {_title(one): one.seconds for one in verdict.tried if one.seconds is not None}
@@ -152,9 +153,9 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             ended=verdict.ended,
         )
         for one in verdict.left_out:
-            journal.note(f"{one.place} on {verdict.gpu} without {_said(one)}")
+            journal.note(f"{one.place} on {verdict.gpu} runs without {_said(one)}")
         if verdict.ended:
-            journal.note(f"the trial of kernels on {verdict.gpu} came to no end: {verdict.ended}")
+            journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
 
 
 def _title(one: TrialRecord) -> str:
@@ -163,5 +164,7 @@ def _title(one: TrialRecord) -> str:
 
 def _said(one: TrialRecord) -> str:
     where = " with dropout" if one.dropped else ""
-    why = one.failure or f"its gradients are {one.error or float('inf'):.1e} off, {one.bound:.1e} may be"
+    why = (
+        one.failure or f"its gradients are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"
+    )
     return f"the kernel `{one.kernel}`{where}: {why}"

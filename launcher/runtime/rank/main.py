@@ -1,4 +1,5 @@
-"""One rank from start to end: agree on a checkpoint, build the model, load it, train. Independent of Ray."""
+"""One rank from start to end: it agrees with the others on a checkpoint, builds the model, loads it, and trains.
+Independent of Ray."""
 
 import os
 import socket
@@ -74,16 +75,16 @@ def run_rank(
     startup: Startup,
     reports: Sequence[NodeReport] = (),
 ) -> TrainState:
-    """Train this rank's part of `run` until it is complete or a stop is requested; the result is committed.
+    """Train this rank's part of `run` until the run is complete or a stop is requested, and commit the result.
 
-    `startup` and the `reports` of the nodes' preflight are put on record.
+    `startup` and `reports`, the results of the nodes' preflight, are recorded.
 
     Raises:
-        NoGoodCheckpoint, RunError: nothing to resume from, though the run had begun.
-        Superseded: a newer attempt of the run has been claimed.
-        Rewound: the loss went bad, and it is on record that the run goes on from before.
-        SmallerMicrobatch: memory gave out in a step, and the next start has smaller microbatches.
-        UserError kinds of the packages below: damaged data, a store that does not answer, and the like.
+        NoGoodCheckpoint, RunError: if there is no checkpoint to resume from, though the run had begun.
+        Superseded: if a newer attempt of the run has been claimed.
+        Rewound: if the loss spiked, and the run must resume from an earlier checkpoint.
+        SmallerMicrobatch: if a step did not fit into memory, and the next start has smaller microbatches.
+        UserError: its subclasses in the packages below, if data are damaged, a store does not answer, and the like.
     """
     # Agree with the other ranks on the checkpoint to resume from.
     link.beat(0, "starting")
@@ -127,7 +128,7 @@ def run_rank(
 
 
 def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Sequence[str]) -> TrainState:
-    """Weights that are not what they should be are put on record."""
+    """Train, and record the place if the weights of ranks differ."""
     try:
         return trainer.train(state)
     except CorruptReplica as found:
@@ -136,18 +137,18 @@ def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Seq
 
 
 def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
-    """The ranks of a machine share its cores."""
+    """Set the threads of torch, so that the ranks of a machine share its cores, and whether it is deterministic."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
     set_determinism(deterministic)
 
 
 def _resume_point(run: Run, peers: Peers, link: Link) -> GoodCheckpoint | None:
-    """The checkpoint that all ranks resume from; None only if the run never had one. A run that has lost its
-    checkpoints is an error, not a new start from step 0."""
+    """Return the checkpoint that all ranks resume from; None if the run never had one. Raises RunError if the run had
+    checkpoints and has lost them, so that it does not start again from step 0."""
     good = newest_good(run.store, peers)
     if good is None and run.store.size(BEGAN) is not None:
         raise RunError(
-            f"{run.uri} had checkpoints, and none is left",
+            f"{run.uri} had checkpoints, but none is left",
             remedy="restore its checkpoints/ folder from a copy, or start a new run",
         )
     if good is not None:
@@ -160,8 +161,8 @@ def _resume_point(run: Run, peers: Peers, link: Link) -> GoodCheckpoint | None:
 def _build(
     run: Run, tokenizer: Tokenizer, peers: Peers, good: GoodCheckpoint | None, pieces: Pieces | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
-    """The model, its engine, and the initial weights of a new run if they are not drawn at random. `pieces`: by which
-    its layers compute, if they are compiled."""
+    """Return the model, its engine, and the initial weights of a new run (None if they are drawn at random, or the run
+    resumes). `pieces`: the compiled pieces with which layers compute; None if they are not compiled."""
     model = build_model(run.recipe, tokenizer)
     compile_layers(model, pieces)
     teachers = teach(model, run, tokenizer, peers)
@@ -175,7 +176,8 @@ def _build(
 def _load(
     run: Run, engine: Engine, good: GoodCheckpoint | None, begin: InitialWeights | None, link: Link
 ) -> TrainState:
-    """Each range that is read is a sign of progress."""
+    """Load the checkpoint or the initial weights into `engine`, and return the trainer's state. Each range that is read
+    counts as progress in the heartbeats."""
     if good is not None:
         ensure_kinds(good.manifest, engine.own_kinds, run.uri)
         step, reads = good.manifest.step, count(1)
@@ -194,7 +196,7 @@ def _load(
 
 
 def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:
-    """The held-out stream, and how many of its rows are evaluated."""
+    """Return the held-out stream, and how many of its rows are evaluated."""
     heldout = open_stream(heldout_spec(run, tokenizer))
     return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
 
@@ -207,8 +209,8 @@ def _checkpointer(
     guard: SpikeGuard,
     resumed: CheckpointManifest | None,
 ) -> RunCheckpointer:
-    """Where the recipe recomputes the model's memory every few steps, checkpoints are taken at those steps, so they
-    need not hold it."""
+    """Return the checkpointer. If the recipe recomputes the model's memory every few steps, checkpoints are taken at
+    those steps, so that they need not hold the memory."""
     refresh = run.recipe.memory_refresh
     return RunCheckpointer(
         run.store,
@@ -225,9 +227,10 @@ def _checkpointer(
 def _memories(
     run: Run, engine: Engine, good: GoodCheckpoint | None, data: RankData, share: RankShard
 ) -> Memories:
-    """The memory of this rank's microbatches at the step the run resumes from; empty if that step recomputes it.
+    """Return the memory of this rank's microbatches at the step from which the run resumes; empty if that step
+    recomputes it.
 
-    Raises RunError: the checkpoint does not hold it, because the recipe was changed.
+    Raises RunError if the checkpoint does not hold the memory, because the recipe was changed.
     """
     memories: Memories = {}
     if good is None or not data.carries_memory(good.manifest.step):
@@ -236,9 +239,9 @@ def _memories(
     total, rows = data.microbatches(step), data.rows(step)
     if {shape[0] for shape in shapes.values()} != {total * rows}:
         raise RunError(
-            f"the checkpoint of step {step} holds no memory that its next step could go on with",
-            remedy="set model.memory_refresh, the phases and the batch back to what they were: memory is recomputed at "
-            "multiples of memory_refresh and where a phase begins, and carried on elsewhere",
+            f"the checkpoint of step {step} does not hold the memory that the next step needs",
+            remedy="set model.memory_refresh, the phases and the batch back to their former values: memory is "
+            "recomputed at multiples of memory_refresh and at the beginning of a phase, and carried over elsewhere",
         )
     with Reader(run.store, good.manifest) as reader:
         restore(memories, shapes, reader.read, range(share.rank, total, share.world), rows, engine)
@@ -246,7 +249,8 @@ def _memories(
 
 
 def _meter(run: Run, tokenizer: Tokenizer, engine: Engine, control: Control) -> Utilisation | None:
-    """Of all ranks together, so only rank 0 has one."""
+    """Return the utilisation of all ranks together, on rank 0; None on other ranks, or if the device's peak is
+    unknown."""
     if control.rank != 0:
         return None
     return utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
@@ -273,7 +277,8 @@ def _journal(
 
 
 def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Sequence[str]) -> None:
-    """`ranks` and `hosts` are empty where nobody knows whose weights are the wrong ones."""
+    """Record that weights differ. `ranks` and `hosts` of the event are empty if it is unknown whose weights are
+    wrong."""
     where = [hosts[rank] for rank in found.ranks]
     journal.event("corruption", step=found.step, ranks=list(found.ranks), hosts=where, tensor=found.tensor)
     journal.note(f"{found}; back to the last checkpoint")
@@ -289,7 +294,8 @@ def _record_start(
         Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord | None
     ],
 ) -> None:
-    """`found`: of the nodes, of kinds of GPUs, of their memory, and of the compiler."""
+    """Record how this start begins. `found`: reports of the preflight, verdicts on kernels, limits of microbatches, and
+    the decision on compiled layers."""
     _record_origin(journal, state, good, begin, control)
     reports, verdicts, limits, compilation = found
     for report in reports:

@@ -1,12 +1,13 @@
-"""`microbatch: auto`: as many rows as memory permits, the same on all ranks.
+"""`microbatch: auto`: microbatches of as many rows as memory permits, the same on all ranks.
 
-The estimate says how many, for the rank with the least memory: a function of machines and recipe, so a run that
-resumes on the same machines takes the same number. Then GPUs correct it. Before a step with a larger microbatch than
-any before, each rank rehearses it (`encoder_core/train/rehearsal.py`); where that fails on some rank, all halve it, and
-the step begins again. At ZeRO 3, and where memory gives out in a step all the same, the ranks end and resume from the
-last checkpoint with half. What was found is kept with the run, so no start meets the same end again.
+The number first comes from the estimate for the rank with the least memory. It depends only on machines and recipe, so
+a run that resumes on the same machines takes the same number. Then trials on the GPUs correct it. Before a step with a
+larger microbatch than any before, each rank rehearses the step (`encoder_core/train/rehearsal.py`); if that fails on
+some rank, all ranks halve the microbatch, and the step begins again. At ZeRO 3, and if memory is exhausted in a step
+nevertheless, the ranks end and resume from the last checkpoint with half of the rows. The limits are stored in the run,
+so that no start repeats the failure.
 
-On a CPU nothing is rehearsed: a process that takes too much is killed, without an error that it could answer.
+On a CPU nothing is rehearsed: a process that takes too much memory is killed, without an error that it could handle.
 """
 
 import hashlib
@@ -39,15 +40,19 @@ from launcher.runtime.recipe.summary import has_automatic, settled
 from launcher.runtime.run.record import Run
 
 FOLDER = "microbatch"
-_CPU_SHARE = 0.5  # of a machine's memory that its ranks may fill together: others have the rest
+_CPU_SHARE = (
+    0.5  # share of a machine's memory that its ranks may fill together; other processes have the rest
+)
 
 
 class SmallerMicrobatch(Exception):
-    """Memory gave out in a step. It is on record; the next group resumes with a smaller microbatch."""
+    """The exception that ends a group of ranks because a step did not fit into memory. It is raised after the limit is
+    stored, and the next group resumes with smaller microbatches."""
 
 
 class Bounds(BaseModel):
-    """The most rows of each phase that may be tried, where more were too many; None where nothing was."""
+    """The limits that starts of a run have found. `most`: largest number of rows of a microbatch in each phase; None if
+    no number has failed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +61,7 @@ class Bounds(BaseModel):
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that a rank may fill, and of which device."""
+    """The memory that a rank may fill, in bytes, and the kind and the name of its device."""
 
     bytes: int
     device: Device
@@ -64,8 +69,8 @@ class Room:
 
 
 def room_here(ranks: int) -> Room:
-    """This process's. `ranks` share the machine, and each has a GPU of its own if there are any. It says how much there
-    is, not how much is free just now."""
+    """Return the memory that this process may fill. `ranks`: number of ranks that share the machine; each has its own
+    GPU if there are any. The figure is the memory that exists, not the memory that is free now."""
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         return Room(usable(found.total_memory), "cuda", found.name)
@@ -73,7 +78,8 @@ def room_here(ranks: int) -> Room:
 
 
 def microbatch_finding(recipe: Recipe) -> Finding:
-    """What `microbatch: auto` would begin with here, with a rank on each GPU, or one on the CPU."""
+    """Return a finding with the rows with which `microbatch: auto` begins on this machine, with a rank on each GPU, or
+    one on the CPU."""
     ranks = max(1, torch.cuda.device_count())
     room = room_here(ranks)
     most = rows_that_fit(Bill.of(recipe, ranks, room.device), room.bytes)
@@ -86,12 +92,14 @@ def microbatch_finding(recipe: Recipe) -> Finding:
 
 @dataclass
 class MicrobatchLimits:
-    """How many rows memory permits in each phase of a run with so many ranks, and where that is kept.
+    """The largest number of rows of a microbatch in each phase of a run on `ranks` ranks.
 
     Attributes:
-        run: as it was opened, with `auto`.
-        estimated: the most rows by the estimate; `most`: after what was found.
-        room: of the rank that has least; `kept`: bytes of it that are filled all the time.
+        run: the run as it was opened, with `auto` in its recipe.
+        room: memory of the rank that has least.
+        kept: bytes of `room` that are filled all the time.
+        estimated: largest number of rows in each phase, by the estimate.
+        most: largest number of rows in each phase, corrected by the trials.
     """
 
     run: Run
@@ -104,13 +112,13 @@ class MicrobatchLimits:
 
     @property
     def recipe(self) -> Recipe:
-        """With numbers for `auto`."""
+        """The run's recipe with numbers in place of `auto`."""
         return settled(self.run.recipe, self.ranks, self.most)
 
     def halve(self, phase: int) -> int:
-        """What was too much is not tried again. Returns the rows of a microbatch from here on.
+        """Halve the rows of a microbatch of `phase`, which did not fit. Return the new number.
 
-        Raises TrainingError: one row is too much, or the recipe says how many.
+        Raises TrainingError if there is only one row, or the recipe sets the number.
         """
         rows, asked = self.recipe.phase_microbatches[phase], self.run.recipe.phases[phase]
         if rows == 1 or not self.run.recipe.is_automatic(asked):
@@ -123,7 +131,7 @@ class MicrobatchLimits:
         return self.recipe.phase_microbatches[phase]
 
     def keep(self) -> None:
-        """With the run. Raises StoreError."""
+        """Store the limits in the run. Raises StoreError."""
         given, phases = self.estimated, range(len(self.most))
         most = tuple(self.most[n] if self.most[n] < given[n] else None for n in phases)
         self.run.store.put(self._key, Bounds(most=most).model_dump_json().encode())
@@ -132,7 +140,8 @@ class MicrobatchLimits:
 def settle_microbatches(
     run: Run, tokenizer: Tokenizer, peers: Peers, hosts: Sequence[str]
 ) -> MicrobatchLimits | None:
-    """None if the recipe says how many rows a microbatch has in every phase. Collective. Raises StoreError."""
+    """Return the limits, the same on all ranks; None if the recipe sets the rows of a microbatch in every phase.
+    Collective. Raises StoreError."""
     if not has_automatic(run.recipe):
         return None
     mine = room_here(hosts.count(socket.gethostname()))
@@ -159,7 +168,7 @@ def _kept(run: Run, key: str) -> tuple[int | None, ...]:
 
 
 def _name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
-    """Of all that the limits depend on."""
+    """Return a hash of everything that the limits depend on."""
     fields = {"model", "input", "objective", "phases", "optimizer", "precision", "zero", "reduce_dtype"}
     what = {
         "recipe": recipe.model_dump(mode="json", include=fields | {"activation_checkpointing"}),
@@ -171,7 +180,7 @@ def _name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
 
 @dataclass(frozen=True)
 class RankMicrobatches:
-    """Corrects the limits while a rank trains (`encoder_core.train.loop.Microbatches`)."""
+    """One rank's part in correcting the limits while it trains (`encoder_core.train.loop.Microbatches`)."""
 
     limits: MicrobatchLimits
     rehearsal: Rehearsal | None
@@ -184,7 +193,8 @@ class RankMicrobatches:
         return self.rehearsal is None or self.rehearsal.fits(work.microbatches, memories)
 
     def shrink(self, step: int) -> None:
-        """Raises SmallerMicrobatch where microbatches carry memory to `step`: a checkpoint can be cut otherwise."""
+        """Halve the microbatches from `step` on. Raises SmallerMicrobatch if `step` uses memory of the step before,
+        since only memory in a checkpoint can be cut to other microbatches."""
         phase = self.positions.phase_of(step)
         before, rows = self.data.rows(step), self.limits.halve(phase)
         if self.rank == 0:
@@ -210,7 +220,8 @@ def rank_microbatches(
     positions: Positions,
     journal: RankJournal,
 ) -> RankMicrobatches | None:
-    """For a rank whose engine is built. At ZeRO 3 nothing can be rehearsed: forward passes are collective."""
+    """Return the part of a rank whose engine is built; None without limits. At ZeRO 3 nothing can be rehearsed, because
+    forward passes are collective."""
     if limits is None:
         return None
     rehearsal = None
@@ -220,7 +231,7 @@ def rank_microbatches(
 
 
 def record_microbatches(journal: RankJournal, limits: MicrobatchLimits, step: int, why: str) -> None:
-    """An event, and a line for people."""
+    """Record the rows of microbatches as an event, and show a line to the operator."""
     rows = list(limits.recipe.phase_microbatches)
     journal.event(
         "microbatch", step=step, rows=rows, why=why, room=limits.room.bytes, device=limits.room.name
@@ -229,7 +240,7 @@ def record_microbatches(journal: RankJournal, limits: MicrobatchLimits, step: in
 
 
 def found_by(limits: MicrobatchLimits) -> str:
-    """How a start came to its number of rows."""
+    """Return, as text, how a start came to its number of rows."""
     if list(limits.estimated) == limits.most:
         return "as many as fit by the estimate, shared out evenly"
     return "as many as fitted in earlier starts, shared out evenly"

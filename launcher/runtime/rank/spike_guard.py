@@ -1,4 +1,4 @@
-"""One rank's part in handling loss spikes: it applies the policy (`launcher.runtime.policies.spikes`), and records
+"""One rank's part in handling loss spikes: it applies the policy (`launcher.runtime.policies.spikes`) and records
 rewinds."""
 
 import math
@@ -25,18 +25,18 @@ from launcher.runtime.run.streams import RECENT, Lost
 
 
 class Rewound(Exception):
-    """The run goes back: that is on record. All ranks of this group end, and the next group resumes from the earlier
-    checkpoint."""
+    """The exception that ends a group of ranks because the run goes back to an earlier checkpoint. It is raised on all
+    ranks after the rewind is recorded, and the next group resumes from that checkpoint."""
 
 
 @dataclass
 class SpikeGuard:
-    """Judges losses for the training loop (`encoder_core.train.loop.Losses`).
+    """The judge of losses in the training loop (`encoder_core.train.loop.Losses`).
 
     Attributes:
-        resumed: the checkpoint that this attempt began with.
-        lost: what earlier attempts left out.
-        recent: what is remembered of the steps so far.
+        resumed: the checkpoint from which this attempt resumed; None for a start from step 0.
+        lost: the data that earlier rewinds left out.
+        recent: the recent figures, by which the next step is judged.
     """
 
     run: Run
@@ -55,8 +55,8 @@ class SpikeGuard:
         self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
     def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
-        """The largest gradient norm with which `turn` makes its update. Zero or less if the loss of this rank's `sums`
-        is already too large. Collective if the recipe has a limit."""
+        """Return the largest gradient norm with which the update of `turn` is made; minus infinity if its loss is
+        already too large. `sums`: this rank's sums of the turn. Collective if the recipe sets `spikes.outlier`."""
         if self._settings.outlier is None:
             return math.inf
         name = f"{turn}_{LOSS}"
@@ -67,12 +67,12 @@ class SpikeGuard:
         return spikes.largest(self._settings, self.recent, phase, _norm_of(turn))
 
     def after(self, report: StepReport) -> None:
-        """Take note of a step, and go back if it was one too many.
+        """Take in the figures of a step, and go back if it completes a spike.
 
-        Raises:
-            Rewound: it is on record that the run goes back.
-            RunError: it ends: there is nothing to go back to, or that did not help. On all ranks, as the others.
-            CheckpointError, StoreError: going back could not be recorded.
+        Raises on all ranks:
+            Rewound: if the run goes back, after the rewind is recorded.
+            RunError: if the run ends, because no checkpoint is old enough or earlier rewinds did not help.
+            CheckpointError, StoreError: if the rewind cannot be recorded.
         """
         step, figures = report.before.step, {LOSS: means(report.sums)[LOSS]}
         if self._settings.outlier is not None:
@@ -84,11 +84,11 @@ class SpikeGuard:
             self._go_back(self.recent.since, step + 1, spikes.describe(self.recent, figures[LOSS], norm))
 
     def state(self) -> dict[str, JsonValue]:
-        """The state that a checkpoint holds of it."""
+        """Return the guard's state for a checkpoint."""
         return {RECENT: self.recent.to_json(), SKIPS: [list(span) for span in self.lost.spans]}
 
     def way_back(self, step: int) -> int:
-        """If the run went back now, it would go to a checkpoint of at most this many steps."""
+        """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
         return self._settings.way_back(step if self.recent.since is None else self.recent.since)
 
     @property
@@ -96,7 +96,8 @@ class SpikeGuard:
         return self.run.recipe.spikes
 
     def _go_back(self, began: int, reached: int, cause: str) -> None:
-        """Collective."""
+        """Go back, or end the run, as rank 0 decides. Collective. `began`: first step of the spike. `reached`: number
+        of steps done."""
         answer = first_or_raise(self.peers, lambda: self._decide(began, reached, cause))
         match answer:
             case {"rewound": str(text)}:
@@ -109,7 +110,7 @@ class SpikeGuard:
                 raise TypeError(f"rank 0 answered {answer!r}")
 
     def _decide(self, began: int, reached: int, cause: str) -> JsonValue:
-        """Rank 0's: the verdict, on record, as `_go_back` reads it."""
+        """Decide on rank 0, record the rewind, and return the decision in the form that `_go_back` reads."""
         begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
         lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
         history = [mark for mark in committed(self.run.store) if on(lineage, mark)]
@@ -150,7 +151,7 @@ class SpikeGuard:
         )
 
     def _spans(self, start: int, stop: int) -> tuple[Span, ...]:
-        """The data of steps `start` to `stop`, ranges that follow each other as one."""
+        """Return the ranges of the data of steps `start` to `stop`; adjacent ranges are joined."""
         found: list[Range] = []
         for span in (span for step in range(start, stop) for span in self.positions.ranges(step)):
             last = found[-1] if found else None

@@ -1,4 +1,5 @@
-"""TensorBoard event files of a run on a local disk, beside its JSONL segments (which stay the truth)."""
+"""TensorBoard event files of a run on a local disk, beside its JSONL segments, which remain the authoritative
+records."""
 
 import io
 import logging
@@ -14,13 +15,14 @@ from launcher.runtime.run.recording import Recorder
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_S = 60.0  # after a failure: a full disk stays full for a while
+_AGAIN_S = 60.0  # time until the next try after a failure: a full disk stays full for a while
 _CLOSE_S = 5.0
 
 
 class TensorBoardFiles:
-    """Writes below `folder`, on a thread of its own; earlier files' events from `first_step` on are purged (repeated
-    steps). A disk that is slow delays only the curves; one that fails leaves a gap in them, told by `note`.
+    """A writer of event files below `folder`, on a separate thread. It purges events of earlier files from `first_step`
+    on, because those steps are repeated. A slow disk delays only the curves; a disk that fails leaves a gap in them,
+    and `note` tells the operator.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class TensorBoardFiles:
         self._submit(record)
 
     def close(self, patience_s: float = _CLOSE_S) -> bool:
-        """Wait so long at most for what is left to be written; whether it is."""
+        """Write the remaining events, in at most `patience_s` seconds. Return whether all are written."""
         self._recorder.submit(self._close)
         return self._recorder.close(patience_s)
 
@@ -61,11 +63,11 @@ class TensorBoardFiles:
         except OSError as error:
             if self._not_before == float("-inf"):
                 self._note(
-                    f"TensorBoard's files in {self._folder} cannot be written: {error}; training goes on"
+                    f"TensorBoard's files in {self._folder} cannot be written: {error}; training continues"
                 )
             _log.warning("TensorBoard's files: %s", error)
             self._not_before = self._clock() + _AGAIN_S
-            self._purged_from = step + 1  # of the next file: nothing has to be repeated
+            self._purged_from = step + 1  # the next file purges nothing: no step is repeated
             self._close()
 
     def _close(self) -> None:
@@ -75,7 +77,8 @@ class TensorBoardFiles:
 
 
 def _new_file(folder: Path, purged_from: int, now: float) -> io.FileIO:
-    """An event file with its head. Events from step `purged_from` on in older files do not count any more."""
+    """Return a new event file that begins with a header. The header purges the events of older files from step
+    `purged_from` on."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only local runs want it
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,7 @@ def _scalars(named: Mapping[str, float], step: int, now: float) -> tuple[Any, ..
 
 
 def _append(file: io.FileIO, events: tuple[Any, ...]) -> None:
-    """All of it, or OSError: after half a record, a reader finds nothing more in a file."""
+    """Append whole records. Raises OSError if that is not possible: readers stop at half a record."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     buffer = io.BytesIO()

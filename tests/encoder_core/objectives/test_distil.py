@@ -171,10 +171,10 @@ def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("terms", "reason"),
     [
-        ({"distil"}, "goes with mlm"),
+        ({"distil"}, "needs mlm"),
         ({"mlm", "cosine"}, "there are none"),
-        ({"mlm", "distil", "cosine", "wider"}, "states of 24, the student of 16"),
-        ({"mlm", "distil", "layers"}, "cannot begin as layers"),
+        ({"mlm", "distil", "cosine", "wider"}, "states of width 24, the student 16"),
+        ({"mlm", "distil", "layers"}, "cannot be initialised with layers"),
     ],
 )
 def test_what_cannot_be_is_refused(terms: set[str], reason: str) -> None:

@@ -99,10 +99,10 @@ def test_an_idle_rank_has_every_gradient() -> None:
 @pytest.mark.parametrize(
     ("teacher", "settings", "message"),
     [
-        (TEACHER, {}, "the teacher has states of 24, and the student's are of 16"),
-        (FAMILIES["bert"], {"projection": 24}, "the teacher has states of 16, and the student's are of 24"),
+        (TEACHER, {}, "the teacher's states are 24 wide, but the student's are 16"),
+        (FAMILIES["bert"], {"projection": 24}, "the teacher's states are 16 wide, but the student's are 24"),
         (TEACHER, {"projection": 24, "layers": (0, 1)}, "embeddings and 2 layers"),
-        (TEACHER, {"projection": 24, "layers": (0, 1, 6)}, "of a teacher of 5 layers"),
+        (TEACHER, {"projection": 24, "layers": (0, 1, 6)}, "of a teacher with 5 layers"),
     ],
 )
 def test_states_that_cannot_be_compared_are_refused(

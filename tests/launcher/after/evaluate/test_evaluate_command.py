@@ -181,11 +181,11 @@ def test_a_model_without_its_head_is_evaluated_and_one_without_a_layer_is_named(
             ("{run}", "{word}", "--task", "sst2"),
             "--task sst2: {word} has no such task remedy: its tasks: word",
         ),
-        (("{run}", "{word}", "--step", "seven"), "--step seven is no number of steps"),
+        (("{run}", "{word}", "--step", "seven"), "--step seven is not a number of steps"),
         (("{run}", "{word}", "--step", "7"), "has no checkpoint of step 7 remedy: it has: 6, 3"),
         (("{tmp}/nothing", "{word}"), "{tmp}/nothing"),
         (("{run}", "{word}", "--set", "epoks=1"), "epoks"),
-        (("{run}", "sst2"), "the files of the task sst2 are not known"),
+        (("{run}", "sst2"), "the folder with the files of the task sst2 is not known"),
         (("{run}", "sst2", "--data", "{tmp}"), "SST-2/train.tsv is not there"),
     ],
 )

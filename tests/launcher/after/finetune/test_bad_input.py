@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Spoil, tuple[str, ...], str]] = {
     "one label": (
         rewritten("dev", all_yes),
         (),
-        "every example of the split dev has the label 'either', and f1 needs two",
+        "every example of the split dev has the label 'either', but f1 needs two",
     ),
     "no test file": (lambda folder: (folder / f"{KIND}.test.jsonl").unlink(), (), "test.jsonl is not there"),
     "longer than the model": (lambda folder: None, ("max_length=97",), "more than the 96 tokens"),

@@ -208,9 +208,9 @@ ONES = np.ones(3, np.int64)
 @pytest.mark.parametrize(
     ("task", "examples", "predictions", "problem"),
     [
-        (COLA, sentences(ONES), ONES, "every example of the split has the label '1', and matthews needs two"),
-        (MRPC, sentences(ONES), ONES, "and f1 needs two"),
-        (STSB, sentences(ONES * 2.5), ONES * 0.5, "has the score 2.5, and spearman needs two"),
+        (COLA, sentences(ONES), ONES, "every example of the split has the label '1', but matthews needs two"),
+        (MRPC, sentences(ONES), ONES, "but f1 needs two"),
+        (STSB, sentences(ONES * 2.5), ONES * 0.5, "has the score 2.5, but spearman needs two"),
         (STSB, sentences(np.arange(3.0)), np.array([1, np.nan, 2]), "1 of 3 predictions are not finite"),
         (MNLI, sentences(ONES), np.array([0, 1, 3]), "not all indices of its 3 labels"),
         (MNLI, sentences(ONES), np.array([0, 1]), r"predictions are \(2,\), not \[3\]"),

@@ -81,7 +81,7 @@ def test_the_rank_that_failed_is_named(ends: list[str]) -> None:
 
 
 def test_ranks_that_do_not_end_are_ended(tmp_path: Path) -> None:
-    with pytest.raises(EstimateError, match=r"\bafter [\d.]+ minutes\b"):
+    with pytest.raises(EstimateError, match=r"\bwithin [\d.]+ minutes\b"):
         run_ranks(shells(["waits", "well"], tmp_path), 0.3)
     assert left(tmp_path) == []
 

@@ -94,9 +94,9 @@ def test_a_rank_that_fails_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "no cluster is named"),
+        ((), "no cluster is given"),
         (("--nodes", "2"), "without --gpus-per-node and --gpu"),
-        (("--measure", "--mfu", "0.3"), "--mfu 0.3 with --measure"),
+        (("--measure", "--mfu", "0.3"), "--mfu 0.3 is given with --measure"),
     ],
 )
 def test_options_that_do_not_go_together(words: tuple[str, ...], said: str) -> None:

@@ -103,7 +103,9 @@ def test_and_when_ray_finds_no_room() -> None:
     assert ranks.news() == "starting 8 ranks"
     clock.now += 10
     assert ranks.start(machines(2)) == 8
-    assert ranks.news() == "Ray could not start 8 ranks: a node has just gone, or others use the cluster"
+    assert (
+        ranks.news() == "Ray could not start 8 ranks: a node has just left the cluster, or other jobs fill it"
+    )
     ranks.entered(8)
     assert ranks.start(machines(2)) == 8
     assert ranks.news() == "starting 8 ranks"

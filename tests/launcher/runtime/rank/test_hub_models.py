@@ -152,9 +152,9 @@ def test_nothing_is_fetched_where_there_is_a_run(asked: Setting, hub: Path) -> N
     [
         ("hf://org/other", "hf://org/other cannot be fetched"),
         ("hf://org/model@v9", "hf://org/model@v9 cannot be fetched"),
-        ("hf://", "no name of a model"),
-        ("hf://org/model/main/config.json", "no name of a model"),
-        ("hf://org/../model", "no name of a model"),
+        ("hf://", "does not name a model"),
+        ("hf://org/model/main/config.json", "does not name a model"),
+        ("hf://org/../model", "does not name a model"),
     ],
 )
 def test_what_is_not_there_is_refused(
