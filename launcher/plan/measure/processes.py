@@ -20,8 +20,8 @@ _POLL_S = 0.1
 _OTHERS_S = 2.0  # for the others to say why they end, once one has
 _SMALLER = "measure a smaller form: --tiny, or fewer model.layers"
 _SAID = 500  # characters of what a rank that failed said
-# How the last line of a traceback begins; what a message has below is indented.
-_ERROR = re.compile(r"[\w.]+: ")
+# How the last line of a traceback begins. What a message of ours has below it is its remedy.
+_ERROR = re.compile(r"(?!remedy: )[\w.]+: ")
 
 
 @dataclass(frozen=True)

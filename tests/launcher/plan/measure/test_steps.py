@@ -31,7 +31,11 @@ FAMILIES = ("bert-base", "albert-base", "spanbert-base", "xlnet-base", "electra-
 
 def taken(name: str, folder: Path, *settings: str) -> list[dict[str, Any]]:
     """What each of two ranks finds of a recipe's small form."""
-    recipe = reload(tiny(load(name)), (*SMALL, *settings))
+    recipe = tiny(load(name))
+    distil = recipe.objective.distil
+    teachers = range(len(distil.teachers)) if distil is not None else ()
+    alike = [f"objective.distil.teachers.{number}.{setting}" for number in teachers for setting in SMALL]
+    recipe = reload(recipe, (*SMALL, *alike, *settings))
     run = prepare(choose(recipe, recipe.phases[0], MACHINE), str(folder))
     found: list[dict[str, Any]] = run_ranks(measures.take, WORLD, run, 0.2)
     return found
