@@ -20,8 +20,8 @@ _POLL_S = 0.1
 _OTHERS_S = 2.0  # for the others to say why they end, once one has
 _SMALLER = "measure a smaller form: --tiny, or fewer model.layers"
 _SAID = 500  # characters of what a rank that failed said
-# How the last line of a traceback begins. What a message of ours has below it is its remedy.
-_ERROR = re.compile(r"(?!remedy: )[\w.]+: ")
+# The last line of a traceback, as torch prints it on a rank, too. What a message of ours has below it is its remedy.
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?(?:\w+\.)*((?!remedy)\w+: .*)")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def _cause(failed: Sequence[_Failed]) -> _Failed:
 
 def _last_error(log: Path, code: int) -> str:
     lines = log.read_text("utf-8", errors="replace").strip().splitlines() or [f"code {code}"]
-    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
+    found = (match for line in reversed(lines) if (match := _ERROR.match(line)))
+    return next((match[1] for match in found), lines[-1])
 
 
 def _error(failed: _Failed, world: int) -> EstimateError:
