@@ -55,7 +55,7 @@ def look_after(work: Callable[[], None]) -> int:
 
 
 def looked_after_by() -> int:
-    """The process that stands for the command: the one that people signal, and whose death ends it."""
+    """Return the process that stands for the command: the one that people signal, and whose death ends it."""
     return int(os.environ[_NAME].partition("-")[0]) if _NAME in os.environ else os.getpid()
 
 
@@ -148,7 +148,7 @@ def _await(driver: int) -> tuple[int, bool]:
 
 
 def _verdict(status: int, asked: bool) -> int:
-    """The command's exit code. Prints what happened if the driver could not."""
+    """Return the command's exit code. Prints what happened if the driver could not."""
     code = os.waitstatus_to_exitcode(status)
     if code in CODES:
         return code
@@ -214,8 +214,9 @@ def _sweep() -> None:
 
 
 def _is_orphaned_agent(process: "psutil.Process") -> bool:
-    """Whether it is one of the two processes that outlive Ray's raylet if that is killed together with its driver,
-    and a command of ours started that Ray. Their titles overwrite their environment, but their log lies beside ours."""
+    """Return whether it is one of the two processes that outlive Ray's raylet if that is killed together with its
+    driver, and a command of ours started that Ray. Their titles overwrite their environment, but their log lies
+    beside ours."""
     import psutil
 
     with suppress(psutil.Error, OSError):
@@ -230,8 +231,8 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
 
 
 def _lives(owner: str) -> bool:
-    """Whether the process of that name may exist: it does, or it would be in another namespace, whose processes cannot
-    be looked up here. What is no such name is left alone."""
+    """Return whether the process of that name may exist: it does, or it would be in another namespace, whose
+    processes cannot be looked up here. What is no such name is left alone."""
     pid, _, rest = owner.partition("-")
     start, _, place = rest.partition("-")
     if not pid.isdecimal() or not start.isdecimal() or place != _place():

@@ -21,7 +21,7 @@ _UNLIMITED = 10_000  # columns where nobody reads on a screen: a table is as wid
 def write_file(path: Path, text: str) -> None:
     """Write a local file whole, or leave what was there; folders above it are made.
 
-    Raises OutputError: it cannot be written.
+    Raises OutputError if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ class Work:
         return now - self._began
 
     def describe(self, now: float) -> str:
-        """What is done, how much of how much, and how long it still takes at its pace."""
+        """Return what is done, how much of how much, and how long it still takes at its pace."""
         parts = [part for part in (self._amount(), self.note, self._time(now)) if part]
         return visible(f"{self.name}: {', '.join(parts)}")
 

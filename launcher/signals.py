@@ -49,7 +49,8 @@ _answer = _Answer()
 
 
 def heeded() -> frozenset[signal.Signals]:
-    """The signals that ask for an end: not one that whoever started the command has had ignored, as nohup does."""
+    """Return the signals that ask for an end: not one that whoever started the command has had ignored, as nohup
+    does."""
     return frozenset(number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN)
 
 

@@ -43,8 +43,8 @@ def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, obje
 
 
 def token_loss(figures: Mapping[str, Any]) -> float:
-    """The loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with; the whole loss
-    where no tokens are predicted."""
+    """Return the loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with; the
+    whole loss where no tokens are predicted."""
     term = token_term(figures)
     return float(figures["loss" if term is None else f"{term}_loss"])
 
@@ -187,7 +187,7 @@ class _Segments:
             return lost
 
     def _seal(self) -> bytes | None:
-        """The next segment's bytes; None if there is nothing to write."""
+        """Return the next segment's bytes; None if there is nothing to write."""
         with self._changed:
             if self._sealed is None and self._pending:
                 lines, size = [], 0
@@ -208,7 +208,7 @@ def operator_event(store: Store, kind: str, time: float, **fields: object) -> No
 
 
 def encode(record: Mapping[str, object]) -> str:
-    """One line of strict JSON; a number that is not finite (a skipped step's loss) becomes null."""
+    """Return one line of strict JSON; a number that is not finite (a skipped step's loss) becomes null."""
     return json.dumps(_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
 
 

@@ -87,7 +87,8 @@ class Run:
         return self.record.origins
 
     def tokenizer(self) -> Tokenizer:
-        """The one that it is recorded with, from its own copy. Raises as `launcher.runtime.run.kept_tokenizer.kept`."""
+        """Return the one that it is recorded with, from its own copy. Raises as
+        `launcher.runtime.run.kept_tokenizer.kept`."""
         return kept(self.store, self.record.inputs.tokenizer, self.recipe)
 
     def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
@@ -98,11 +99,11 @@ class Run:
 
 
 def open_run(uri: str) -> Run:
-    """The run at `uri`. Never creates one: a mistyped URI is an error.
+    """Return the run at `uri`. Never creates one: a mistyped URI is an error.
 
     Raises:
-        RunError: there is no run, its files are damaged, or a newer version wrote them.
-        StoreError: the store cannot be read.
+        RunError: if there is no run, its files are damaged, or a newer version wrote them.
+        StoreError: if the store cannot be read.
     """
     store = open_store(uri)
     try:
@@ -123,7 +124,7 @@ def _stored_recipe(store: Store) -> Recipe:
 
 
 def dump(record: RunRecord) -> bytes:
-    """The bytes of run.json."""
+    """Return the bytes of run.json."""
     return (record.model_dump_json(indent=1) + "\n").encode()
 
 
@@ -131,11 +132,11 @@ _log = logging.getLogger(__name__)
 
 
 def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
-    """The checkpoint of `step`; if several attempts saved that step, the newest attempt's. `step` None: the newest
-    checkpoint that verifies; newer ones that do not are named in a warning.
+    """Return the checkpoint of `step`; if several attempts saved that step, the newest attempt's. `step` None: the
+    newest checkpoint that verifies; newer ones that do not are named in a warning.
 
     Raises:
-        RunError: there is no such checkpoint.
+        RunError: if there is no such checkpoint.
         CheckpointError: it, or all of them, are damaged. StoreError: they cannot be read.
     """
     if step is None:
