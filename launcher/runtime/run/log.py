@@ -34,8 +34,8 @@ _LARGEST_SEGMENT = 4 << 20  # bytes
 
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
-    """Held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, and the perplexity of
-    the language-model term, if there is one."""
+    """Return the record of held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, with
+    the perplexity of the language-model term, if there is one."""
     record: dict[str, object] = {"kind": "evaluation", "step": step}
     if token_term(figures) is not None:
         record["perplexity"] = math.exp(min(token_loss(figures), 700.0))  # beyond it a double overflows
@@ -56,10 +56,10 @@ class RunLog:
     one's, are packed by a thread (`launcher.runtime.run.packing`).
 
     Args:
-        flush_seconds: between two segments of metrics.
-        note: shows a line to the operator: that the store does not take records, and that some are lost.
-        most_waiting: bytes of records that may wait.
-        again_s: seconds before a write that failed is repeated.
+        flush_seconds: seconds between two segments of metrics.
+        note: function that tells the operator that the store does not take records, or that some are lost.
+        most_waiting: largest number of bytes of records that may wait.
+        again_s: seconds before a failed write is repeated.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class RunLog:
         self._packer = Packer(store, attempt)
 
     def metric(self, record: Mapping[str, object]) -> None:
-        """A step's or an evaluation's record; the schema is in infra/docs/records.md."""
+        """Add the record of a step or an evaluation; infra/docs/records.md has the schema."""
         self._metrics.append(record)
 
     def event(self, kind: str, time: float, **fields: object) -> None:
-        """`time`: seconds since 1970. Events are rare, so each is written at once."""
+        """Add an event. `time`: seconds since 1970. Events are rare, so each is written at once."""
         self._events.append({"time": time, "kind": kind, "attempt": self._attempt, **fields})
         self._submit()
 
@@ -181,7 +181,7 @@ class _Segments:
             )
 
     def take_lost(self) -> int:
-        """Records that gave way since the last time."""
+        """Return the number of records dropped since the last call."""
         with self._changed:
             lost, self._lost = self._lost, 0
             return lost
@@ -200,7 +200,7 @@ class _Segments:
 
 
 def operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
-    """An event between attempts (an accepted change of recipe, say), durable on return."""
+    """Record an event between attempts (for example an accepted change of the recipe). It is durable on return."""
     line = encode({"time": time, "kind": kind, "attempt": OPERATOR, **fields}).encode()
     number = sum(1 for _ in store.list(segment_prefix("events", OPERATOR)))
     while not store.put_if_absent(segment_key("events", OPERATOR, number), line):

@@ -90,10 +90,10 @@ class Outline:
     """A run as commands see it that only look.
 
     Attributes:
-        total_steps: that its recipe asks for.
-        flush_seconds: how old records may be, at most, before they are in the store.
-        recipe: its YAML text.
-        corpora, tokenizer: where they lie.
+        total_steps: number of steps of its recipe.
+        flush_seconds: largest age of records before they are written to the store.
+        recipe: YAML text of its recipe.
+        corpora, tokenizer: places of the corpora and the tokenizer.
     """
 
     uri: str
@@ -132,7 +132,7 @@ class Outline:
 
 
 def open_outline(uri: str, store: Store | None = None) -> Outline:
-    """Of the run at `uri`, read from its `store`.
+    """Return the outline of the run at `uri`, read from its `store`.
 
     Raises:
         RunError: if there is no run, or its files are damaged. StoreError: the store cannot be read.
@@ -155,7 +155,7 @@ def read_files(uri: str, store: Store) -> tuple[bytes, bytes]:
 
 
 def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
-    """Of the two files' contents. Raises RunError: they are damaged."""
+    """Return the outline from the contents of the two files. Raises RunError if they are damaged."""
     try:
         made = Record.model_validate_json(record)
     except ValidationError as error:

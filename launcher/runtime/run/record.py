@@ -39,11 +39,11 @@ BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later 
 
 
 class RunRecord(BaseModel):
-    """run.json: what must stay as it was at `init`.
+    """The content of run.json, which must not change after `init`.
 
     Attributes:
-        origins: what it was forked from, the oldest first; empty for a run of its own.
-        data_begins: the step that takes the first samples of the data; not 0 only in a fork whose data is another.
+        origins: checkpoints from which the run was forked, the oldest first; empty if it was not forked.
+        data_begins: step that takes the first samples of the data; it is not 0 only in a fork with other data.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,7 +61,7 @@ class RunRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run: where it is, what it was asked to be, and what it was when created."""
+    """An opened run: its store, its present recipe, and the record of its creation."""
 
     uri: str
     store: Store
@@ -78,12 +78,12 @@ class Run:
 
     @property
     def flush_seconds(self) -> float:
-        """How old records may be, at most, before they are in the store."""
+        """Largest age of records, in seconds, before they are written to the store."""
         return self.recipe.logging.flush_seconds
 
     @property
     def origins(self) -> tuple[ForkOrigin, ...]:
-        """What it was forked from, the oldest first."""
+        """The checkpoints from which the run was forked, the oldest first."""
         return self.record.origins
 
     def tokenizer(self) -> Tokenizer:
@@ -92,7 +92,7 @@ class Run:
         return kept(self.store, self.record.inputs.tokenizer, self.recipe)
 
     def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
-        """Its own, unless `recipe` names another place than its own recipe. Raises as `tokenizer`."""
+        """Return the run's tokenizer, or that of `recipe` if `recipe` names another place. Raises as `tokenizer`."""
         if recipe.tokenizer == self.recipe.tokenizer:
             return self.tokenizer()
         return load_tokenizer(recipe.tokenizer.uri)

@@ -42,7 +42,7 @@ class _Stored(BaseModel):
 
 
 def name_of(parts: object) -> str:
-    """32 hexadecimal digits of plain JSON, the same for the same values."""
+    """Return a hash of plain JSON values, 32 hexadecimal digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return digest(text.encode())
 
@@ -54,9 +54,10 @@ def seal(content: Sealed) -> bytes:
 
 
 def keep(store: Store, content: M) -> M:
-    """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no such object give way.
+    """Store an object and return it. If another process has stored one, keep and return that. Bytes that are no such
+    object are replaced.
 
-    Raises StoreError kinds.
+    Raises StoreError and its subclasses.
     """
     while not store.put_if_absent(content.path, seal(content)):
         theirs = read(store, content.path, type(content))

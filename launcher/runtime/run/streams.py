@@ -31,10 +31,10 @@ RECENT = "spikes"
 
 @dataclass(frozen=True)
 class Lost:
-    """What a resume knows of data left out and of rewinds.
+    """The data that a run leaves out, and its rewinds, as a resume knows them.
 
     Attributes:
-        spans: the ranges left out.
+        spans: the ranges of data that are left out.
         gone_back: the rewinds so far, the oldest first.
     """
 
@@ -47,7 +47,8 @@ class Lost:
 
 
 def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
-    """As rank 0 reads it, for all. Raises StoreError, on all."""
+    """Read the left-out data and the rewinds on rank 0, and return them on all ranks. Raises StoreError on all
+    ranks."""
 
     def read() -> JsonValue:
         return [rewind.model_dump(mode="json") for rewind in rewinds(run.store)]
@@ -68,7 +69,7 @@ LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
 
 
 class StreamLength(Protocol):
-    """How long a stream's epochs are, in samples and in tokens."""
+    """The lengths of a stream's epochs, in samples and in tokens."""
 
     @property
     def samples_per_epoch(self) -> int: ...
@@ -130,7 +131,8 @@ def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
 
 
 def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:
-    """From step to samples, given each phase's stream, without the ranges that the run leaves out."""
+    """Return the map from steps to samples, given the stream of each phase, without the ranges that the run leaves
+    out."""
     phases = [_phase(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
     return Positions(phases, skips, begin=run.record.data_begins)
 
