@@ -32,14 +32,14 @@ _BEGINS, _FIXED = np.uint8(1), np.uint8(2)
 
 @dataclass(frozen=True)
 class LaneText:
-    """N rows laid out, as rectangles.
+    """The tokens of N rows as a rectangle.
 
     Attributes:
-        tokens: [N, length].
-        begins: [N, length] bool, a word begins here, in the direction in which the row is read.
-        fixed: [N, length] bool, special tokens, which are never predicted.
-        segment_starts: [N] int32, where B begins.
-        backward: [N] bool; None where no row is read backward.
+        tokens: [N, length], token ids.
+        begins: [N, length] bool, whether a word begins with the token, in the direction in which the row is read.
+        fixed: [N, length] bool, whether the token is special, so that it is never predicted.
+        segment_starts: [N] int32, place in the row at which B begins.
+        backward: [N] bool, whether the row is read backward; None if no row is.
     """
 
     tokens: Tokens
@@ -50,7 +50,8 @@ class LaneText:
 
     @property
     def functional(self) -> NDArray[np.bool_]:
-        """[N, length], each row's two `<sep>` and its `<cls>`, but not the ends of documents inside the text."""
+        """[N, length] bool, true for each row's two `<sep>` and its `<cls>`, but not for ends of documents in the
+        text."""
         found = np.zeros(self.tokens.shape, dtype=np.bool_)
         found[:, -2:] = True
         found[np.arange(len(found)), self.segment_starts - 1] = True
@@ -59,13 +60,13 @@ class LaneText:
 
 @dataclass(frozen=True)
 class Reading:
-    """A block's text, forward and, where rows are read backward, once more from its last token to its first.
+    """A block's text, forward and, if rows are read backward, once more from its last token to its first.
 
     Attributes:
-        size: tokens of the text, ends of documents included.
-        tokens: [size] or [2 * size].
-        bounds: [B] int64, where sentences begin in it, ascending, and where it ends.
-        flags: as long as `tokens`, uint8: bit 0, a word begins here; bit 1, a special token.
+        size: number of tokens of the text, ends of documents included.
+        tokens: [size] or [2 * size], token ids.
+        bounds: [B] int64, offsets in `tokens` at which sentences begin, ascending, and its end.
+        flags: uint8, as long as `tokens`. Bit 0: a word begins with the token; bit 1: the token is special.
     """
 
     size: int
@@ -83,8 +84,16 @@ class Reading:
         *,
         backward: bool,
     ) -> Self:
-        """Return `never` are the special ids; without a word-start table every token is a word. The table is for
-        blocks that do not say where words begin."""
+        """Return the reading of a block.
+
+        Args:
+            block: the block.
+            special: ids of the special tokens.
+            never: ids that are never predicted.
+            starts_word: [vocab_size] bool, table of pieces that begin a word, for blocks that do not store where words
+                begin. None: every token is a word.
+            backward: whether rows are read backward, too.
+        """
         end = special.sep if special.eod is None else special.eod
         text = _with_ends(block.tokens, block.sentences[block.documents[1:]], end)
         document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
@@ -109,7 +118,7 @@ class Reading:
         )
 
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
-        """Return rows `start` to `stop`; `key` names the block and the epoch."""
+        """Return the tokens of rows `start` to `stop`. `key`: key of the draws of this block in this epoch."""
         numbers = np.arange(start, stop)
         backward = numbers % rows.directions == 1
         firsts = numbers // rows.directions * rows.reuse
@@ -145,8 +154,10 @@ class Reading:
         first_row: int,
         key: Key,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return tokens of A, [N], and where B begins, [N], for second parts of `room` tokens that begin at
-        `places`."""
+        """Return the sizes of A, [N], and the offsets at which B begins, [N], for second parts of rows.
+
+        The second parts have `room` tokens and begin at `places`.
+        """
         stop = first_row + len(places)
         draws = draws32(stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop)
         drawn, cut, place = draws.reshape(-1, _DRAWS_PER_ROW).T
@@ -161,7 +172,10 @@ class Reading:
 
 
 def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return [T] bool, words of `text`, the block's with ends of documents; these may be anything."""
+    """Return [T] bool, whether a word begins with each token of `text`, the block's text with ends of documents.
+
+    The values at ends of documents have no meaning.
+    """
     stored = block.begins("word")
     if stored is None:
         return starts_word[text]
@@ -181,7 +195,8 @@ def _with_ends(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
 def _places(
     firsts: NDArray[np.int64], sizes: NDArray[np.int64], seconds: NDArray[np.int64], rows: LaneRows
 ) -> NDArray[np.int64]:
-    """Return [N, length], where in the reading each row's tokens stand; anywhere for `<sep>` and `<cls>`."""
+    """Return [N, length] int64, the offset in the reading of each token of the rows; any number for `<sep>` and
+    `<cls>`."""
     columns = np.arange(rows.length)
     between = rows.reuse + sizes
     shift = seconds - between - 1
@@ -204,8 +219,10 @@ def permuted_rows(
     key: Key,
     starts_word: NDArray[np.bool_] | None,
 ) -> Samples:
-    """Return rows `start` to `stop` of a block. `never` are the ids never predicted; `key` names the block and the
-    epoch."""
+    """Return rows `start` to `stop` of a block with their targets and orders.
+
+    `key`: key of the draws of this block in this epoch. Other arguments as for `Reading.of`.
+    """
     reading = Reading.of(block, special, never, starts_word, backward=rows.directions == 2)
     size = max(1, _TOKENS_AT_ONCE // rows.length)
     parts = []
@@ -233,8 +250,9 @@ def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32
 def _predicted(
     text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-    """Return [N, length], the targets, and the order of all tokens, of `text`'s rows, numbered from `first_row` in
-    their block.
+    """Return the targets of rows, [N, length] bool, and the order of their tokens, [N, length] int32.
+
+    `first_row`: number of the first row in its block.
     """
     count, length = text.tokens.shape
     of_ngrams = _draws(key, "ngrams", first_row, count, config.predict)
@@ -263,6 +281,6 @@ def _predicted(
 
 
 def _draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
-    """Return [count, per_row]: a fixed stretch of draws for each row of the block."""
+    """Return [count, per_row] uint64 draws: those of `count` rows from `first_row` on. Each row has fixed draws."""
     draws = draws64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
     return draws.reshape(count, per_row)

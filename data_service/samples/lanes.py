@@ -1,9 +1,9 @@
 """XLNet's rows: windows of a block's text that move on by `reuse` tokens, read forward or backward.
 
-The text is the block's documents with an end-of-document token after each (the separator, where the tokenizer has
-none). Window k begins at its token `reuse * k` and holds `length - 3` tokens. A row is
-`[reuse][A <sep> B <sep> <cls>]`: the window's first `reuse` tokens, the text that follows as A, and as B either what
-follows A or another place of the block (`data_service.samples.lane_rows`).
+The text is the block's documents with an end-of-document token after each (the separator, if the tokenizer has none).
+Window k begins at token `reuse * k` of the text and holds `length - 3` tokens. A row is
+`[reuse][A <sep> B <sep> <cls>]`: the window's first `reuse` tokens, the text that follows as A, and as B either the
+text that follows A or text from another place of the block (`data_service.samples.lane_rows`).
 
 Let W = `length - 3` be the tokens of a window. The reused parts of the forward rows together hold every token of the
 block once, without its last W - reuse to W - 1 tokens. Those of the backward rows leave out W - reuse tokens at the
@@ -32,9 +32,9 @@ class Lanes(RowInput):
     Each row is `[reuse][A <sep> B <sep> <cls>]`, and the window moves on by `reuse` tokens.
 
     Attributes:
-        reuse: tokens at the start of each row that join the model's memory.
-        random: share of rows whose segment B is drawn from elsewhere.
-        both_directions: every second lane reads its text backwards (bi_data).
+        reuse: number of tokens at the start of each row that join the model's memory.
+        random: share of rows whose segment B is drawn from elsewhere in the block.
+        both_directions: whether every second lane reads its text backwards (bi_data).
     """
 
     packing: Literal["lanes"]
@@ -45,14 +45,14 @@ class Lanes(RowInput):
 
 @dataclass(frozen=True)
 class LaneRows:
-    """The rows of a block. With both directions, window k is row 2k, and row 2k + 1 the same read backward.
+    """The rows of a block. With both directions, window k is row 2k, and row 2k + 1 is the same window read backward.
 
     Attributes:
-        windows: how many windows the block's text holds.
-        directions: 1 or 2.
-        length: tokens of each row, special ones included.
-        reuse: tokens by which the window moves on.
-        random: share of rows whose B is drawn from elsewhere.
+        windows: number of windows in the block's text.
+        directions: number of directions in which a window is read, 1 or 2.
+        length: number of tokens of each row, special ones included.
+        reuse: number of tokens by which the window moves on.
+        random: share of rows whose B is drawn from elsewhere in the block.
         ends: [D] int64, offset in the block at which each document ends.
     """
 
@@ -68,7 +68,7 @@ class LaneRows:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[N] int64 tokens of each row as the model sees it, special ones included."""
+        """[N] int64, number of tokens of each row, special ones included."""
         return np.full(len(self), self.length)
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
@@ -77,7 +77,7 @@ class LaneRows:
         return block.tokens[np.concatenate(found)]
 
     def stretches(self, row: int) -> tuple[range, ...]:
-        """Return where the window of a row lies in the block. A random B is not included."""
+        """Return the range of the block's tokens that the window of a row holds. A random B is not included."""
         first = row // self.directions * self.reuse
         with_ends = self.ends + np.arange(len(self.ends))  # where the end-of-document tokens stand
         start, stop = (
@@ -105,7 +105,7 @@ def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
 def count_lane_rows(
     tokens: NDArray[np.int64], documents: NDArray[np.int64], lanes: Lanes, length: int
 ) -> NDArray[np.int64]:
-    """Return [B] int64 rows of blocks of so many tokens and documents."""
+    """Return [B] int64, the number of rows of blocks with these numbers of tokens and documents."""
     text = tokens + documents
     fitting = (text - (length - EDGE_TOKENS)) // lanes.reuse + 1
     rows: NDArray[np.int64] = np.maximum(fitting, 0) * _directions(lanes)
@@ -113,20 +113,20 @@ def count_lane_rows(
 
 
 def check_lanes(lanes: Lanes, permuted: PermutedPrediction, length: int, count: int | None) -> None:
-    """Raise PlanError: rows of `length` tokens have no room for the reused text, two segments and the targets, or
+    """Raise PlanError if rows of `length` tokens have no room for the reused text, two segments and the targets, or if
     `count` lanes cannot be read in both directions.
     """
     room = length - EDGE_TOKENS - lanes.reuse
     first, second = permuted.goals
     if room < 2 or length > MOST_TOKENS:
         raise PlanError(
-            f"a row of {length} tokens cannot reuse {lanes.reuse} and hold two segments",
-            remedy=f"set length from {lanes.reuse + EDGE_TOKENS + 2} to {MOST_TOKENS}, or another input.reuse",
+            f"a row of {length} tokens cannot reuse {lanes.reuse} tokens and hold two segments",
+            remedy=f"set length to {lanes.reuse + EDGE_TOKENS + 2} to {MOST_TOKENS}, or change input.reuse",
         )
     if first > lanes.reuse or second > room:
         raise PlanError(
-            f"{permuted.predict} targets do not fit a row of {lanes.reuse} and {room} tokens of text",
-            remedy=f"set predict to {min(2 * lanes.reuse, 2 * room) // 6} or so: one token in six",
+            f"{permuted.predict} targets do not fit into a row of {lanes.reuse} and {room} tokens of text",
+            remedy=f"set predict to about {min(2 * lanes.reuse, 2 * room) // 6}, one token in six",
         )
     if count is not None and count % _directions(lanes):
         raise PlanError(

@@ -1,4 +1,4 @@
-"""From a block to training rows: here is decided what each input and objective needs."""
+"""Makes training rows from a block: calls the functions that each input and objective needs."""
 
 from dataclasses import replace
 from typing import assert_never
@@ -44,12 +44,14 @@ from data_service.samples.texts import (
 from data_service.types import Block
 
 AnyRows = RowCuts | LaneRows | TextRows
-"""Where a block is cut, whatever the input."""
+"""The rows that a block is cut into, of any input."""
 
 
 def cut(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> AnyRows:
-    """Cut a block of a source into rows. `key`: of the draws, for inputs whose boundaries are drawn
-    (`structure_key`)."""
+    """Return where a block of a source is cut into rows.
+
+    `key`: key of the draws (`structure_key`), for inputs whose boundaries are drawn.
+    """
     match spec.input_of(source):
         case Packed() as packed:
             return pack(block, packed.packing, spec.length)
@@ -80,13 +82,13 @@ def make_rows(
     """Return rows `start` to `stop` of a block, ready to train on.
 
     Args:
-        block: the text.
-        rows: where it is cut (`cut`).
-        start, stop: which rows; any range gives the same bytes per row.
-        spec: the stream's.
-        key: of the draws of this block in this masking epoch; see `block_key`.
-        tables: what the spec's masking reads besides the block.
-        source: whose block it is.
+        block: the block.
+        rows: places where it is cut (`cut`).
+        start, stop: range of the rows to make. A row has the same bytes in any range.
+        spec: spec of the stream.
+        key: key of the draws of this block in this masking epoch; see `block_key`.
+        tables: tables that the spec's masking needs besides the block.
+        source: number of the source that the block belongs to.
     """
     match spec.masking:
         case RowMasking() as masking:
@@ -151,8 +153,11 @@ def _masked(
 
 
 def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
-    """Return `samples`, rows of one source, as `spec` reads them beside those of other sources: where some rows are
-    translations, all say where their second segment begins; where the model has languages, all say theirs."""
+    """Return `samples`, rows of one source, with the arrays that rows of other sources of `spec` have, too.
+
+    If some rows of the stream are translations, all rows say where their second segment begins. If the model has
+    languages, all rows have theirs.
+    """
     if spec.reads_translations and samples.segment_starts is None:
         ends = np.diff(samples.offsets).astype(np.int32)
         samples = replace(samples, segment_starts=ends, restarts=np.zeros(samples.rows, dtype=np.bool_))
@@ -164,13 +169,13 @@ def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
 
 
 def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
-    """Return the key of one block's draws in an epoch of its source, or of the copy of the masks used in it."""
+    """Return the key of one block's draws in reading `epoch` of its source, or of the copy of the masks used in it."""
     fingerprint = spec.sources[source].manifest_fingerprint
     return stream_key("rows", spec.seed, spec.masking.mask_epoch(epoch), fingerprint, spec.split, block)
 
 
 def structure_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
-    """Return the key of the draws that cut one block in an epoch of its source."""
+    """Return the key of the draws that cut one block in reading `epoch` of its source."""
     fingerprint = spec.sources[source].manifest_fingerprint
     copy = epoch % spec.input.structures
     return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)

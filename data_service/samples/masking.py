@@ -1,7 +1,7 @@
-"""Which tokens of a row are predicted, and what stands in their place: the host half of an objective.
+"""Masking, the host half of an objective: it chooses the tokens of a row that are predicted, and replaces them.
 
-`RowMasking` is the contract on packed rows, `MlmMasking` is masked language modelling.
-`NoMasking` masks none, for contrastive training, which compares the vectors of whole texts.
+`RowMasking` is the interface for packed rows, `MlmMasking` is masked language modelling. `NoMasking` masks nothing, for
+contrastive training, which compares the vectors of whole texts.
 """
 
 import math
@@ -36,13 +36,13 @@ _DRAWS = 1 << 32
 
 @dataclass(frozen=True)
 class MaskingTables:
-    """What masking reads besides a block. Each is None where the spec's masking does not need it.
+    """The tables that masking needs besides a block. Each is None if the spec's masking does not need it.
 
     Attributes:
-        starts_word: [vocab_size] bool, the tokenizer's word-start table, where words are masked whole: for blocks that
-            do not say where words begin.
-        unigram: [vocab_size] counts of the corpora's tokens, where random replacements follow them.
-        similar: the table of similar words, where these replace words.
+        starts_word: [vocab_size] bool, table of the pieces that begin a word, if whole words are masked. It is used for
+            blocks that do not store where words begin.
+        unigram: [vocab_size] int64, token counts of the corpora, if random replacements are drawn by frequency.
+        similar: table of similar words, if words are replaced by similar ones.
     """
 
     starts_word: NDArray[np.bool_] | None = None
@@ -58,12 +58,12 @@ class MaskableRows:
     """Packed rows before their targets are chosen.
 
     Attributes:
-        rows: their tokens, which a masking overwrites where it hides some.
-        units: what may be chosen: single tokens, or words where the masking's unit wants these.
-        slots: where each row's draws lie.
-        vocabulary: the ids that may be written.
-        key: of the block's draws in this masking epoch.
-        tables: what the masking reads besides.
+        rows: tokens of the rows, in which a masking overwrites those that it hides.
+        units: units that may be chosen: single tokens, or words if the masking's unit needs them.
+        slots: places of each row's draws.
+        vocabulary: ids that may be written.
+        key: key of the block's draws in this masking epoch.
+        tables: tables that the masking needs.
     """
 
     rows: LaidOut
@@ -75,13 +75,13 @@ class MaskableRows:
 
 
 class RowMasking(BaseModel, ABC):
-    """The host half of an objective on packed rows: which tokens are targets, and what stands in their place.
+    """The host half of an objective on packed rows: it chooses the targets and replaces them.
 
-    A subclass is frozen, refuses unknown keys, and has a `unit`: "token", or one that words are looked up for. It draws
-    by the rows' key alone.
+    A subclass is frozen, refuses unknown keys, and has a `unit`: "token", or a unit for which words are looked up. Its
+    draws depend only on the rows' key.
 
     Attributes:
-        kind: names it in a stream's spec.
+        kind: name of the masking in a stream's spec.
         rate: share of a row's maskable tokens to predict.
     """
 
@@ -92,7 +92,7 @@ class RowMasking(BaseModel, ABC):
 
     @property
     def level(self) -> Level | None:
-        """Which of a block's units are chosen whole; None for single tokens."""
+        """Level of the block's units that are chosen whole; None for single tokens."""
         return None
 
     def mask_epoch(self, epoch: int) -> int:
@@ -100,11 +100,11 @@ class RowMasking(BaseModel, ABC):
         return epoch
 
     def expected(self, length: int, maskable: int) -> float:
-        """Return targets of a row of `length` tokens, of which `maskable` are not special: the mean."""
+        """Return the mean number of targets in a row of `length` tokens, of which `maskable` are not special."""
         return self.rate * maskable
 
     def most(self, tokens: int) -> float:
-        """Return targets of a row of so many tokens at most."""
+        """Return the largest number of targets in a row of `tokens` tokens."""
         return self.rate * tokens + 1
 
     @abstractmethod
@@ -113,7 +113,7 @@ class RowMasking(BaseModel, ABC):
 
 
 class NoMasking(BaseModel):
-    """No targets. Nothing is drawn, so all epochs have the same rows."""
+    """A masking without targets. Nothing is drawn, so all epochs have the same rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -121,15 +121,15 @@ class NoMasking(BaseModel):
 
     @property
     def unit(self) -> Literal["token"]:
-        """What masking would look at: words are not needed."""
+        """The unit: single tokens, so that words are not looked up."""
         return "token"
 
     def mask_epoch(self, epoch: int) -> int:
-        """Return the epoch whose draws are used in `epoch`: one for all."""
+        """Return the epoch whose draws are used in `epoch`: always 0."""
         return 0
 
     def expected(self, length: int, maskable: int) -> float:
-        """Return targets of a row."""
+        """Return the number of targets in a row: 0."""
         return 0.0
 
 
@@ -149,18 +149,18 @@ class MlmMasking(RowMasking):
             Words are never cut: facebookresearch/SpanBERT cuts the last one at the budget, the paper does not.
             Or, with a corpus that was built with a lexicon, its entities whole, or its phrases and entities, and single
             tokens between them (Sun et al. 2019, section 3.2).
-        longest: words in the longest n-gram (null: 3) or span (null: 10).
-        ngram_weights: of n-grams of 1, 2, ... words, in place of `longest` (MacBERT: 0.4, 0.3, 0.2, 0.1).
-        span_p: of the geometric distribution of span lengths (null: 0.2).
+        longest: number of words in the longest n-gram (null: 3) or span (null: 10).
+        ngram_weights: weights of n-grams of 1, 2, ... words, instead of `longest` (MacBERT: 0.4, 0.3, 0.2, 0.1).
+        span_p: parameter p of the geometric distribution of span lengths (null: 0.2).
         copies: "dynamic" draws new masks every epoch; a number k draws k masks of each row and uses them in rotation.
-        replace: what stands in the targets' places.
-        count: targets of a row of n maskable tokens. "stochastic": floor(rate * n + u), u uniform in [0, 1)
+        replace: shares of the tokens that replace targets.
+        count: number of targets in a row of n maskable tokens. "stochastic": floor(rate * n + u), u uniform in [0, 1)
             (fairseq), whose mean is exact; "bert": max(1, round(rate * n)), halves to even; "ceil":
             ceil(rate * n) (SpanBERT); "drawn": BERT's number of positions drawn with replacement, each counted
             once, so somewhat fewer (google-research/electra); by token only.
-        count_special: n counts all tokens of the row, special ones included, though those are never targets: 77 targets
-            in a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
-        max_predictions: most targets in a row (BERT: 20 at length 128), or None.
+        count_special: whether n counts all tokens of the row, special ones included, though these are never targets: 77
+            targets in a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
+        max_predictions: largest number of targets in a row (BERT: 20 at length 128); None for no limit.
     """
 
     kind: Literal["mlm"] = "mlm"
@@ -192,13 +192,13 @@ class MlmMasking(RowMasking):
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Without `ngram_weights` where they are not given, as before there were any."""
+        """Leave out `ngram_weights` if they are not given, so that specs from before this setting keep their JSON."""
         given = self.ngram_weights is not None
         return {name: value for name, value in serialize(self).items() if name != "ngram_weights" or given}
 
     @property
     def level(self) -> Level | None:
-        """Which of a block's units are masked whole; None for single tokens."""
+        """Level of the block's units that are masked whole; None for single tokens."""
         match self.unit:
             case "token":
                 return None
@@ -230,8 +230,15 @@ class MlmMasking(RowMasking):
 def budgets(
     masking: MlmMasking, counted: NDArray[np.int64], maskable: NDArray[np.int64], first_row: int, key: Key
 ) -> NDArray[np.int64]:
-    """Return [N] int64 targets of rows numbered from `first_row` in their block: a share of the `counted` [N] tokens
-    of each, of which `maskable` [N] can be targets."""
+    """Return [N] int64, the number of targets in each row.
+
+    Args:
+        masking: settings that decide the number.
+        counted: [N] int64, number of tokens of each row that `masking.rate` is a share of.
+        maskable: [N] int64, number of tokens of each row that can be targets.
+        first_row: number of the first row in its block.
+        key: key of the draws.
+    """
     wanted = masking.rate * counted
     match masking.count:
         case "stochastic":
@@ -250,7 +257,7 @@ def budgets(
 
 
 def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
-    """Choose targets among the units and replace them."""
+    """Choose targets among the units and replace them; return the rows with their targets."""
     rows, units, slots, key = found.rows, found.units, found.slots, found.key
     vocabulary, similar = found.vocabulary, found.tables.similar
     sizes = units.sizes
@@ -282,7 +289,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
 def _select(
     rows: LaidOut, units: Units, counts: NDArray[np.int64], slots: Slots, masking: MlmMasking, key: Key
 ) -> NDArray[np.bool_]:
-    """Return [U] bool, the units whose tokens are targets."""
+    """Return [U] bool, whether the tokens of each unit are targets."""
     match masking.unit:
         case "token" | "whole_word" | "phrase" | "entity":
             if masking.count == "drawn":
@@ -316,7 +323,7 @@ def _select(
 
 
 def _row_draws(per_row: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.uint64]:
-    """Return [M] a draw for every target: target r of a row uses the row's slot r."""
+    """Return [M] uint64, a draw for each target. Target r of a row uses the row's slot r."""
     words = draws64(key, int(slots.edges[0]), int(slots.edges[-1]))
     before = np.cumsum(per_row) - per_row
     shift = np.repeat(slots.edges[:-1] - slots.edges[0] - before, per_row)
@@ -324,7 +331,7 @@ def _row_draws(per_row: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np
 
 
 def _leaders(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [M] for each of the sorted targets, the first of the run of neighbours that it belongs to."""
+    """Return [M] int64, for each of the sorted targets the number of the first target of its run of neighbours."""
     starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))
 

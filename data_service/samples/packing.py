@@ -1,4 +1,4 @@
-"""Packing: where a block is cut into rows. The cut is a pure function of the block, so any row can be found again.
+"""Packing cuts a block into rows. The cut is a pure function of the block, so any row can be found again.
 
 Packed rows never share or lose a token: they are the text between consecutive `edges`. A row is laid out as
 `<s> text </s>`, with one more `</s>` before every document that begins inside it. The packings:
@@ -7,8 +7,8 @@ full_sentences: whole sentences while they fit; rows cross documents.
 doc_sentences: the same, but a row ends with its document.
 contiguous: full rows, cut anywhere. The number of rows follows from the manifest alone.
 
-Rows of two segments take stretches of a block. The segments of all rows, laid end to end, are a text of their own;
-layout and masking work on it as on a block's text. It may hold a token of the block more than once, or not at all.
+Rows of two segments consist of stretches of a block. The segments of all rows, one after another, are the rows' text,
+on which layout and masking work as on a block's text. It may hold a token of the block more than once, or not at all.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,10 @@ V = TypeVar("V", bound=np.generic)
 
 
 class RowInput(BaseModel):
-    """How documents become rows: the settings under a recipe's `input`. Each kind stands beside what cuts its rows."""
+    """The settings under a recipe's `input`, which decide how documents become rows.
+
+    Each subclass is defined beside the code that cuts its rows.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,16 +40,16 @@ class RowInput(BaseModel):
 
     @property
     def repeats(self) -> float:
-        """How often a token of the corpus is read in one reading of it, on average and about."""
+        """Approximate mean number of times that a token of the corpus is used in one reading of it."""
         return 1.0
 
     @property
     def texts(self) -> int:
-        """Texts of a row, each cut to the phase's length with special tokens of its own."""
+        """Number of texts in a row. Each is cut to the phase's length and has its own special tokens."""
         return 1
 
     def once(self) -> Self:
-        """Return the same with one way of cutting."""
+        """Return the same settings with only one way of cutting the corpus."""
         return self
 
 
@@ -54,7 +57,7 @@ Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
 
 
 class Packed(RowInput):
-    """Rows of one segment; every token once an epoch.
+    """Rows of one segment, in which every token occurs once an epoch.
 
     RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, section 4.2), and plain cutting.
     """
@@ -67,9 +70,9 @@ class Segments:
     """The segments A and B of N rows.
 
     Attributes:
-        starts: [N, 2] int64, offset in the block of the first token of each.
-        sizes: [N, 2] int64, tokens of each. A is never empty; B is, in a row of one segment.
-        labels: [N] int8, the sentence-pair label; None where there is none.
+        starts: [N, 2] int64, offset in the block of the first token of each segment.
+        sizes: [N, 2] int64, number of tokens of each segment. A is never empty; B is empty in a row of one segment.
+        labels: [N] int8, sentence-pair labels; None if rows have none.
     """
 
     starts: NDArray[np.int64]
@@ -83,21 +86,24 @@ class Segments:
         second: tuple[NDArray[np.int64], NDArray[np.int64]],
         labels: NDArray[np.int8] | None = None,
     ) -> Self:
-        """Return segments from the offsets in the block at which A and B start and stop, each [N] int64."""
+        """Return segments, given the offsets in the block at which A (`first`) and B (`second`) start and stop."""
         starts, stops = (np.stack(ends, axis=1) for ends in zip(first, second, strict=True))
         return cls(starts, stops - starts, labels)
 
     def rows(self, start: int, stop: int) -> "Segments":
-        """Those of rows `start` to `stop`."""
+        """Return the segments of rows `start` to `stop`."""
         labels = None if self.labels is None else self.labels[start:stop]
         return Segments(self.starts[start:stop], self.sizes[start:stop], labels)
 
     def take(self, values: NDArray[V]) -> NDArray[V]:
-        """Those of `values` [T], one a token of the block, that the segments hold, end to end."""
+        """Return the values of the tokens in the segments, in order. `values`: [T], one for each token of the block."""
         return end_to_end(values, self.starts, self.sizes)
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
-        """Return offsets in `text` at which a sentence, or segment B of a row, begins, in no order; some come twice."""
+        """Return the offsets in the rows' text at which a sentence or a segment B begins.
+
+        They are not sorted, and some occur twice.
+        """
         starts, sizes = self.starts.ravel(), self.sizes.ravel()
         before = np.cumsum(sizes) - sizes
         low = np.searchsorted(block.sentences, starts)
@@ -110,8 +116,10 @@ class Segments:
 
 
 def end_to_end(values: NDArray[V], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[V]:
-    """Return stretches of `values`, such as a block's tokens, one after another; `starts` and `sizes` have one shape,
-    read row by row."""
+    """Return stretches of `values`, such as a block's tokens, one after another.
+
+    `starts`, `sizes`: first element and length of each stretch; arrays of the same shape, read row by row.
+    """
     flat = sizes.ravel()
     before = np.cumsum(flat) - flat
     # Half-width indices are twice as fast to make and to follow.
@@ -126,15 +134,15 @@ EDGE_TOKENS = 2  # <s> and </s>
 
 @dataclass(frozen=True)
 class RowCuts:
-    """N rows of a block, whose text is the block's own, or that of segments taken from it.
+    """N rows of a block. Their text is the block's, or consists of segments taken from it.
 
     Attributes:
-        edges: [N + 1] int64 offsets in the rows' text; row i lies from edges[i] to edges[i + 1], never empty.
-        separators: [K] int64 offsets in the rows' text, sorted: documents that begin inside a row, after its
-            first token, or second segments. One that comes twice stands for the end of one text and the beginning of
-            another.
-        segments: what the rows' text is made of; None where it is the block's.
-        restarts: positions begin again with the second segment.
+        edges: [N + 1] int64, offsets in the rows' text. Row i lies from edges[i] to edges[i + 1] and is never empty.
+        separators: [K] int64, sorted offsets in the rows' text before which separators stand: beginnings of second
+            segments, and of documents inside a row, after its first token. An offset that occurs twice stands for the
+            end of one text and the beginning of another.
+        segments: segments of which the rows' text consists; None if it is the block's.
+        restarts: whether positions begin again with the second segment.
     """
 
     edges: NDArray[np.int64]
@@ -151,7 +159,8 @@ class RowCuts:
 
     @classmethod
     def restarted(cls, segments: Segments) -> "RowCuts":
-        """Return rows of two segments each, of which the second begins like a row of its own."""
+        """Return rows of two segments each. The second has its own special tokens, and positions begin again with
+        it."""
         paired = cls.paired(segments)
         return replace(paired, separators=np.repeat(paired.separators, 2), restarts=True)
 
@@ -163,13 +172,19 @@ class RowCuts:
         return self.take(block.tokens, start, stop)  # type: ignore[return-value]
 
     def take(self, values: NDArray[V], start: int, stop: int) -> NDArray[V]:
-        """Those of `values` [T], one a token of the block, that rows `start` to `stop` hold, end to end."""
+        """Return the values of the tokens in rows `start` to `stop`, in order.
+
+        `values`: [T], one for each token of the block.
+        """
         if self.segments is not None:
             return self.segments.rows(start, stop).take(values)
         return values[self.edges[start] : self.edges[stop]]
 
     def sentence_starts(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
-        """Return offsets in `text` at which a sentence or a second segment begins, in no order; some may come twice."""
+        """Return the offsets in the text of rows `start` to `stop` at which a sentence or a second segment begins.
+
+        They are not sorted, and some may occur twice.
+        """
         if self.segments is not None:
             return self.segments.rows(start, stop).sentence_starts(block)
         first, last = self.edges[start], self.edges[stop]
@@ -178,7 +193,7 @@ class RowCuts:
         return starts
 
     def label(self, samples: Samples, start: int, stop: int) -> Samples:
-        """Return `samples`, which are rows `start` to `stop`, with their segments and labels."""
+        """Return `samples`, which are rows `start` to `stop`, with the rows' segments and labels added."""
         if self.segments is None:
             return samples
         segments = self.segments.rows(start, stop)
@@ -187,7 +202,7 @@ class RowCuts:
         return replace(samples, segment_starts=begins, pair_label=segments.labels, restarts=restarts)
 
     def stretches(self, row: int) -> tuple[range, ...]:
-        """Return where the text of a row lies in the block: its segments', in order, or one."""
+        """Return the ranges of the block's tokens that a row holds: those of its segments, in order, or one range."""
         if self.segments is None:
             return (range(int(self.edges[row]), int(self.edges[row + 1])),)
         ends = zip(self.segments.starts[row].tolist(), self.segments.sizes[row].tolist(), strict=True)
@@ -195,17 +210,19 @@ class RowCuts:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[N] int64 tokens of each row as the model sees it, special tokens included."""
+        """[N] int64, number of tokens of each row, special ones included."""
         return np.diff(self.edges + np.searchsorted(self.separators, self.edges)) + EDGE_TOKENS
 
 
 def cut_rows(
     sentences: NDArray[np.int64], documents: NDArray[np.int64], packing: Packing, length: int
 ) -> RowCuts:
-    """Cut a block (its boundaries, as in `Block`) into rows of at most `length` tokens, special ones too.
+    """Return where a block is cut into rows of at most `length` tokens, special ones included.
 
-    Whole sentences are taken greedily; a sentence longer than a row is cut into full rows first, and what
-    remains of it is packed with what follows.
+    Rows are filled greedily with whole sentences. A sentence longer than a row is first cut into full rows; the rest of
+    it is packed with the next sentences.
+
+    `sentences`, `documents`: boundaries of the block, as in `Block`.
     """
     room = length - EDGE_TOKENS
     starts = sentences[documents]  # token offsets of the documents, and the end
@@ -222,19 +239,22 @@ def cut_rows(
 
 
 def pack(block: Block, packing: Packing, length: int) -> RowCuts:
-    """Return the rows of one block."""
+    """Return where one block is cut into rows."""
     return cut_rows(block.sentences, block.documents, packing, length)
 
 
 def contiguous_rows(
     tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int
 ) -> NDArray[np.int64]:
-    """Return [B] int64 rows that `contiguous` packing cuts from blocks of so many tokens and documents."""
+    """Return [B] int64, the number of rows that `contiguous` packing cuts from blocks.
+
+    `tokens`, `documents`: [B], their numbers in each block.
+    """
     return -(-(tokens + documents - 1) // (length - EDGE_TOKENS))
 
 
 def _even_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Cut the text with its separators every `room` places; a separator at a cut is left out."""
+    """Return the edges of rows of `room` tokens, separators included. A separator at an edge is left out."""
     places = starts + np.arange(len(starts))  # of the documents' first tokens, counting separators
     end = int(places[-1]) - 1
     cuts = np.append(np.arange(0, end, room), end)
@@ -243,7 +263,7 @@ def _even_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
 
 
 def no_longer_than(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Sentence boundaries with every sentence longer than `room` cut after each `room` tokens."""
+    """Return sentence boundaries in which every sentence longer than `room` is cut after each `room` tokens."""
     lengths = np.diff(sentences)
     if lengths.max() <= room:
         return sentences
@@ -256,7 +276,10 @@ def no_longer_than(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]
 def _greedy_edges(
     sentences: NDArray[np.int64], starts: NDArray[np.int64], room: int, *, cross_documents: bool
 ) -> NDArray[np.int64]:
-    """Follow, from the first sentence, the table "a row that starts here ends there"."""
+    """Return the edges of rows that are filled greedily with sentences.
+
+    The end of a row is computed for a start at every sentence; then the rows are followed from the first sentence.
+    """
     begins_document = np.zeros(len(sentences) - 1, dtype=np.int64)
     begins_document[np.searchsorted(sentences, starts[1:-1])] = 1
     document = np.cumsum(begins_document)
@@ -275,13 +298,14 @@ def _greedy_edges(
 
 @dataclass(frozen=True)
 class LaidOut:
-    """N rows of text, T tokens in all, before masking.
+    """N rows with special tokens, T tokens in all, before masking.
 
     Attributes:
-        tokens: [T] writable, each row `<s> text </s>` with a further `</s>` between documents or segments.
-        offsets: [N + 1] int64, row i is tokens[offsets[i]:offsets[i + 1]].
-        edges: [N + 1] int64, row i holds text tokens edges[i] to edges[i + 1], counted from the first row's.
-        separators: [K] int64, text offsets before which a separator stands, counted likewise.
+        tokens: [T], writable; each row is `<s> text </s>` with a further `</s>` between documents or segments.
+        offsets: [N + 1] int64, offsets in `tokens`; row i is tokens[offsets[i]:offsets[i + 1]].
+        edges: [N + 1] int64, offsets in the text, counted from the first row's first token; row i holds text tokens
+            edges[i] to edges[i + 1].
+        separators: [K] int64, offsets in the text before which a separator stands, counted likewise.
     """
 
     tokens: Tokens
@@ -290,7 +314,7 @@ class LaidOut:
     separators: NDArray[np.int64]
 
     def places(self, text: NDArray[np.int64], per_row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return indices into `tokens` of sorted text offsets, of which `per_row` [N] lie in each row."""
+        """Return the indices in `tokens` of sorted text offsets. `per_row`: [N], number of the offsets in each row."""
         shift = np.repeat(1 + EDGE_TOKENS * np.arange(len(per_row)), per_row)
         if len(self.separators):
             passed = np.searchsorted(text, self.separators)
@@ -300,7 +324,7 @@ class LaidOut:
 
 
 def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOut:
-    """Return rows `start` to `stop`, whose text is `text`."""
+    """Return rows `start` to `stop`, whose text is `text`, with special tokens."""
     first, last = rows.edges[start], rows.edges[stop]
     edges = rows.edges[start : stop + 1] - first
     low, high = np.searchsorted(rows.separators, (first, last))

@@ -67,10 +67,10 @@ class DrawnRows(RowInput):
 
 
 class _RandomPairs(DrawnRows):
-    """Two segments, of which the second follows the first or is drawn from another document.
+    """Rows of two segments, of which the second follows the first or is drawn from another document.
 
     Attributes:
-        random: of the rows that could have either, the share whose second segment is drawn from elsewhere.
+        random: share of rows whose second segment is drawn from elsewhere, among rows that could have either.
     """
 
     random: Share = 0.5
@@ -82,7 +82,7 @@ class _RandomPairs(DrawnRows):
 
 
 class SegmentPairs(_RandomPairs):
-    """Segments of many sentences that fill the row (Devlin et al. 2019, appendix A.2).
+    """Rows of two segments of many sentences, which fill the row (Devlin et al. 2019, appendix A.2).
 
     Attributes:
         short: share of documents whose rows are filled to a random shorter length.
@@ -93,9 +93,10 @@ class SegmentPairs(_RandomPairs):
 
 
 def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> Segments:
-    """Return chunks of sentences up to the row's target. A ends at a random sentence; B is the rest of the chunk (label
-    0), or text of as many tokens from elsewhere (label 1), and the rest goes to the next chunk. A chunk of one
-    sentence has no rest.
+    """Return rows made of chunks of sentences that are filled up to the row's target.
+
+    A ends at a random sentence. B is the rest of the chunk (label 0), or text of the missing length from elsewhere
+    (label 1); then the rest goes to the next chunk. A chunk of one sentence always has a random B.
     """
     room = length - PAIR_EDGES
     sentences = Sentences.of(block)
@@ -113,14 +114,15 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
 
 
 class SentencePairs(_RandomPairs):
-    """Two single sentences (Liu et al. 2019, section 4.2)."""
+    """Rows of two single sentences (Liu et al. 2019, section 4.2)."""
 
     packing: Literal["sentence_pair"]
 
 
 def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -> Segments:
-    """Return a sentence and the next one of its document (label 0), or one from elsewhere (label 1), and the next one
-    begins the next row. The last sentence of a document has none that follows.
+    """Return rows of a sentence and the next one of its document (label 0), or one from elsewhere (label 1).
+
+    In the latter case the next sentence begins the next row. The last sentence of a document always has a random B.
     """
     sentences = Sentences.of(block)
     every = np.arange(len(sentences))
@@ -150,7 +152,8 @@ def _paired(
     room: int,
     key: Key,
 ) -> Segments:
-    """Return segments A and B, with `wanted` tokens from elsewhere for B where `random`, cut to `room`."""
+    """Return segments cut to `room`. If `random`, B is `wanted` tokens from elsewhere in place of the following
+    text."""
     a, b = following
     other = elsewhere(sentences, first, wanted, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
@@ -158,13 +161,13 @@ def _paired(
 
 
 class OrderedPairs(DrawnRows):
-    """Two consecutive segments, swapped or not (Lan et al. 2019, section 3.1).
+    """Rows of two consecutive segments, swapped or not (Lan et al. 2019, section 3.1).
 
     Attributes:
         short: share of documents whose rows are filled to a random shorter length.
-        swapped: share of rows in which they are swapped.
-        lone_sentence: what a row of one sentence becomes: cut in two like any other text (the paper's definition
-            of the task), or given a random second segment (google-research/albert).
+        swapped: share of rows in which the segments are swapped.
+        lone_sentence: treatment of a row of one sentence. "cut": it is cut in two like any other text (the paper's
+            definition of the task). "random": it gets a random second segment (google-research/albert).
     """
 
     packing: Literal["ordered_pair"]
@@ -174,11 +177,11 @@ class OrderedPairs(DrawnRows):
 
 
 def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> Segments:
-    """Return chunks of sentences up to the row's target, cut in two at a random sentence. Label 1: B comes first in
-    the text.
+    """Return rows made of chunks of sentences up to the row's target, each cut in two at a random sentence.
 
-    A chunk of one sentence is cut at a random token; of one token, it is a row of one segment, label 0. Or it gets
-    a random second segment (label 1), whatever is drawn for it.
+    Label 1: B precedes A in the text. With `lone_sentence: cut` a chunk of one sentence is cut at a random token; a
+    chunk of one token is a row of one segment, with label 0. With `random` a chunk of one sentence gets a random
+    second segment and label 1.
     """
     room = length - PAIR_EDGES
     sentences = Sentences.of(block, longest=room)
@@ -201,8 +204,10 @@ def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> 
 
 
 def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Numbers:
-    """Return [N] token offsets at which chunks are cut: between sentences; in a lone one, between tokens, if it has
-    two."""
+    """Return [N], the token offsets at which chunks are cut in two.
+
+    They are cut between sentences; a chunk of one sentence is cut between tokens, if it has at least two.
+    """
     start, stop = sentences.span(first, end)
     lone = end == first + 1
     units = np.where(lone, stop - start, end - first)
@@ -211,7 +216,7 @@ def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Nu
 
 
 def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.bool_]) -> tuple[Ends, Ends]:
-    """Return what lies before and after `middle`, or the other way round."""
+    """Return the ranges before and after `middle`; the other way round if `swapped`."""
     return (
         (np.where(swapped, middle, start), np.where(swapped, stop, middle)),
         (np.where(swapped, start, middle), np.where(swapped, middle, stop)),
@@ -219,7 +224,7 @@ def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.
 
 
 class TwoSegments(DrawnRows):
-    """Consecutive text, usually as two segments, without a label (google-research/electra,
+    """Rows of consecutive text, usually as two segments, without a label (google-research/electra,
     build_pretraining_dataset.py).
 
     Attributes:
@@ -233,8 +238,10 @@ class TwoSegments(DrawnRows):
 
 
 def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Segments:
-    """Return chunks of sentences up to the row's target. The first sentence goes to A, and so do the next while A stays
-    shorter than half the target; the sentence that would end this goes to A in half of the rows, the rest to B.
+    """Return rows made of chunks of sentences up to the row's target.
+
+    The first sentence goes to A, and further ones while A stays shorter than half the target. The next sentence goes
+    to A in half of the rows; the rest goes to B.
     """
     sentences = Sentences.of(block, longest=length - PAIR_EDGES)
     every = np.arange(len(sentences))
@@ -255,15 +262,17 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
 
 
 Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
-"""Of running text."""
+"""The settings of all rows of two segments of running text."""
 
 
 class Translations(RowInput):
-    """Examples of corpora of pairs, a row each: a sentence and its translation, each with special tokens and positions
-    of its own (Conneau and Lample 2019, section 3.3: TLM). Corpora of text beside them give rows of one segment.
+    """Rows of a sentence and its translation, one for each example of a corpus of pairs (Conneau and Lample 2019,
+    section 3.3: TLM).
+
+    Each sentence has its own special tokens and positions. Corpora of text in the same stream give rows of one segment.
 
     Attributes:
-        text: how those are packed; the published way is streams cut anywhere.
+        text: packing of these rows; the published way is `contiguous`.
     """
 
     packing: Literal["translations"]
@@ -271,10 +280,10 @@ class Translations(RowInput):
 
 
 def translation_rows(block: Block, length: int) -> RowCuts:
-    """Return a row for each document of a corpus of pairs. Raises CorpusError where one has less than two texts."""
+    """Return a row for each document of a corpus of pairs. Raises CorpusError: a document has fewer than two texts."""
     if np.diff(block.documents).min() < TEXTS:
         raise CorpusError(
-            f"a document of a corpus of pairs has less than {TEXTS} texts",
+            f"a document of a corpus of pairs has fewer than {TEXTS} texts",
             remedy="build the corpus again with `maskfleet corpus build --texts pairs`",
         )
     first = block.documents[:-1, None] + np.arange(TEXTS)
@@ -284,8 +293,10 @@ def translation_rows(block: Block, length: int) -> RowCuts:
 
 
 def _shortened(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Return [N, 2] sizes of at most `room` in all: the longer gives way down to half of the room, and the other
-    beyond it."""
+    """Return [N, 2] sizes of pairs shortened to at most `room` tokens.
+
+    The longer text is shortened, down to half of the room at most; then the other is, too.
+    """
     one, other = sizes[:, 0], sizes[:, 1]
     other = np.minimum(other, np.maximum(room - one, room // 2))
     return np.stack([np.minimum(one, room - other), other], axis=1)

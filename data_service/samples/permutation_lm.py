@@ -1,4 +1,4 @@
-"""Permuted language modelling: which tokens are predicted, and in what order (Yang et al. 2019).
+"""Permuted language modelling: the choice of the tokens to predict, and their order (Yang et al. 2019).
 
 Targets are n-grams, each inside a context of tokens that are not predicted. The rule is that of zihangdai/xlnet,
 data_utils.py, `_sample_mask`: draw n with probability proportional to 1 / n, skip a random part of the n-gram's
@@ -20,11 +20,11 @@ class PermutedPrediction(BaseModel):
     """Targets and factorisation order of a row (zihangdai/xlnet, data_utils.py).
 
     Attributes:
-        predict: targets of a row, half of them (rounded up) in its first part.
-        context, chosen: n * context / chosen tokens around an n-gram are not predicted (alpha 6, beta 1).
-        longest: longest n-gram; n is drawn with probability proportional to 1 / n.
-        unit: what an n-gram counts: whole words (the paper), or pieces from a word's start on (the official code).
-        permutation: tokens that are permuted together; those of a later group come after them.
+        predict: number of targets in a row, half of them (rounded up) in its first part.
+        context, chosen: numbers alpha (6) and beta (1): n * context / chosen tokens around an n-gram are not predicted.
+        longest: largest n of an n-gram; n is drawn with probability proportional to 1 / n.
+        unit: unit that n counts: whole words (the paper), or pieces from a word's start on (the official code).
+        permutation: number of tokens that are permuted together; those of a later group follow them.
         copies: "dynamic" draws anew every epoch; a number k draws k times and uses the draws in rotation.
     """
 
@@ -44,31 +44,31 @@ class PermutedPrediction(BaseModel):
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
     def expected(self, length: int, maskable: int) -> float:
-        """Return targets of a row."""
+        """Return the number of targets in a row."""
         return self.predict
 
     @property
     def goals(self) -> tuple[int, int]:
-        """Targets of a row's two parts."""
+        """Numbers of targets in a row's two parts."""
         return self.predict - self.predict // 2, self.predict // 2
 
 
 def factorisation_order(
     ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, permutation: int
 ) -> NDArray[np.int32]:
-    """Return [N, L] int32: an order that gives each token exactly the visibility of zihangdai/xlnet, data_utils.py,
-    `_local_perm`.
+    """Return [N, L] int32, an order of each row's tokens.
 
-    A row has two parts, the first of `reuse` tokens. Of each part the tokens that are neither targets nor functional
-    come first, together: they see each other and all of the part before. Then come its targets and functional tokens,
-    one after another in random order. So the first part sees nothing of the second.
+    Each token sees exactly the tokens that it sees in zihangdai/xlnet, data_utils.py, `_local_perm`. A row has two
+    parts, the first of `reuse` tokens. In each part, the tokens that are neither targets nor functional come first,
+    together: they see each other and all of the earlier part. Then come the targets and functional tokens, one after
+    another in random order. So the first part sees nothing of the second.
 
     Args:
-        ordered: [N, L] bool: targets, `<sep>` and `<cls>`.
+        ordered: [N, L] bool, true for targets, `<sep>` and `<cls>`.
         keys: [N, L] random numbers.
-        reuse: tokens of the first part.
-        permutation: how many tokens of a part are permuted together. (The official code permutes all such groups of a
-            part alike, here each has an order of its own; at the published sizes a part is one group.)
+        reuse: number of tokens in the first part.
+        permutation: number of tokens of a part that are permuted together. (The official code permutes all such groups
+            of a part alike, here each has its own order; at the published sizes a part is one group.)
     """
     first = _ranks(ordered[:, :reuse], keys[:, :reuse], permutation)
     second = _ranks(ordered[:, reuse:], keys[:, reuse:], permutation)
@@ -105,15 +105,13 @@ def choose_targets(
     draws: NDArray[np.uint64],
     keys: NDArray[np.uint32],
 ) -> NDArray[np.bool_]:
-    """Return [N, P] bool: `goal` tokens of each row of P tokens, or all that are not fixed where those are fewer.
+    """Return [N, P] bool, the targets: `goal` tokens of each row of P tokens, or all that are not fixed if fewer.
 
     Args:
-        begins: [N, P] bool, a word begins here. Fixed tokens and what follows them count as beginnings.
-        fixed: [N, P] bool, never chosen.
-        goal: tokens to choose.
-        config: how n-grams are drawn.
-        draws: [N, D], one for each n-gram; `goal` are always enough.
-        keys: [N, P], for the single tokens.
+        begins: [N, P] bool, whether a word begins with the token. Fixed tokens and those after them count as
+        beginnings. fixed: [N, P] bool, whether the token is never chosen. goal: number of tokens to choose in each
+        row. config: settings by which n-grams are drawn. draws: [N, D], one draw for each n-gram; D = `goal` is
+        always enough. keys: [N, P] random numbers by which single tokens are chosen.
     """
     chosen = choose_ngrams(begins, fixed, goal, config, draws)
     free = ~(chosen | fixed)
@@ -135,7 +133,7 @@ def choose_ngrams(
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """Return [N, P] bool, at most `goal` in a row: those in n-grams. Arguments as for `choose_targets`."""
+    """Return [N, P] bool, the targets in n-grams, at most `goal` in a row. Arguments as for `choose_targets`."""
     rows, width = begins.shape
     units = _Units(begins, fixed)
     likely = _thresholds(config.longest)
@@ -182,10 +180,9 @@ class _Units:
     def ngram(
         self, at: NDArray[np.int64], n: NDArray[np.int64], most: NDArray[np.int64], whole_words: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the n-gram that follows each place `at` starts and stops; alike where none of `most` tokens
-        fits.
+        """Return the places at which the n-gram after each place `at` starts and stops. They are equal if none fits.
 
-        n counts words or, from a word's beginning on, tokens.
+        n counts words or, from a word's beginning on, tokens. An n-gram of words has at most `most` tokens.
         """
         unit = self._next_word[self._from[at]]
         start, barrier = self._places[unit], self._next_fixed[unit]
@@ -206,6 +203,7 @@ def _following(units: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _thresholds(longest: int) -> NDArray[np.uint64]:
-    """Return [longest - 1]: a 32-bit draw at or above the k-th is an n-gram of more than k words."""
+    """Return [longest - 1] uint64 thresholds. A 32-bit draw at or above the k-th means an n-gram of more than k
+    words."""
     shares = 1 / np.arange(1, longest + 1)
     return np.round(np.cumsum(shares / shares.sum())[:-1] * (1 << 32)).astype(np.uint64)

@@ -1,7 +1,7 @@
-"""What stands where a target was: the mask token, a random token, or the token itself.
+"""Replacement of targets by the mask token, a random token, or the token itself.
 
-A rule that replaces whole words by something else is a file of its own (`similar_words.py`), and has a share here.
-`masking.py` calls the rule that has one above 0.
+A rule that replaces whole words otherwise has its own file (`similar_words.py`) and a share here. `masking.py` calls
+the rule whose share is above 0.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,20 @@ from data_service.rng import scale
 from data_service.types import Share, Tokens
 
 _DRAWS = 1 << 32
-_OF_WORDS = ("similar",)  # shares that came later: left out where they are 0
+_OF_WORDS = ("similar",)  # shares that later versions added: they are not written if they are 0
 
 
 class Replacement(BaseModel):
-    """What stands where a target was: shares of the mask token, a random token, the token itself; sum 1.
+    """The shares of targets that are replaced in each way. They add up to 1.
 
-    A random token is any ordinary one alike, or drawn by its frequency in the corpora (SpanBERT). `similar`: the share
-    of words in whose place a similar one stands (MacBERT); all shares are then of words, and a random word is one of
-    the table of similar words.
+    Attributes:
+        mask: share replaced by the mask token.
+        random: share replaced by a random token.
+        keep: share that stays as it is.
+        similar: share of words replaced by a similar word (MacBERT). If it is above 0, all shares are of words, and a
+            random word is one of the table of similar words.
+        random_from: "vocabulary" draws random tokens uniformly from the ordinary ones, "unigram" by their frequency in
+            the corpora (SpanBERT).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,19 +51,19 @@ class Replacement(BaseModel):
         if abs(sum(shares.values()) - 1) > 1e-9:
             raise ValueError(f"{' + '.join(shares)} is {sum(shares.values()):g}, it must be 1")
         if self.similar and self.random_from == "unigram":
-            raise ValueError("random words are of the table of similar words; leave random_from out")
+            raise ValueError("random words come from the table of similar words; leave random_from out")
         if self.random_from == "unigram" and not self.random:
             raise ValueError("random_from is given but random is 0; leave random_from out")
         return self
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Without the shares that came later where they are 0."""
+        """Leave out shares that later versions added if they are 0, so that older specs keep their JSON."""
         return {name: value for name, value in serialize(self).items() if name not in _OF_WORDS or value}
 
     @property
     def of_words(self) -> dict[str, float]:
-        """The shares above 0 of rules that replace whole words; all shares are then of words."""
+        """Shares above 0 of rules that replace whole words. If there is one, all shares are of words."""
         return {name: share for name in _OF_WORDS if (share := getattr(self, name))}
 
 
@@ -67,9 +72,10 @@ class Vocabulary:
     """The ids that masking writes.
 
     Attributes:
-        mask: the id of the mask token.
-        ordinary: [V] ids of ordinary tokens, ascending, in the corpus's dtype: the random replacements.
-        counts: [V] int64, how often each occurs in the corpora; None where all are drawn alike.
+        mask: id of the mask token.
+        ordinary: [V], ids of the ordinary tokens, ascending, in the corpus's dtype. Random replacements are drawn from
+            them.
+        counts: [V] int64, number of occurrences of each in the corpora; None to draw uniformly.
     """
 
     mask: int
@@ -77,7 +83,7 @@ class Vocabulary:
     counts: NDArray[np.int64] | None = None
 
     def random(self, draws: NDArray[np.uint32]) -> Tokens:
-        """Return [N] ordinary ids from [N] uniform 32-bit draws: by frequency if counts are given, else all alike.
+        """Return [N] ordinary ids for [N] uniform 32-bit draws: by frequency if there are counts, else uniformly.
 
         Frequencies are rounded to multiples of 2**-32.
         """
@@ -95,13 +101,14 @@ def replaced(
     replace: Replacement,
     vocabulary: Vocabulary,
 ) -> Tokens:
-    """Return [M] what stands in place of the targets.
+    """Return [M], the ids that replace the targets.
 
     Args:
-        target_ids: [M] the targets.
-        draws: [M] uniform 64-bit draws: the upper half says what happens to a target, the lower is its random id.
-        leaders: [M] for each target the one whose draw decides what happens to it; None if each has its own.
-        replace, vocabulary: see there.
+        target_ids: [M], ids of the targets.
+        draws: [M] uniform 64-bit draws. The upper half decides how a target is replaced, the lower half its random id.
+        leaders: [M], number of the target whose draw decides how each target is replaced; None if each has its own.
+        replace: shares of the ways of replacement.
+        vocabulary: ids that may be written.
     """
     action = draws >> np.uint64(32)
     if leaders is not None:

@@ -1,7 +1,6 @@
-"""`Samples`: rows of different lengths, laid end to end. There is no padding; an attention kernel adds it if it needs
-it.
+"""`Samples` holds rows of different lengths one after another, without padding; an attention kernel adds it if needed.
 
-Rows are cut, joined and reordered here.
+Functions here select, join and reorder rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,23 +19,22 @@ class Samples:
 
     Attributes:
         tokens: [T] uint16 or uint32, the rows' input ids after masking, row after row, special ones included.
-        offsets: [N + 1] int64, row i is tokens[offsets[i]:offsets[i + 1]].
-        target_positions: [M] int64, sorted flat indices into `tokens` that the model must predict.
-        target_ids: [M] same dtype as tokens, the original ids there.
-        segment_starts: [N] int32, where the second segment begins inside its row; the row's length if it
-            has none. None for single-segment inputs.
-        restarts: [N] bool, rows whose positions begin again with the second segment (translations); None where no row
-            can be.
-        languages: [N, 2] uint16, numbers of the languages of both segments, the same twice in a row of one; of an
-            example of several texts, those of the first and of the others. None where rows have none.
-        pair_label: [N] int8, the sentence-pair label (NSP, SOP); None without pairs.
-        order: [T] int32, factorisation order within the row (permuted LM); None otherwise. A token's content may
-            use tokens of no higher number, its prediction only those of lower number.
-        reversed_rows: [N] bool, rows whose text is laid out from last token to first; None where none can be.
-        text_starts: [N, G] int32, where each of the G texts of an example begins inside its row, the first at 0; each
-            has special tokens of its own. None where a row is no example of several texts.
-        cls_last: [N] bool, rows whose texts end with their classification token (XLNet); None where texts begin with
-            it, or rows are no examples.
+        offsets: [N + 1] int64, offsets in `tokens`; row i is tokens[offsets[i]:offsets[i + 1]].
+        target_positions: [M] int64, sorted indices in `tokens` of the tokens that the model must predict.
+        target_ids: [M], original ids of these tokens, in the dtype of `tokens`.
+        segment_starts: [N] int32, place in the row at which its second segment begins; the row's length if it has none.
+            None if the input has single segments.
+        restarts: [N] bool, whether positions begin again with the second segment (translations); None if they never do.
+        languages: [N, 2] uint16, numbers of the languages of both segments, twice the same in a row of one segment. In
+            an example of several texts: languages of the first and of the others. None if the model has no languages.
+        pair_label: [N] int8, sentence-pair label (NSP, SOP); None without pairs.
+        order: [T] int32, factorisation order within the row (permuted LM); None otherwise. A token's content may use
+            tokens of the same or a lower number, its prediction only those of a lower number.
+        reversed_rows: [N] bool, whether the row's text runs from its last token to its first; None if none can.
+        text_starts: [N, G] int32, place in the row at which each of the G texts of an example begins, the first at 0.
+            Each text has its own special tokens. None if rows are not examples of several texts.
+        cls_last: [N] bool, whether the row's texts end with their classification token (XLNet); None if texts begin
+            with it, or if rows are not examples.
     """
 
     tokens: Tokens
@@ -58,7 +56,7 @@ class Samples:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """Size of all arrays in bytes."""
         arrays = (getattr(self, field.name) for field in fields(self))
         return sum(array.nbytes for array in arrays if array is not None)
 
@@ -79,7 +77,8 @@ class _ByRow(TypedDict):
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
-    """Return rows `start` to `stop`. Tokens are a view; positions count from the first row and are copied."""
+    """Return rows `start` to `stop`. Their tokens are a view; target positions count from the first row and are
+    copied."""
     first, last = samples.offsets[start], samples.offsets[stop]
     low, high = np.searchsorted(samples.target_positions, (first, last))
     return Samples(
@@ -115,7 +114,7 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
 
 
 def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
-    """Return rows `part` [N], in that order, for each of `parts`."""
+    """Return for each of `parts`, [N] row numbers, the samples of these rows, in this order."""
     target_edges = np.searchsorted(samples.target_positions, samples.offsets)
     return [_take_rows(samples, target_edges, part) for part in parts]
 
@@ -137,7 +136,10 @@ def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[
 def _ragged_take(
     edges: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64] | NDArray[np.int32], NDArray[np.int64]]:
-    """Return indices of the elements of `rows` of a ragged array with these row `edges`, and the new row edges."""
+    """Return the indices of all elements of `rows` in a ragged array, and the edges of these rows after the selection.
+
+    `edges`: offsets of the array's rows.
+    """
     lengths = edges[rows + 1] - edges[rows]
     offsets = np.append(0, np.cumsum(lengths))
     # Half-width indices are twice as fast to make and to follow.

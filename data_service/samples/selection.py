@@ -1,9 +1,10 @@
-"""Selection: an exact number of tokens from each row, uniformly, without replacement, for all rows at once.
+"""Selects an exact number of tokens from each row, uniformly, without replacement, for all rows at once.
 
-A unit is what is taken whole: a token, or a word. Units are drawn with replacement from fixed slots of a keyed stream.
-A unit counts when it is drawn first: the distinct units of such a sequence are in uniform random order. A row gets as
-many slots as it is expected to need, and some to spare; the few rows that need more finish with a random order of their
-remaining units. Slots depend on the row's place in its block only, so a row is selected the same alone or with others.
+A unit is selected as a whole: it is a token or a word. Units are drawn with replacement from fixed slots of a keyed
+stream. Only the first draw of a unit counts, because the distinct units of such a sequence are in uniform random
+order. A row gets as many slots as it is expected to need, and some spare ones; the few rows that need more finish
+with a random order of their remaining units. Slots depend only on the row's place in its block, so the result is the
+same for a row alone and among others.
 """
 
 import math
@@ -21,9 +22,9 @@ class Units:
     """U maskable units in N rows, in order.
 
     Attributes:
-        edges: [N + 1] int64, row i has units edges[i] to edges[i + 1].
-        starts: [U] int64 text offset of each unit's first token; None when unit u is the token at u.
-        sizes: [U] int64 tokens in each unit; None when all have one.
+        edges: [N + 1] int64, numbers of units; row i has units edges[i] to edges[i + 1].
+        starts: [U] int64, text offset of each unit's first token; None if unit u is the token at offset u.
+        sizes: [U] int64, number of tokens in each unit; None if each has one.
     """
 
     edges: NDArray[np.int64]
@@ -31,23 +32,23 @@ class Units:
     sizes: NDArray[np.int64] | None = None
 
     def text(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return sorted text offsets of the tokens of sorted units `chosen`."""
+        """Return the sorted text offsets of all tokens of the sorted units `chosen`."""
         starts = chosen if self.starts is None else self.starts[chosen]
         return starts if self.sizes is None else _ranges(starts, self.sizes[chosen])
 
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return numbers of the units of `rows`, row after row."""
+        """Return the numbers of the units in `rows`, row after row."""
         return _ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
 
 
 def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the integers of ranges that begin at `starts`, so many of each, end to end."""
+    """Return the integers of the ranges that begin at `starts` and have `sizes`, one range after another."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
 def fixed_positions(text: Tokens, never: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return sorted offsets of the tokens whose id is in `never`; usually none, and quick to find out."""
+    """Return the sorted offsets of the tokens whose id is in `never`. Usually there are none."""
     found = np.zeros(len(text), dtype=np.bool_)
     for token in never:
         found |= text == token
@@ -55,7 +56,7 @@ def fixed_positions(text: Tokens, never: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def token_units(edges: NDArray[np.int64], fixed: NDArray[np.int64]) -> Units:
-    """Return every token but those at `fixed`; row i is text edges[i] to edges[i + 1]."""
+    """Return units of one token each: all tokens except those at `fixed`. Row i is text edges[i] to edges[i + 1]."""
     if not len(fixed):
         return Units(edges)
     starts = np.delete(np.arange(edges[-1]), fixed)
@@ -65,13 +66,15 @@ def token_units(edges: NDArray[np.int64], fixed: NDArray[np.int64]) -> Units:
 def word_units(
     starts: NDArray[np.bool_], edges: NDArray[np.int64], fixed: NDArray[np.int64], breaks: NDArray[np.int64]
 ) -> Units:
-    """Return whole words: from each piece that starts one to the next. Rows, `breaks` and `fixed` tokens end words.
+    """Return units of whole words. A word extends from a piece that begins one to the next such piece.
+
+    Words also end at ends of rows, at `breaks` and at `fixed` tokens.
 
     Args:
-        starts: [T] bool, the tokens of the rows at which a word, or another unit, begins.
-        edges: [N + 1] int64, row i is text edges[i] to edges[i + 1].
-        fixed: offsets of tokens in no unit.
-        breaks: offsets at which a word starts whatever the piece (sentence starts).
+        starts: [T] bool, whether a word, or another unit, begins with each token of the rows.
+        edges: [N + 1] int64, text offsets; row i is text edges[i] to edges[i + 1].
+        fixed: offsets of tokens that belong to no unit.
+        breaks: offsets at which a word always begins (sentence starts).
     """
     begins = np.append(starts, True)
     for always in (edges, breaks, fixed, fixed + 1):
@@ -92,10 +95,10 @@ _FRACTION_BITS = 16
 
 @dataclass(frozen=True)
 class Slots:
-    """Where each row's draws lie in the streams of its block.
+    """The places of each row's draws in the streams of its block.
 
     Attributes:
-        edges: [N + 1] int64, row i has draws edges[i] to edges[i + 1]: at least rate * tokens + 1 of them.
+        edges: [N + 1] int64, numbers of draws; row i has draws edges[i] to edges[i + 1], at least rate * tokens + 1.
         first_row: number of the first row in its block.
     """
 
@@ -104,7 +107,10 @@ class Slots:
 
     @classmethod
     def of(cls, text_edges: NDArray[np.int64], first_row: int, rate: float) -> "Slots":
-        """To select a share `rate` (below 1) of rows whose text lies at `text_edges` [N + 1] of the block."""
+        """Return slots for selecting a share `rate` (below 1) of the tokens of each row.
+
+        `text_edges`: [N + 1], offsets in the block's text; row i lies from text_edges[i] to text_edges[i + 1].
+        """
         expected = -math.log1p(-rate)  # draws per token until that share is distinct, in a long row
         per_token = math.ceil(expected * _MARGIN * (1 << _FRACTION_BITS))
         rows = np.arange(first_row, first_row + len(text_edges))
@@ -116,10 +122,11 @@ class Slots:
 
 
 def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
-    """Return [U] bool, the selected units.
+    """Return [U] bool, whether each unit is selected.
 
-    Single tokens: exactly `budgets` [N] of each row. Words: taken in random order, skipping any that would go
-    over the row's budget (BERT's whole-word rule), so a row may stay below it when no word that is left fits.
+    Of single tokens, exactly `budgets` [N] are selected in each row. Words are taken in random order, and those that
+    would exceed the row's budget are skipped (BERT's whole-word rule), so a row may stay below its budget if no other
+    word fits.
     """
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw(units, slots, key)
@@ -138,7 +145,7 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
 
 
 def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
-    """Return [U] bool, the units that are drawn when `draws` [N] units of each row are drawn with replacement."""
+    """Return [U] bool, whether each unit is drawn if `draws` [N] units of each row are drawn with replacement."""
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw(units, slots, key)
     before = np.cumsum(counts) - counts
@@ -147,7 +154,7 @@ def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key)
 
 
 def _draw(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return units drawn with replacement, row after row, and how many per row (none where a row has no unit)."""
+    """Return units drawn with replacement, row after row, and their number in each row (0 if a row has no unit)."""
     counts, available = slots.counts, np.diff(units.edges)
     draws = draws32(key, int(slots.edges[0]), int(slots.edges[-1]))
     if not available.all():
@@ -165,7 +172,7 @@ def _take_first(
     first: NDArray[np.bool_],
     budgets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Select the first `budgets` distinct units of each row; what each row still lacks."""
+    """Select the first `budgets` distinct units of each row; return the number of units that each row still lacks."""
     distinct = np.cumsum(first)
     ends = np.append(0, distinct)[np.cumsum(np.append(0, counts))]
     within = distinct <= np.repeat(ends[:-1] + budgets, counts)
@@ -182,9 +189,9 @@ def _take_fitting(
     sizes: NDArray[np.int64],
     budgets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Go through each row's distinct units, skipping those that do not fit; what each row still lacks.
+    """Select each row's distinct units in order, skipping those that do not fit; return the tokens that each row lacks.
 
-    Each pass takes the units up to the first that does not fit, and drops all that never will.
+    Each pass selects the units up to the first that does not fit, and drops all that can never fit.
     """
     left = budgets.copy()
     while len(drawn):
@@ -204,10 +211,9 @@ def _take_fitting(
 def finish(
     chosen: NDArray[np.bool_], units: Units, left: NDArray[np.int64], first_row: int, key: Key
 ) -> None:
-    """Choose further units of each row, in random order, as far as they fit into its `left` [N] tokens.
+    """Select further units of each row in random order, as far as they fit into its `left` [N] tokens.
 
-    Row by row, since few need it: those that have such a unit at all. `first_row` is the number of the first row
-    in its block.
+    This goes row by row, because only few rows have such a unit. `first_row`: number of the first row in its block.
     """
     rows = np.flatnonzero(left)
     if units.sizes is not None and len(rows):

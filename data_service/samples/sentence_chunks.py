@@ -1,8 +1,9 @@
 """Chunks: runs of sentences of one document, from which rows of two segments are made.
 
-The draws of a chunk are numbered by the sentence that it begins with. So a chunk is a function of its first sentence.
-Everything is computed for all sentences of a block at once, as if a chunk began at each; this also gives the sentence
-at which the next chunk would begin. The chunks that exist are found by following these from the first sentence on.
+The draws of a chunk are numbered by its first sentence, so a chunk is a function of its first sentence. Everything is
+computed for all sentences of a block at once, as if a chunk began at each of them. This also gives the sentence at
+which the next chunk would begin. The chunks that really exist are found by following these links from the first
+sentence on.
 """
 
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ class Sentences:
     """The S sentences of a block, in D documents.
 
     Attributes:
-        edges: [S + 1] int64, token offsets.
-        documents: [D + 1] int64, sentence numbers.
-        document: [S] int64, which one each belongs to.
+        edges: [S + 1] int64, token offsets of the sentences, and the end.
+        documents: [D + 1] int64, number of each document's first sentence, and the end.
+        document: [S] int64, number of the document that each sentence belongs to.
     """
 
     edges: Numbers
@@ -40,7 +41,8 @@ class Sentences:
 
     @classmethod
     def of(cls, block: Block, longest: int | None = None) -> Self:
-        """Return a block's; those of more than `longest` tokens are cut after each so many."""
+        """Return the sentences of a block. Sentences of more than `longest` tokens are cut after each `longest`
+        tokens."""
         edges, documents = block.sentences, block.documents
         if longest is not None:
             edges = no_longer_than(block.sentences, longest)
@@ -51,27 +53,31 @@ class Sentences:
         return len(self.document)
 
     def document_end(self, first: Numbers) -> Numbers:
-        """Return the sentence after the last of the document of each of `first`."""
+        """Return, for each sentence of `first`, the number of the sentence after the end of its document."""
         return self.documents[self.document[first] + 1]
 
     def fill(self, first: Numbers, tokens: Numbers) -> Numbers:
-        """Return where chunks end that begin at sentences `first` and go on until they have `tokens`, or the document
-        ends."""
+        """Return the ends of chunks that begin at sentences `first` and continue until they have `tokens` tokens, or
+        the document ends.
+        """
         reached = np.searchsorted(self.edges, self.edges[first] + tokens)
         return np.clip(reached, first + 1, self.document_end(first))
 
     def fit(self, first: Numbers, tokens: Numbers | int) -> Numbers:
-        """Return the same for chunks that never have more than `tokens`, unless by their first sentence."""
+        """Return the ends of the longest chunks that begin at sentences `first` and have at most `tokens` tokens.
+
+        A chunk has at least its first sentence, even if that is longer.
+        """
         reached = np.searchsorted(self.edges, self.edges[first] + tokens, side="right") - 1
         return np.clip(reached, first + 1, self.document_end(first))
 
     def span(self, first: Numbers, stop: Numbers) -> Ends:
-        """Return the tokens of sentences `first` to `stop`."""
+        """Return the token offsets at which sentences `first` to `stop` begin and end."""
         return self.edges[first], self.edges[stop]
 
 
 def follow(following: Numbers) -> Numbers:
-    """Return [N] the sentences at which chunks begin, the first at 0; after sentence s comes following[s]."""
+    """Return [N], the sentences at which chunks begin, from 0 on. `following`: the next such sentence after each."""
     table, found, at = following.tolist(), [], 0
     while at < len(table):
         found.append(at)
@@ -80,19 +86,21 @@ def follow(following: Numbers) -> Numbers:
 
 
 def below(key: Key, purpose: str, which: Numbers, bounds: Numbers | int) -> Numbers:
-    """Return draws number `which` [N], uniform over 0 to `bounds` - 1."""
+    """Return [N] draws, uniform over 0 to `bounds` - 1. `which`: [N], numbers of the draws in the stream."""
     draws = draws32(stream_key(key.hex(), purpose), 0, int(which.max(initial=-1)) + 1)
     return scale(draws[which], bounds)
 
 
 def happens(key: Key, purpose: str, which: Numbers, share: float) -> NDArray[np.bool_]:
-    """Return [N] bool, true in a share of the draws."""
+    """Return [N] bool, each true with probability `share`."""
     return below(key, purpose, which, _DRAWS) < round(share * _DRAWS)
 
 
 def document_targets(sentences: Sentences, room: int, short: float, key: Key) -> Numbers:
-    """Return [S] tokens that chunks are filled to: `room`, or in a share `short` of the documents uniform in 2 to
-    `room`."""
+    """Return [S], the number of tokens to which a chunk that begins at each sentence is filled.
+
+    It is `room`, or in a share `short` of the documents a number uniform in 2 to `room`.
+    """
     documents = np.arange(len(sentences.documents) - 1)
     is_short = happens(key, "short document", documents, short)
     targets = np.where(is_short, 2 + below(key, "short target", documents, room - 1), room)
@@ -100,10 +108,10 @@ def document_targets(sentences: Sentences, room: int, short: float, key: Key) ->
 
 
 def elsewhere(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -> Ends:
-    """Return text for the second segments of chunks that begin at `first`: from a random other document, from a random
-    sentence on, until there are `tokens` (one sentence at least) or the document ends.
+    """Return random text (start and end) for the second segments of chunks that begin at sentences `first`.
 
-    If the block has only one document, the text is taken from that one, as in google-research/bert.
+    It begins at a random sentence of a random other document, and continues until it has `tokens` tokens (at least one
+    sentence) or the document ends. If the block has only one document, that one is used, as in google-research/bert.
     """
     own, others = sentences.document[first], len(sentences.documents) - 2
     document = below(key, "other document", first, max(others, 1))
@@ -115,8 +123,10 @@ def elsewhere(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -
 
 
 def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, Ends]:
-    """Cut pairs to at most `room` tokens. One token after another is removed from the segment that is longer at that
-    moment (from the second if they are equal), at a random end of it.
+    """Return pairs of segments shortened to at most `room` tokens.
+
+    One token after another is removed from the segment that is currently longer (the second if they are equal), at a
+    random end.
     """
     sizes = np.stack([first[1] - first[0], second[1] - second[0]], axis=1)
     excess = np.maximum(sizes.sum(axis=1) - room, 0)
@@ -134,7 +144,7 @@ def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, End
 
 
 def _heads(key: Key, tosses: Numbers) -> Numbers:
-    """Return [N] heads among so many tosses of a coin: bits that are set."""
+    """Return [N], the number of heads in `tosses` [N] tosses of a coin."""
     words = -(-tosses // _BITS)
     ends = np.cumsum(words)
     bits = draws64(stream_key(key.hex(), "truncation"), 0, int(ends[-1]) if len(ends) else 0)

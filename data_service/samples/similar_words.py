@@ -1,11 +1,12 @@
-"""MLM as correction: what stands in place of a word is a similar word of the same length (Cui et al. 2020, sec. 3.1).
+"""MLM as correction: words are replaced by similar words of the same length (Cui et al. 2020, section 3.1).
 
-Of the chosen words a share is replaced by a similar word, a share by a random one, and the rest is kept. Words that the
-table gives no similar word are replaced by random ones. Words of an n-gram are replaced each by itself. A random word
-is any word of the table with as many tokens; if there is none, random tokens.
+A share of the chosen words is replaced by similar words, a share by random ones, and the rest is kept. A word without a
+similar word in the table is replaced by a random one. The words of an n-gram are replaced one by one. A random word
+is any word of the table with as many tokens; if there is none, random tokens are used.
 
-The table is a file of text: a header of one JSON object, then a line a word: its token ids, those of the similar word
-(or none), and both words as text, for people. Ids are of one tokenizer, and both words of a line have equally many.
+The table is a text file: a header of one JSON object, then a line for each word with its token ids, those of the
+similar word (or none), and both words as text, for people. All ids are of one tokenizer, and both words of a line
+have the same number of tokens.
 """
 
 import hashlib
@@ -34,7 +35,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 div
 
 
 class SimilarSource(BaseModel):
-    """The table of similar words: where it is, which is not part of the identity, and sha256 (hex) of its file."""
+    """The table of similar words in a spec: its URI, which is not part of the identity, and sha256 (hex) of its
+    file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +45,7 @@ class SimilarSource(BaseModel):
 
 
 class SimilarPair(NamedTuple):
-    """A word, and the word that may stand in its place, or none; ids, and text for people."""
+    """A word and the word that may replace it, if there is one: token ids, and texts for people."""
 
     ids: tuple[int, ...]
     similar: tuple[int, ...]
@@ -63,13 +65,13 @@ class _Header(BaseModel):
 
 @dataclass(frozen=True)
 class WordsOfSize:
-    """W words of s tokens each.
+    """The W words of the table that have s tokens each, ordered by hash.
 
     Attributes:
-        hashes: [W] uint64, ascending.
-        ids: [W, s] uint32, in that order.
-        similar: [W, s] uint32, the similar word's; anything where there is none.
-        has_similar: [W] bool.
+        hashes: [W] uint64, hashes of the words, ascending.
+        ids: [W, s] uint32, token ids of the words.
+        similar: [W, s] uint32, token ids of the similar words; any numbers if there is none.
+        has_similar: [W] bool, whether there is a similar word.
     """
 
     hashes: NDArray[np.uint64]
@@ -79,7 +81,7 @@ class WordsOfSize:
 
     @classmethod
     def of(cls, pairs: Iterable[SimilarPair]) -> Self:
-        """Of words of one size. Of two with the same hash the first is kept."""
+        """Return a table of words of one size. Of two words with the same hash the first is kept."""
         listed = list(pairs)
         ids = np.array([pair.ids for pair in listed], dtype=np.uint32)
         similar = np.array([pair.similar or pair.ids for pair in listed], dtype=np.uint32)
@@ -88,7 +90,7 @@ class WordsOfSize:
         return cls(hashes, ids[first], similar[first], has_similar[first])
 
     def find(self, words: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return [N] numbers of `words` [N, s] in the table; -1 for those that are not in it."""
+        """Return [N], the number of each of `words` [N, s] in the table; -1 if it is not in it."""
         places = np.searchsorted(self.hashes, _hashes(words))
         places = np.minimum(places, len(self.hashes) - 1)
         return np.where((self.ids[places] == words).all(axis=1), places, -1)
@@ -99,8 +101,8 @@ class SimilarWords:
     """The table, by the number of tokens of a word.
 
     Attributes:
-        tokenizer: hash of the tokenizer whose ids these are.
-        by_size: the words of each size that has some.
+        tokenizer: hash of the tokenizer of the ids.
+        by_size: words by their number of tokens.
     """
 
     tokenizer: str
@@ -110,8 +112,10 @@ class SimilarWords:
 def dump_similar_words(
     pairs: Iterable[SimilarPair], *, tokenizer: str, vocab_size: int, made: Mapping[str, object]
 ) -> bytes:
-    """Return the bytes of the file: the same words always give the same. `made`: how the table was made, for the
-    record."""
+    """Return the bytes of the table's file. The same words always give the same bytes.
+
+    `made`: settings with which the table was made, for information.
+    """
     header = {"format": _FORMAT, "version": 1, "tokenizer": tokenizer, "vocab_size": vocab_size, "made": made}
     lines = [json.dumps(header, ensure_ascii=False, sort_keys=True)]
     for pair in sorted(pairs):
@@ -122,7 +126,7 @@ def dump_similar_words(
 
 
 def table_hash(content: bytes) -> str:
-    """Return what names a table in a stream's identity: sha256 (hex) of its file."""
+    """Return the name of a table in a stream's identity: the sha256 (hex) of its file."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -130,8 +134,8 @@ def read_similar_words(uri: str) -> bytes:
     """Return the file at a path or URI.
 
     Raises:
-        CorpusError: no such file.
-        StoreError: it cannot be read.
+        CorpusError: the file does not exist.
+        StoreError: the file cannot be read.
     """
     base, slash, name = uri.rpartition("/")
     try:
@@ -143,8 +147,10 @@ def read_similar_words(uri: str) -> bytes:
 
 
 def parse_similar_words(content: bytes, where: str) -> SimilarWords:
-    """Return the table in a file's bytes; `where` names the file. Raises CorpusError: it is damaged, or no such table,
-    or a newer version wrote it."""
+    """Return the table in a file's bytes. `where`: the file's name in messages.
+
+    Raises CorpusError: the file is damaged or not such a table, or a newer version of Maskfleet wrote it.
+    """
     try:
         first, *lines = content.decode().removesuffix("\n").split("\n")
         header = _Header.model_validate_json(first)
@@ -166,19 +172,19 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
 def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> SimilarWords:
     """Return the table that a spec names, for corpora of a tokenizer.
 
-    Raises CorpusError: there is none, another than the spec means, or one of another tokenizer.
+    Raises CorpusError: the spec names no table, its file is missing or has another hash, or it is of another tokenizer.
     """
     if source is None:
         raise CorpusError(
-            "words are to be replaced by similar ones, and no table of these is given",
-            remedy="set similar_words.uri to what `maskfleet corpus similar-words` wrote",
+            "words are to be replaced by similar ones, but no table of similar words is given",
+            remedy="set similar_words.uri to a table that `maskfleet corpus similar-words` has written",
         )
     content = read_similar_words(source.uri)
     found = table_hash(content)
     if found != source.hash:
         raise CorpusError(
             f"the table of similar words at {source.uri} has hash {found[:12]}, expected {source.hash[:12]}",
-            remedy="give the address of the table that the run was made with, or start a new run on it",
+            remedy="give the URI of the table with which the run was created, or start a new run with this one",
         )
     table = parse_similar_words(content, source.uri)
     _check_tokenizer(table, source.uri, tokenizer_hash)
@@ -186,18 +192,18 @@ def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> Sim
 
 
 def identify_similar_words(uri: str, tokenizer_hash: str) -> SimilarSource:
-    """Return the table at `uri` as a spec names it. Raises CorpusError: no table there, or one of another tokenizer."""
+    """Return the entry of a spec for the table at `uri`. Raises CorpusError: there is no table, or it does not fit."""
     content = read_similar_words(uri)
     _check_tokenizer(parse_similar_words(content, uri), uri, tokenizer_hash)
     return SimilarSource(uri=uri, hash=table_hash(content))
 
 
 def _check_tokenizer(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
-    """Raise CorpusError where a table of similar words was made with another tokenizer than the corpora."""
+    """Raise CorpusError if a table of similar words was made with another tokenizer than the corpora."""
     if table.tokenizer != tokenizer_hash:
         raise CorpusError(
             f"the similar words at {uri} are of tokenizer {table.tokenizer[:12]}, "
-            f"and the corpora of {tokenizer_hash[:12]}",
+            f"but the corpora are of {tokenizer_hash[:12]}",
             remedy="make the table from these corpora with `maskfleet corpus similar-words`",
         )
 
@@ -215,7 +221,7 @@ def _parse_line(line: str, vocab_size: int) -> SimilarPair:
 
 
 def _hashes(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return [N] uint64 of `words` [N, s]."""
+    """Return [N] uint64, the hash of each of `words` [N, s]."""
     found = np.zeros(len(words), dtype=np.uint64)
     for column in words.T:
         found = (found + column + np.uint64(1)) * _FACTOR
@@ -234,14 +240,17 @@ def replaced_words(
     vocabulary: Vocabulary,
     table: SimilarWords,
 ) -> Tokens:
-    """Return [M] what stands in place of the targets.
+    """Return [M], the ids that replace the targets.
 
     Args:
-        target_ids: [M] the targets, word after word.
-        sizes: [K] tokens of each word.
-        draws: [M] uniform 64-bit draws. The upper half of a word's first says what happens to the word, the lower half
-            is its random word; the lower halves of all are their random tokens.
-        replace, vocabulary, table: see there.
+        target_ids: [M], ids of the targets, word after word.
+        sizes: [K], number of tokens of each word.
+        draws: [M] uniform 64-bit draws. The upper half of the draw of a word's first token decides how the word is
+            replaced, the lower half decides its random word. The lower half of each token's draw decides its random
+            token.
+        replace: shares of the ways of replacement.
+        vocabulary: ids that may be written.
+        table: table of similar words.
     """
     starts = np.cumsum(sizes) - sizes
     action = draws[starts] >> np.uint64(32)
@@ -264,8 +273,10 @@ def _other_words(
     vocabulary: Vocabulary,
     table: SimilarWords,
 ) -> NDArray[np.unsignedinteger]:
-    """Return [N, s]: for `words` [N, s] of one size their similar words, where `similar` [N] and the table has one;
-    else random words. `draws`: [N, s]."""
+    """Return [N, s], similar or random words to replace `words` [N, s].
+
+    A word gets its similar word if `similar` [N] is true and the table has one, else a random word. `draws`: [N, s].
+    """
     low = draws.astype(np.uint32)
     known = table.by_size.get(words.shape[1])
     if known is None:

@@ -1,9 +1,9 @@
-"""Stretches: words masked together, an n-gram (ALBERT) or a span (SpanBERT), for all rows at once.
-How many words one has is drawn from the scheme's own distribution.
+"""Selects stretches, words that are masked together, for all rows at once: n-grams (ALBERT) or spans (SpanBERT).
 
-Each row has draws of its own, each of them a first word and a number of words, until its budget is spent. What a draw
-does depends on the draws before it, so all rows advance together, one draw a round. The draws are slots of a keyed
-stream, as in `selection`, so a row is selected the same alone or with others.
+The number of words in a stretch is drawn from a distribution that differs between the two. Each row has its own draws,
+each of a first word and a number of words, until its budget is used up. The effect of a draw depends on the earlier
+draws, so all rows advance together, one draw in a round. The draws are slots of a keyed stream, as in `selection`, so
+the result is the same for a row alone and among others.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class Lengths:
     """A distribution over 1 to L words.
 
     Attributes:
-        edges: [L - 1] uint32, ascending; a uniform 32-bit draw below edges[0] means 1, below edges[1] means 2...
+        edges: [L - 1] uint32, ascending. A uniform 32-bit draw below edges[0] means 1 word, else below edges[1] 2, ...
     """
 
     edges: NDArray[np.uint32]
 
     @classmethod
     def weighted(cls, weights: NDArray[np.float64]) -> "Lengths":
-        """Of n words with probability proportional to weights[n - 1] (positive)."""
+        """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
         # Sums and one division only, which every machine rounds alike: the same draws mean the same lengths.
         upper = np.cumsum(weights)
         return cls(np.rint(upper[:-1] / upper[-1] * _DRAWS).clip(0, _DRAWS - 1).astype(np.uint32))
@@ -39,28 +39,29 @@ class Lengths:
         return len(self.edges) + 1
 
     def of(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return [N] int64 lengths from [N] uniform 32-bit draws."""
+        """Return [N] int64, the number of words for each of [N] uniform 32-bit draws."""
         return np.searchsorted(self.edges, draws, side="right") + 1
 
 
 def ngram_lengths(longest: int) -> Lengths:
-    """Return p(n) proportional to 1 / n for n up to `longest` (Lan et al. 2019, section 3.1)."""
+    """Return the distribution with p(n) proportional to 1 / n for n up to `longest` (Lan et al. 2019, section 3.1)."""
     return Lengths.weighted(1 / np.arange(1, longest + 1))
 
 
 def span_lengths(p: float, longest: int) -> Lengths:
-    """Return Geometric(p) cut off after `longest` and renormalised (Joshi et al. 2020, section 3.1)."""
+    """Return the distribution Geometric(p), truncated after `longest` and renormalised (Joshi et al. 2020, sec.
+    3.1)."""
     return Lengths.weighted(np.cumprod(np.append(p, np.full(longest - 1, 1 - p))))
 
 
 @dataclass(frozen=True)
 class Stretches:
-    """How stretches are chosen.
+    """The kind of stretches to choose.
 
     Attributes:
-        lengths: of a stretch, in words.
-        overlap: what happens if a stretch runs into one that is chosen already: they become one (spans, true), or the
-            new one is dropped (n-grams, false). No stretch begins inside another.
+        lengths: distribution of the number of words in a stretch.
+        overlap: whether a stretch that reaches one chosen earlier is merged with it (spans); otherwise it is dropped
+            (n-grams). No stretch begins inside another.
     """
 
     lengths: Lengths
@@ -75,19 +76,20 @@ def select_stretches(
     stretches: Stretches,
     key: Key,
 ) -> NDArray[np.bool_]:
-    """Return [U] bool, the selected words.
+    """Return [U] bool, whether each word is selected.
 
     First words are uniform among the row's. A stretch ends early at the end of its row, before a separator or a
     token that is never masked, and before the first word that would exceed the row's budget. So a row never has
-    more than its budget, and less only if no word that is left fits. If the row's slots are used up first,
+    more than its budget, and less only if no other word fits. If the row's slots are used up first,
     single words in random order fill the rest.
 
     Args:
-        units: words.
+        units: words of the rows.
         separators: sorted text offsets before which a special token stands inside a row.
-        budgets: [N] int64, most tokens to choose in each row.
-        slots, stretches: see there.
-        key: of the draws.
+        budgets: [N] int64, largest number of tokens to choose in each row.
+        slots: places of each row's draws.
+        stretches: kind of stretches to choose.
+        key: key of the draws.
     """
     rounds = _Rounds(units, separators, budgets, stretches)
     words = draws64(key, int(slots.edges[0]), int(slots.edges[-1]))
@@ -103,10 +105,10 @@ def select_stretches(
 
 
 class _Rounds:
-    """What is chosen so far, and what each row may still take.
+    """The words chosen so far, and the tokens that each row may still take.
 
-    `chosen` and `sizes` go on for one stretch past the last word, so that a stretch can be looked at as a
-    rectangle wherever it begins.
+    `chosen` and `sizes` extend past the last word by the length of one stretch, so that stretches can be handled as a
+    rectangle, wherever they begin.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class _Rounds:
         self.left = budgets.copy()
 
     def take(self, rows: NDArray[np.int64], draws: NDArray[np.uint64]) -> None:
-        """Each of `rows` takes what its draw gives, maybe nothing."""
+        """Choose for each of `rows` the stretch of its draw, which may be empty."""
         start = self._first[rows] + scale((draws >> np.uint64(32)).astype(np.uint32), self._available[rows])
         stop = start + self._stretches.lengths.of(draws.astype(np.uint32))
         stop = np.minimum(stop, self._ends[np.searchsorted(self._ends, start, side="right")])
@@ -145,6 +147,6 @@ def _ends(
     edges: NDArray[np.int64],
     separators: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return sorted numbers of the words at which a stretch that began before them has to end."""
+    """Return the sorted numbers of the words before which every earlier stretch must end."""
     gaps = np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1
     return np.unique(np.concatenate([edges, gaps, np.searchsorted(starts, separators)]))

@@ -1,4 +1,4 @@
-"""`StreamSpec`: everything that decides the samples of a stream. Equal specs give equal bytes anywhere."""
+"""`StreamSpec` holds everything that decides the samples of a stream. Equal specs give equal bytes on any machine."""
 
 import hashlib
 from functools import cached_property
@@ -54,12 +54,13 @@ class SourceSpec(_Config):
     """One corpus of a mixture.
 
     Attributes:
-        name: what the recipe calls it.
-        uri: where it is. Not part of the stream's identity: the same corpus elsewhere gives the same samples.
-        manifest_fingerprint: `CorpusManifest.fingerprint` of the corpus that is meant.
-        weight: share of an epoch's samples, relative to the other sources'. None, for all sources alike: each
-            source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
-        languages: of its text; of a corpus of translations both, the query's first. Left out where they are not told.
+        name: name of the source in the recipe.
+        uri: URI of the corpus. It is not part of the stream's identity: the same corpus at another place gives the same
+            samples.
+        manifest_fingerprint: `CorpusManifest.fingerprint` of the corpus.
+        weight: share of an epoch's samples, relative to the other sources' weights. None, for all sources or for none:
+            each source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
+        languages: language of its text; for translations both languages, the query's first; empty if not given.
     """
 
     name: str
@@ -70,7 +71,7 @@ class SourceSpec(_Config):
 
     @property
     def translated(self) -> bool:
-        """Whether its examples are a sentence and its translation."""
+        """Whether the source consists of sentences and their translations."""
         return len(self.languages) > 1
 
     @model_serializer(mode="wrap")
@@ -79,17 +80,18 @@ class SourceSpec(_Config):
 
 
 class Stage(_Config):
-    """What a phase of training takes of the sources, where these go on from phase to phase.
+    """The part of the sources that a training phase takes, if the sources are continued from phase to phase.
 
     Attributes:
-        phase: its number, for messages.
-        length: most tokens in a row.
-        units: how many samples, or tokens of samples, the stage is planned for.
+        phase: number of the phase, for messages.
+        length: largest number of tokens in a row.
+        units: number of samples, or of tokens of samples, in an epoch of the stage.
         in_tokens: whether units are tokens.
-        epochs: how often it takes them before the next stage begins.
-        weights: shares of the sources by tokens of text; 0: not read in this stage. Empty: as the sources' own weights
-            say, or in proportion to their text.
-        most_readings: how often any source may have been read when the stage ends, since the first stage began.
+        epochs: number of epochs of the stage.
+        weights: shares of the sources by tokens of text; 0: not read in this stage. Empty: the sources' own weights, or
+            in proportion to their text.
+        most_readings: largest number of readings of any source from the beginning of the first stage to the end of this
+            one; None for no limit.
     """
 
     phase: NonNegativeInt
@@ -102,14 +104,17 @@ class Stage(_Config):
 
 
 class WindowSize(_Config):
-    """How many samples are shuffled together. Part of the identity: the order depends on it.
+    """The size of a window, whose samples are shuffled together. It is part of the identity: the order depends on it.
 
     Attributes:
-        samples: at least this many (16 global batches), and
-        least_tokens: at least this many tokens, but
-        most_tokens: at most about this many, so that memory is bounded (about 8 bytes a token to build).
-        stretches: rows that follow each other in the text are dealt to so many stretches of the window (`SpreadOrder`).
-            With 1, they are shuffled over the whole window.
+        samples: smallest number of samples (16 global batches).
+        least_tokens: smallest number of tokens.
+        most_tokens: approximate largest number of tokens, so that memory is bounded (about 8 bytes a token to build).
+        It
+            overrides the two others.
+        stretches: number of stretches of the window to which consecutive rows of the text are dealt (`SpreadOrder`).
+        With
+            1, rows are shuffled over the whole window.
     """
 
     samples: PositiveInt = 1
@@ -119,36 +124,39 @@ class WindowSize(_Config):
 
     @classmethod
     def of_batches(cls, rows: int, *, spread: bool) -> Self:
-        """Return the window for batches of so many rows, whose neighbours in the text are spread over it or not."""
+        """Return the size of a window for batches of `rows` rows. `spread`: whether neighbours in the text are
+        spread."""
         return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if spread else 1)
 
 
 class StreamSpec(_Config):
-    """An immutable array of samples, epoch after epoch.
+    """The definition of a stream, an immutable array of samples, epoch after epoch.
 
     Attributes:
-        sources: the corpora.
-        split: train, or heldout (evaluation).
-        input: how blocks are cut into rows.
-        length: most tokens in a row, or in each text of a row of several; special tokens included.
-        masking: the objective's part that is done on the data: which tokens are targets.
-        lanes: rows of a step, if each continues a row of the step before (`Lanes` input). None if rows stand alone and
-            are shuffled.
-        one_source: rows of a step, if all of them come from one source (contrastive training). None if batches mix the
-            sources.
-        temperature: T: sources without weights are mixed in proportion to size ** (1 / T); 1: by size. The sources of
-            one language, or of translations between the same two, count as one, and share by size.
-        translations: share of the rows that are translations, where sources have no weights; None: by size.
-        languages: all that the model knows, in the order of their numbers; empty where rows say none.
-        layout: where the classification token of each text of a row of several stands.
-        similar: the table of similar words, where these replace words.
-        stages: empty, and each source begins anew. Or all phases up to the stream's own, which is the last: each source
-            goes on where the phases before stopped (`data_service.stream.stages`).
-        special: ids by role.
+        sources: corpora of the mixture.
+        split: split that is read: train, or heldout (evaluation).
+        input: settings by which blocks are cut into rows.
+        length: largest number of tokens in a row, or in each text of a row of several; special tokens included.
+        masking: host half of the objective, which chooses and replaces the targets.
+        lanes: number of rows in a step, if each continues a row of the previous step (`Lanes` input). None if rows are
+            independent and shuffled.
+        one_source: number of rows in a step, if all of them come from one source (contrastive training). None if
+        batches
+            mix the sources.
+        temperature: temperature T. Sources without weights are mixed in proportion to size ** (1 / T); 1: by size. The
+            sources of one language, or of translations between the same two, count as one, and divide its share by
+            size.
+        translations: share of the rows that are translations, if sources have no weights; None: by size.
+        languages: all languages that the model knows, in the order of their numbers; empty if rows have none.
+        layout: place of the classification token in each text of a row of several.
+        similar: table of similar words, if words are replaced by similar ones.
+        stages: all phases up to the stream's own, which is the last: each source continues where the earlier phases
+            ended (`data_service.stream.stages`). Empty: each source begins anew.
+        special: ids of the special tokens, by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
         vocab_size: number of ids.
-        seed: of every draw.
-        window: extent of the shuffle.
+        seed: seed of all draws.
+        window: size of the window in which samples are shuffled.
     """
 
     sources: tuple[SourceSpec, ...] = Field(min_length=1)
@@ -191,12 +199,12 @@ class StreamSpec(_Config):
             check_lanes(lanes, permuted, self.length, self.lanes)
         if lanes is not None and self.one_source is not None:
             raise ValueError(
-                "batches of one source are not possible with input lanes: each row continues one of the step before"
+                "batches of one source are not possible with input lanes: each row continues one of the previous step"
             )
         texts = isinstance(self.input, TextPairs | RepeatedSentences)
         if texts != isinstance(self.masking, NoMasking):
             raise ValueError(
-                "inputs of several texts (pairs, sentences) go with no masking, and all others with masking"
+                "inputs of several texts (pairs, sentences) need masking none, and all other inputs need a masking"
             )
         return self
 
@@ -222,7 +230,7 @@ class StreamSpec(_Config):
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Specs from before a field came have the JSON, and so the fingerprint, that they had."""
+        """Leave out newer fields that are not set, so that older specs keep their JSON and so their fingerprint."""
         fields = type(self).model_fields
         unset = {name for name in _LATER if getattr(self, name) == fields[name].default}
         return {name: value for name, value in serialize(self).items() if name not in unset}
@@ -233,19 +241,19 @@ class StreamSpec(_Config):
         return isinstance(self.input, Translations)
 
     def input_of(self, source: int) -> Input:
-        """Return how the blocks of one source are cut: text beside translations is packed."""
+        """Return the settings by which the blocks of one source are cut. Text in a stream of translations is packed."""
         if isinstance(self.input, Translations) and not self.sources[source].translated:
             return Packed(packing=self.input.text)
         return self.input
 
     @property
     def row_length(self) -> int:
-        """Most tokens in a row, those of all its texts."""
+        """Largest number of tokens in a row, all its texts together."""
         return self.length * self.input.texts
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) of all that decides the samples; where the corpora lie does not."""
+        """sha256 (hex) of everything that decides the samples. URIs of corpora are not part of it."""
         sources = tuple(source.model_copy(update={"uri": ""}) for source in self.sources)
         similar = self.similar and self.similar.model_copy(update={"uri": ""})
         content = self.model_copy(update={"sources": sources, "similar": similar})

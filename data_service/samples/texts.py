@@ -1,7 +1,7 @@
-"""Rows of several texts, each with special tokens of its own: the examples of contrastive training.
+"""Rows of several texts, each with its own special tokens: the examples of contrastive training.
 
-A row is an example. Its texts lie one after another: query, positive and negatives, or one sentence twice. Each is cut
-at the end, so that with its special tokens it has at most the phase's length.
+A row is an example. Its texts follow one another: query, positive and negatives, or one sentence twice. Each text is
+truncated at its end, so that with its special tokens it has at most the phase's length.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ TextLayout = Literal["cls_first", "cls_last"]
 
 
 class TextPairs(RowInput):
-    """Examples of a corpus of pairs, a row each: query, positive, negatives (contrastive training).
+    """Rows of a query, its positive and negatives, one for each example of a corpus of pairs (contrastive training).
 
     Attributes:
-        negatives: how many of an example's negatives are used, the first ones.
+        negatives: number of an example's negatives that are used, the first ones.
     """
 
     packing: Literal["pairs"]
@@ -37,11 +37,11 @@ class TextPairs(RowInput):
 
 
 class RepeatedSentences(RowInput):
-    """Sentences of a plain corpus, each a row that holds it twice: dropout makes the two differ (Gao et al. 2021,
-    "SimCSE", section 3).
+    """Rows of a sentence of a plain corpus, repeated. Dropout makes the two differ (Gao et al. 2021, "SimCSE", section
+    3).
 
     Attributes:
-        shortest: sentences of fewer tokens, special ones not counted, are left out.
+        shortest: smallest number of tokens, without special ones; shorter sentences are left out.
     """
 
     packing: Literal["sentences"]
@@ -66,7 +66,7 @@ class TextRows:
 
     Attributes:
         starts: [N, G] int64, offset in the block of the first token of each text.
-        sizes: [N, G] int64, tokens of each, after cutting; never 0.
+        sizes: [N, G] int64, number of tokens of each text after truncation; never 0.
     """
 
     starts: NDArray[np.int64]
@@ -77,26 +77,28 @@ class TextRows:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[N] int64 tokens of each row as the model sees it, special tokens included."""
+        """[N] int64, number of tokens of each row, special ones included."""
         lengths: NDArray[np.int64] = (self.sizes + EDGE_TOKENS).sum(axis=1)
         return lengths
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
-        """Return the texts of rows `start` to `stop`, end to end, without special tokens."""
+        """Return the tokens of rows `start` to `stop`, text after text, without special tokens."""
         return end_to_end(block.tokens, self.starts[start:stop], self.sizes[start:stop])  # type: ignore[return-value]
 
     def stretches(self, row: int) -> tuple[range, ...]:
-        """Return where each text of a row lies in the block."""
+        """Return the range of the block's tokens that each text of a row holds."""
         ends = zip(self.starts[row].tolist(), self.sizes[row].tolist(), strict=True)
         return tuple(range(start, start + size) for start, size in ends)
 
 
 def pair_texts(block: Block, texts: int, length: int) -> TextRows:
-    """Return a row for each document of a corpus of pairs: its first `texts` texts. Raises CorpusError where one has
-    fewer."""
+    """Return a row for each document of a corpus of pairs, with its first `texts` texts.
+
+    Raises CorpusError: a document has fewer texts.
+    """
     if np.diff(block.documents).min() < texts:
         raise CorpusError(
-            f"a document of a corpus of pairs has less than {texts} texts",
+            f"a document of a corpus of pairs has fewer than {texts} texts",
             remedy="build the corpus again with `maskfleet corpus build --texts pairs`",
         )
     first = block.documents[:-1, None] + np.arange(texts)
@@ -105,7 +107,7 @@ def pair_texts(block: Block, texts: int, length: int) -> TextRows:
 
 
 def repeated_sentences(block: Block, shortest: int, texts: int, length: int) -> TextRows:
-    """Return a row for each sentence of at least `shortest` tokens, `texts` times the same."""
+    """Return a row for each sentence of at least `shortest` tokens, with the sentence `texts` times."""
     sizes = np.diff(block.sentences)
     long_enough = np.flatnonzero(sizes >= shortest)
     starts, sizes = block.sentences[long_enough], np.minimum(sizes[long_enough], length - EDGE_TOKENS)
@@ -115,7 +117,7 @@ def repeated_sentences(block: Block, shortest: int, texts: int, length: int) -> 
 def text_rows(
     block: Block, rows: TextRows, start: int, stop: int, special: SpecialIds, layout: TextLayout
 ) -> Samples:
-    """Return rows `start` to `stop` with their special tokens; nothing is a target."""
+    """Return rows `start` to `stop` with special tokens and without targets."""
     sizes = rows.sizes[start:stop]
     ends = np.cumsum(sizes.ravel() + EDGE_TOKENS)
     begins = ends - sizes.ravel() - EDGE_TOKENS

@@ -1,12 +1,12 @@
-"""The counting pass: how many rows each block is cut into, known before any sample is needed.
+"""The counting pass, which finds how many rows each block is cut into before any sample is needed.
 
-Contiguous packing, lanes and pairs need arithmetic only. Where sentence boundaries or draws decide, every block is read
-once per corpus, input and length, and the counts are kept under a key of just these. If batches are measured in tokens,
-the length of every row is kept in the same way.
+Contiguous packing, lanes and pairs need arithmetic only. If sentence boundaries or random draws decide where rows are
+cut, every block is read once per corpus, input and length, and the counts are kept under a key of these alone. If
+batches are measured in tokens, the length of every row is kept in the same way.
 
-A pass over a large corpus takes hours, so its results are stored piece by piece, and it goes on after a restart.
+A pass over a large corpus takes hours, so its results are stored piece by piece, and it continues after a restart.
 
-A corpus that is cut in several ways (`Input.structures`, K of them) has K entries for each block, block after block.
+A corpus that is cut in K ways (`Input.structures`) has K entries for each block, block after block.
 """
 
 import hashlib
@@ -31,23 +31,23 @@ from data_service.store.errors import KeyMissing
 from data_service.stream.sources import Corpora
 
 RowCounts = NDArray[np.int64]
-"""[B * K] int64, rows of each entry of a source: entry b * K + k is block b, cut in way k."""
+"""[B * K] int64, number of rows of each entry of a source. Entry b * K + k is block b, cut in way k."""
 
 RowLengths = NDArray[np.uint32]
-"""[N] uint32, tokens of each row of a source as the model sees it, entry after entry."""
+"""[N] uint32, number of tokens, special ones included, of each row of a source, entry after entry."""
 
 Found: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
-"""What a pass finds: row counts, or row lengths."""
+"""The result of a pass: row counts or row lengths."""
 
 Pass = Callable[[Corpora, int, int, int], Found]
-"""(corpora, source, first block, last block) -> what is known of these blocks. `count_range` or `measure_range`."""
+"""(corpora, source, start, stop) -> the result for blocks `start` to `stop`: `count_range` or `measure_range`."""
 
 Counted = Callable[[int], None]
-"""Told of so many more blocks that are done."""
+"""A function that is called with the number of blocks that have just been done."""
 
 
 class Runner(Protocol):
-    """Runs a pass over some blocks of a source, in this process or on Ray."""
+    """A function that runs a pass over some blocks of a source, in this process or on Ray."""
 
     def __call__(
         self, job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted
@@ -55,23 +55,23 @@ class Runner(Protocol):
 
 
 _log = logging.getLogger(__name__)
-_KEPT_TOGETHER = 2048  # blocks of a piece: minutes of one core's work
-_DIGEST = 32  # bytes
+_KEPT_TOGETHER = 2048  # blocks whose results are stored together: minutes of one core's work
+_DIGEST = 32  # bytes of a sha256
 
 
 def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
-    """Return [(stop - start) * K] int64, rows of blocks `start` to `stop`."""
+    """Return [(stop - start) * K] int64, the number of rows of each entry of blocks `start` to `stop`."""
     return np.array([len(rows) for rows in _cut_range(corpora, source, start, stop)], dtype=np.int64)
 
 
 def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
-    """Return [N] uint32, tokens of the rows of blocks `start` to `stop`."""
+    """Return [N] uint32, the number of tokens of each row of blocks `start` to `stop`."""
     lengths = [rows.lengths.astype(np.uint32) for rows in _cut_range(corpora, source, start, stop)]
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
 
 
 def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[AnyRows]:
-    """Yield the rows of blocks `start` to `stop`, in every way in which each is cut."""
+    """Yield the rows of each of blocks `start` to `stop`, once for every way in which it is cut."""
     spec = corpora.spec
     for number in range(start, stop):
         block = corpora.read(source, number)
@@ -80,7 +80,7 @@ def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator
 
 
 def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
-    """Return the runner that uses this process."""
+    """Run a pass in this process. It is a `Runner`."""
     found = job(corpora, source, blocks.start, blocks.stop)
     counted(len(blocks))
     return found
@@ -96,10 +96,10 @@ def count_rows(
     """Return the row counts of every source.
 
     Args:
-        corpora: what to count.
-        cache: where counts are kept between runs; None to count anew.
-        run: runs the pass over a source's blocks.
-        counted: is called with the number of blocks that are done, those with kept counts included.
+        corpora: corpora to count.
+        cache: store that keeps counts between runs; None to count anew.
+        run: function that runs the pass over a source's blocks.
+        counted: function that is called with the number of blocks just done, those with kept counts included.
     """
     passing = _KeptPass(kind="rows", job=count_range, corpora=corpora, cache=cache, run=run, counted=counted)
     found: list[RowCounts] = []
@@ -110,7 +110,7 @@ def count_rows(
 
 
 def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
-    """Return the row counts of a source where they follow from its manifest; None elsewhere."""
+    """Return the row counts of a source if they follow from its manifest; None if its blocks must be read."""
     match spec.input_of(source):
         case Packed(packing="contiguous"):
             return contiguous_rows(table.tokens, table.documents, spec.length)
@@ -125,7 +125,7 @@ def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCount
 def measure_rows(
     corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
 ) -> tuple[RowLengths, ...]:
-    """Return the row lengths of every source; arguments as for `count_rows`."""
+    """Return the row lengths of every source. Arguments as for `count_rows`."""
     passing = _KeptPass(
         kind="lengths", job=measure_range, corpora=corpora, cache=cache, run=run, counted=counted
     )
@@ -135,7 +135,7 @@ def measure_rows(
 
 @dataclass(frozen=True)
 class _KeptPass:
-    """A pass whose results are kept in `cache`: of each source first its pieces, then all of it."""
+    """A pass whose results are kept in `cache`: first those of a source's pieces, then those of the whole source."""
 
     kind: str
     job: Pass
@@ -172,7 +172,7 @@ class _KeptPass:
         return found
 
     def _load(self, key: str) -> Found | None:
-        """Return what is kept under the key; None if there is nothing, or it does not match its hash."""
+        """Return the result kept under `key`; None if there is none, or if it does not match its hash."""
         if self.cache is None:
             return None
         try:
@@ -182,14 +182,15 @@ class _KeptPass:
         body, digest = data[:-_DIGEST], data[-_DIGEST:]
         if hashlib.sha256(body).digest() != digest:
             _log.warning(
-                "%s is damaged, or of a version that kept no hash: counted again", self.cache.at(key).uri
+                "%s is damaged, or written by a version that stored no hash: counted again",
+                self.cache.at(key).uri,
             )
             return None
         found: Found = np.load(io.BytesIO(body), allow_pickle=False)
         return found
 
     def _keep(self, key: str, found: Found) -> None:
-        """Store it, with its sha256 at the end."""
+        """Store a result, followed by its sha256."""
         if self.cache is not None:
             buffer = io.BytesIO()
             np.save(buffer, found, allow_pickle=False)
@@ -198,7 +199,7 @@ class _KeptPass:
 
 
 def _name(spec: StreamSpec, source: int) -> str:
-    """Return the key of kept counts: what rows depend on, and nothing else."""
+    """Return the key of a source's kept counts, a hash of everything on which its rows depend."""
     fingerprint = spec.sources[source].manifest_fingerprint
     cut_so = spec.input_of(source)
     parts: tuple[str | int, ...] = (fingerprint, spec.split, cut_so.model_dump_json(), spec.length)

@@ -1,4 +1,4 @@
-"""How many samples of an epoch each source gives."""
+"""The number of samples of an epoch that come from each source."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,17 +7,26 @@ from decimal import Decimal, localcontext
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec
 
-_DIGITS = 28  # of the arithmetic of temperatures: the same on every machine
+_DIGITS = (
+    28  # decimal digits of the arithmetic with temperatures, so that results are the same on every machine
+)
 
 
 def weights_of(
     sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float, translations: float | None = None
 ) -> list[float] | None:
-    """Return the sources' weights, or by temperature T those in proportion to size ** (1 / T) (Devlin 2018,
-    multilingual BERT; Conneau et al. 2020, section 3.1). None where each source is to be read once.
+    """Return the sources' weights; None if each source is to be read once.
 
-    The sources of one language are drawn as one, and share that by size; so are those of translations between the same
-    two. `translations`: the share of these in all, whatever their sizes; each side is mixed by temperature.
+    They are the given weights, or else proportional to size ** (1 / T) for the temperature T (Devlin 2018, multilingual
+    BERT; Conneau et al. 2020, section 3.1). The sources of one language count as one, whose weight they divide by size;
+    so do those of translations between the same two languages.
+
+    Args:
+        sources: the sources.
+        sizes: size of each source.
+        temperature: T; 1 for none.
+        translations: share of translations in all samples, whatever their sizes; text and translations are then each
+            mixed by temperature. None: they are not treated apart.
     """
     given = [source.weight for source in sources if source.weight is not None]
     if given or (temperature == 1 and translations is None):
@@ -31,7 +40,7 @@ def weights_of(
 
 
 def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[Decimal]:
-    """Return each source's part of its language's size ** (1 / T); a source without languages is alone."""
+    """Return each source's part of its language's size ** (1 / T). A source without languages is a group of its own."""
     groups = [source.languages or (f"source {source.name}", "", "") for source in sources]
     totals = Counter[tuple[str, ...]]()
     for group, size in zip(groups, sizes, strict=True):
@@ -46,7 +55,8 @@ def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], tempera
 def _shared_out(
     sources: Sequence[SourceSpec], weights: Sequence[Decimal], translations: Decimal
 ) -> list[Decimal]:
-    """Return `weights`, scaled so that those of translations are `translations` of all, where there are both kinds."""
+    """Return `weights`, scaled so that translations have the share `translations`, if there are text and
+    translations."""
     totals = {
         kind: sum(
             (weight for source, weight in zip(sources, weights, strict=True) if source.translated == kind),
@@ -66,17 +76,18 @@ def _shared_out(
 def quotas(
     sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], granule: int
 ) -> tuple[int, ...]:
-    """Return samples of each source in an epoch as long as all sources together, in multiples of `granule`; largest
-    remainders round up.
+    """Return the number of samples of each source in an epoch that is as long as all sources together.
+
+    The numbers are multiples of `granule`; the largest remainders round up.
 
     Args:
-        sources: for messages.
-        weights: of each source; None: each is read once.
-        rows: rows of each source.
-        granule: rows of a step if they continue those of the step before, else 1.
+        sources: the sources, for messages.
+        weights: weight of each source; None to read each source once.
+        rows: number of rows of each source.
+        granule: number of rows in a step if they continue those of the previous step, else 1.
 
     Raises:
-        PlanError: a source has too little for one step of lanes.
+        PlanError: a source has less than the rows of one step of lanes.
     """
     if weights is None and granule == 1:
         return tuple(rows)
@@ -84,8 +95,8 @@ def quotas(
     for source, share in zip(sources, steps, strict=True):
         if not share and granule > 1:
             raise PlanError(
-                f"source {source.name} ({source.uri}) has too little text, or weight, for one step of {granule} lanes "
-                f"an epoch",
+                f"source {source.name} ({source.uri}) has too little text or weight for one step of {granule} lanes "
+                f"in an epoch",
                 remedy="use fewer sequences in a batch, a smaller input.reuse, or more text",
             )
     return tuple(share * granule for share in steps)
@@ -98,15 +109,15 @@ def source_quotas(
     temperature: float,
     translations: float | None = None,
 ) -> tuple[int, ...]:
-    """Return samples of each source in an epoch whose batches, of `batch` samples each, are of one source each.
+    """Return the number of samples of each source in an epoch whose batches hold `batch` samples of one source each.
 
-    An epoch has as many batches as possible, in the proportion of the weights, without any row twice. The source with
-    the fewest batches for its weight decides where it ends; the other sources' rows go on in the next epoch. Where a
-    source's size decides its weight, its size is the number of its whole batches; without a temperature all of these
-    are taken.
+    An epoch has as many batches as possible in the proportion of the weights without repeating a row. The source with
+    the fewest batches for its weight decides the length of the epoch; the other sources continue in the next epoch.
+    If a source's size decides its weight, its size is the number of its whole batches. Without weights and
+    temperature an epoch takes all whole batches.
 
     Raises:
-        PlanError: a source has less than a batch, or less than a batch's weight in an epoch.
+        PlanError: a source has fewer rows than a batch, or its weight gives it less than one batch in an epoch.
     """
     whole = [count // batch for count in rows]
     for source, count in zip(sources, rows, strict=True):
@@ -124,16 +135,15 @@ def source_quotas(
         if not count:
             raise PlanError(
                 f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, because "
-                f"another source then has no more rows for its weight, and a weight of {weights[number]:g} in "
-                f"{sum(weights):g} is less than one of them",
+                f"then another source has used up its rows, and a weight of {weights[number]:g} in "
+                f"{sum(weights):g} is less than one of these batches",
                 remedy="raise its weight, lower that of a source with few rows, or use a smaller batch",
             )
     return tuple(count * batch for count in counts)
 
 
 def unread(weights: Sequence[float], rows: int) -> dict[int, str]:
-    """Return the sources whose weight is less than a row of an epoch of so many, by number, each with the
-    arithmetic."""
+    """Return the sources that give no row to an epoch of `rows` rows, by number, each with an explanation."""
     total = sum(weights)
     return {
         source: f"of the {rows:,} rows of an epoch, its weight of {weights[source]:g} in {total:g} is "
@@ -149,7 +159,7 @@ def least_weight(weights: Sequence[float], source: int, rows: int) -> float:
 
 
 def shares(weights: Sequence[float], total: int) -> list[int]:
-    """Return `total` divided in proportion to `weights`, in whole numbers; the largest remainders round up."""
+    """Return whole numbers that add up to `total`, in proportion to `weights`. The largest remainders round up."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])

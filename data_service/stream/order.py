@@ -1,26 +1,28 @@
-"""Orders of the rows of a window, as functions of a position. They take constant memory, and any position is computed
-alone.
+"""Orders of the rows of a window, as functions of a position. They take constant memory and compute any position
+directly.
 
 `Permutation`: a random order. A Feistel network permutes the smallest power of two that holds the domain. Results
 outside the domain are permuted again until they fall inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary
 finite domains", 2002); on average fewer than two rounds are needed.
 
 `LaneOrder`: for rows that continue from step to step (XLNet's recurrence). A window of S steps is read as L lanes, each
-a stretch of S rows of the window's blocks laid end to end: lane i of step s + 1 continues lane i of step s. With both
-directions, lanes 2j and 2j + 1 read the same stretch, the second one backward and from its last row to its first, so
-that it continues, too. Where a block ends, a lane goes on with another block; where a window ends, all lanes do. There
-the memory is of other text, as it is wherever one document follows another. That is one step in S. `WindowSize` decides
-S: at 8,192 rows of 512 tokens its bound on memory allows 32.
+a stretch of S consecutive rows of the window's blocks: lane i of step s + 1 continues lane i of step s. With both
+directions, lanes 2j and 2j + 1 read the same stretch. The second one reads backward, from the last row to the first, so
+its steps continue each other, too. At the end of a block a lane continues with another block; at the end of a window
+all lanes do. There the memory is of other text, as it is wherever one document follows another. That happens in one
+step in S. `WindowSize` decides S: at 8,192 rows of 512 tokens its bound on memory allows 32.
 
-`SpreadOrder`: random, but neighbours in the text go to different batches. In an even shuffle of a window of 16 batches,
-one row in 16 has its continuation in its own batch, however small the blocks are, since both are in the window. So the
-window is cut into stretches (about a batch each), and rows that follow each other are dealt to them round-robin, with a
-stride near the golden ratio's. With 16 stretches the stride is 7: two rows of one stretch are at least 16 apart in the
-text, two of adjacent stretches (a batch may lie across both) at least 7. Within a stretch the order is random.
+`SpreadOrder`: a random order in which neighbours in the text go to different batches. In a uniform shuffle of a
+window of 16 batches, one row in 16 has its continuation in its own batch, even if blocks are small, because both are
+in the window. So the window is cut into stretches of about a batch, and consecutive rows are dealt to them
+round-robin, with a stride near the golden ratio's. With 16 stretches the stride is 7: two rows of one stretch are at
+least 16 apart in the text, and two of adjacent stretches (a batch may lie across both) at least 7. Within a stretch
+the order is random.
 
-`SourceOrder`: each batch is of one source. In contrastive training the other examples of a batch are the negatives. If
-a batch mixes sources, a model can tell them apart by their sources, which is easy and teaches nothing (Nussbaum et al.
-2024, "Nomic Embed", section 3.2). The batches of the sources follow each other in random order.
+`SourceOrder`: an order in which each batch is of one source. In contrastive training the other examples of a batch are
+the negatives. If a batch mixes sources, a model can distinguish negatives by their sources, which is easy and teaches
+nothing (Nussbaum et al. 2024, "Nomic Embed", section 3.2). The batches of the sources follow each other in random
+order.
 """
 
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class Permutation:
-    """The order of `size` things that `key` names: position `i` holds thing `at(i)`."""
+    """A random order of `size` things, determined by `key`: position i holds thing `at(i)`."""
 
     size: int
     key: Key
@@ -63,13 +65,18 @@ class Permutation:
 
 
 def check_positions(positions: NDArray[np.int64], size: int) -> None:
-    """Raise IndexError unless all positions are in [0, size)."""
+    """Raise IndexError if a position is outside [0, size)."""
     if len(positions) and not (positions.min() >= 0 and positions.max() < size):
-        raise IndexError(f"positions {positions.min()}..{positions.max()} outside a permutation of {size}")
+        raise IndexError(
+            f"positions {positions.min()}..{positions.max()} are outside a permutation of {size}"
+        )
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a bijection on `bits`-bit values: each round XORs one half with a hash of the other."""
+    """Return the image of `values` under a bijection of `bits`-bit numbers.
+
+    Each round XORs one half of a number with a hash of the other half.
+    """
     low_bits = np.uint64(bits // 2)
     high_mask, low_mask = (np.uint64((1 << n) - 1) for n in (bits - bits // 2, bits // 2))
     high, low = values >> low_bits, values & low_mask
@@ -82,7 +89,10 @@ def _feistel(values: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint6
 
 
 def _mix(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[np.uint64]:
-    """Return Stafford's 64-bit finaliser, variant 13 (SplitMix64's): an input bit flips half of the output bits."""
+    """Return a hash of `values`: Stafford's 64-bit finaliser, variant 13 (SplitMix64's).
+
+    On average an input bit flips half of the output bits.
+    """
     mixed = values + round_key
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -94,9 +104,12 @@ def _mix(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """`size` rows, a multiple of `lanes`, each `directions` (1 or 2) of which are one window of text.
+    """The order of rows that are read in lanes: position i holds row `at(i)`.
 
-    Position i holds row `at(i)`; a step's rows are `lanes` consecutive positions.
+    Attributes:
+        size: number of rows, a multiple of `lanes`.
+        lanes: number of lanes; a step's rows are `lanes` consecutive positions.
+        directions: 1, or 2 if each piece of text gives two rows, forward and backward.
     """
 
     size: int
@@ -117,14 +130,20 @@ class LaneOrder:
         return rows
 
 
-_GOLDEN = (3 - 5**0.5) / 2  # 0.38: its multiples stay as far from whole numbers as those of any
+_GOLDEN = (3 - 5**0.5) / 2  # 0.38, the number whose multiples stay farthest from whole numbers
 
 
 @dataclass(frozen=True)
 class SpreadOrder:
-    """`size` things, dealt to `stretches` of about as many positions, as `name` says: position i holds thing `at(i)`.
+    """A random order in which neighbours are far apart: position i holds thing `at(i)`.
 
-    Things d apart share a stretch only if d is a multiple of `stretches`.
+    The positions are cut into stretches of about the same length. Things d apart share a stretch only if d is a
+    multiple of `stretches`.
+
+    Attributes:
+        size: number of things.
+        stretches: number of stretches.
+        name: parts of the key of the random draws.
     """
 
     size: int
@@ -149,27 +168,30 @@ class SpreadOrder:
         return things
 
     def _residues(self) -> NDArray[np.int64]:
-        """Return [stretches] int64: stretch k holds the things that leave residues[k] when divided by `stretches`."""
+        """Return [stretches] int64 residues. Stretch k holds the things whose remainder modulo `stretches` is residue
+        k."""
         first = int(draws64(stream_key("stretches", *self.name), 0, 1)[0] % np.uint64(self.stretches))
         dealt = (first + _stride(self.stretches) * np.arange(self.stretches)) % self.stretches
         return np.argsort(dealt)
 
 
 def _stride(stretches: int) -> int:
-    """Return the number nearest to the golden share of `stretches` that shares no divisor with it."""
+    """Return the number nearest to `_GOLDEN * stretches` that is coprime to `stretches`."""
     coprime = (n for n in range(1, stretches + 1) if gcd(n, stretches) == 1)
     return min(coprime, key=lambda n: abs(n - _GOLDEN * stretches))
 
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """Rows of several sources laid end to end; position i holds row `at(i)`.
+    """An order of the rows of several sources in which each batch is of one source: position i holds row `at(i)`.
+
+    Rows are numbered source after source.
 
     Attributes:
-        sizes: rows of each source, multiples of `batch`.
-        batch: consecutive positions, from 0 on, that are of one source.
-        stretches: as of `WindowSize`, within each source.
-        name: what names the draws.
+        sizes: numbers of rows of each source, multiples of `batch`.
+        batch: number of consecutive positions, from 0 on, that are of one source.
+        stretches: number of stretches within each source, as in `WindowSize`.
+        name: parts of the key of the random draws.
     """
 
     sizes: tuple[int, ...]
@@ -199,8 +221,7 @@ class SourceOrder:
         return rows
 
     def _within(self, source: int) -> Permutation | SpreadOrder:
-        """Return the order of one source's rows: random, but for neighbours, which go to different batches if so
-        asked."""
+        """Return the order of one source's rows: random, with neighbours spread if there is more than one stretch."""
         size, name = self.sizes[source], ("source", source, *self.name)
         stretches = min(self.stretches, size // self.batch)
         return SpreadOrder(size, stretches, name) if stretches > 1 else Permutation.of(size, *name)

@@ -1,20 +1,22 @@
-"""The plan: which block and row is sample `n` of epoch `e`. It is computed by arithmetic and prefix sums, without
+"""The plan: the block and row that sample `n` of epoch `e` is. It is computed by arithmetic and prefix sums, without
 iteration.
 
-Every source is an endless line of rows: its blocks in a new random order each time it is read, cut at one length. A
-corpus that is cut in K ways (`Input.structures`) is read in one way after another, with other rows each time; one round
-of its line is K readings. The order of blocks does not depend on the length, so a place in the line can be found again
-where rows are cut otherwise.
+Every source is an endless line of rows: its blocks, cut at one length, in a new random order in each reading. A corpus
+that is cut in K ways (`Input.structures`) is read in one way after another, with other rows each time; K readings are
+one round of its line. The order of blocks does not depend on the length, so a place in the line can be found again
+when rows are cut at another length.
 
 An epoch takes the next `quota` rows of each line. It is cut into windows. Window `w` of `W` takes the `w`-th of `W`
 even slices of every source's quota, so a mixture is exact to one sample in every window. The samples of a window are
 then put in random order; neighbours in the text are kept apart if the spec says so.
 
-If each batch is of one source (`spec.one_source`), no row may come twice in an epoch: a batch that holds an example
-twice would use it as its own negative. So an epoch takes from no source more rows than it has, and a source's blocks
-have one order for all readings: any stretch of its line that is no longer than a reading holds each row once.
+If each batch is of one source (`spec.one_source`), no row may occur twice in an epoch, because a batch that holds an
+example twice would use it as its own negative. So an epoch takes from each source at most the rows that it has, and a
+source's blocks have the same order in all readings: then any stretch of its line that is no longer than a reading holds
+each row at most once.
 
-If the spec has stages, an epoch is what its last stage takes, from where the stages before left off (`stages.py`).
+If the spec has stages, an epoch consists of the rows of its last stage, which continues where the earlier stages ended
+(`stages.py`).
 """
 
 from collections.abc import Iterator
@@ -39,7 +41,7 @@ _LINES_KEPT = 2  # readings
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows `start` to `stop` of block `block` of a source, the `epoch`-th time it is read (from 0)."""
+    """Rows `start` to `stop` of a source's block `block` in reading `epoch` (from 0)."""
 
     source: int
     block: int
@@ -55,8 +57,8 @@ class SourceLine(NamedTuple):
     """A source's blocks in the order of one reading.
 
     Attributes:
-        blocks: [B] int64, their indices.
-        ends: [B] int64, rows up to the end of each.
+        blocks: [B] int64, numbers of the blocks.
+        ends: [B] int64, number of rows up to the end of each block.
     """
 
     blocks: NDArray[np.int64]
@@ -64,7 +66,7 @@ class SourceLine(NamedTuple):
 
 
 class RowLine:
-    """The line of source number `source` of `spec`, whose entries have these numbers of rows."""
+    """The endless line of rows of source `source` of `spec`. `counts`: number of rows of each entry of the source."""
 
     def __init__(self, spec: StreamSpec, source: int, counts: RowCounts) -> None:
         self._spec, self._source = spec, source
@@ -75,30 +77,30 @@ class RowLine:
 
     @property
     def round(self) -> int:
-        """Rows of one round."""
+        """Number of rows in one round."""
         return int(self._starts[-1])
 
     def reading(self, row: int) -> tuple[int, int]:
-        """Return which reading row `row` of the line falls into, and which row of that it is."""
+        """Return (reading, row): the reading that row `row` of the line belongs to, and its number in that reading."""
         round_, rest = divmod(row, self.round)
         structure = int(np.searchsorted(self._starts, rest, side="right")) - 1
         return round_ * self.structures + structure, rest - int(self._starts[structure])
 
     def begin(self, epoch: int) -> int:
-        """Return the first row of reading `epoch`."""
+        """Return the number, in the line, of the first row of reading `epoch`."""
         round_, structure = divmod(epoch, self.structures)
         return round_ * self.round + int(self._starts[structure])
 
     def line(self, epoch: int) -> SourceLine:
-        """Return the blocks of one reading. The last few are remembered."""
+        """Return the blocks of reading `epoch`. The last few results are cached."""
         return self._lines.get(epoch, lambda: self._draw_line(epoch))
 
     def block_rows(self, block: int, epoch: int) -> int:
-        """Return rows of a block, as it is cut in that reading."""
+        """Return the number of rows of a block, as it is cut in reading `epoch`."""
         return int(self._counts[block, epoch % self.structures])
 
     def pieces(self, start: int, stop: int) -> Iterator[BlockRows]:
-        """Yield rows `start` to `stop` of the line."""
+        """Yield rows `start` to `stop` of the line, block by block."""
         while start < stop:
             epoch, row = self.reading(start)
             blocks, ends = self.line(epoch)
@@ -112,8 +114,10 @@ class RowLine:
                 row, index = min(end, block_end), index + 1
 
     def row_of(self, epoch: int, block: int, row: int) -> int:
-        """Return the row of the line that is row `row` of `block` in reading `epoch`; one past its last: what follows
-        it."""
+        """Return the number, in the line, of row `row` of `block` in reading `epoch`.
+
+        If `row` is the number of the block's rows, the result is the row that follows the block.
+        """
         blocks, ends = self.line(epoch)
         index = int(np.flatnonzero(blocks == block)[0])
         return self.begin(epoch) + int(ends[index]) - self.block_rows(block, epoch) + row
@@ -130,24 +134,24 @@ class RowLine:
 
 _BYTES_PER_TARGET = 8  # its position
 _BYTES_PER_ORDER = 4
-_BYTES_PER_ROW = 16  # where it begins, and its second segment and label
-_BYTES_PER_TEXT = 4  # where it begins
+_BYTES_PER_ROW = 16  # its beginning, the beginning of its second segment, and its label
+_BYTES_PER_TEXT = 4  # its beginning
 _WORD = 1 << 32
 _GOLDEN = 0x9E3779B9  # of a word: its multiples lie evenly
 
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """How an epoch falls into windows: all that a reader of samples needs to know.
+    """The division of an epoch into windows. A reader of samples needs nothing else of the plan.
 
     Attributes:
-        quotas: samples of each source in an epoch.
-        windows: windows in an epoch.
-        window_bytes: estimate of the most bytes that a window's samples take.
-        granule: the samples of each source in a window, and its quota, are multiples of this: the rows of a step if
-            they continue those of the step before, or are of one source; else 1.
-        staggered: the slices of different sources begin at different places of the epoch, so that small sources do not
-            all give their few batches to the same window.
+        quotas: numbers of samples of each source in an epoch.
+        windows: number of windows in an epoch.
+        window_bytes: estimate of the largest size of a window's samples, in bytes.
+        granule: divisor of each source's quota and of its samples in each window. It is the number of rows in a step if
+            these continue those of the previous step or are of one source; else 1.
+        staggered: whether the slices of different sources begin at different places of the epoch, so that small sources
+            do not all give their few batches to the same window.
     """
 
     quotas: tuple[int, ...]
@@ -161,16 +165,16 @@ class EpochLayout:
         return sum(self.quotas)
 
     def start(self, window: int) -> int:
-        """Return the first sample of a window. `start(windows)` is the end of the epoch."""
+        """Return the number of a window's first sample. `start(windows)` is the end of the epoch."""
         return sum(self.before(source, window) for source in range(len(self.quotas)))
 
     def before(self, source: int, window: int) -> int:
-        """Return samples of a source that come before a window."""
+        """Return the number of samples of a source that precede a window."""
         shift = (source * _GOLDEN % _WORD) * self.windows // _WORD if self.staggered else 0
         return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
 
     def window_of(self, sample: int) -> int:
-        """Return the window that holds a sample."""
+        """Return the number of the window that holds a sample."""
         window = sample * self.windows // self.samples_per_epoch
         while self.start(window) > sample:
             window -= 1
@@ -179,9 +183,10 @@ class EpochLayout:
         return window
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (window, first, last): samples `start` to `stop` of an epoch, by window and counted within it."""
+        """Yield (window, first, last) for samples `start` to `stop` of an epoch; the latter two count within the
+        window."""
         if not 0 <= start <= stop <= self.samples_per_epoch:
-            raise IndexError(f"samples {start} to {stop} of an epoch of {self.samples_per_epoch}")
+            raise IndexError(f"samples {start} to {stop} are outside an epoch of {self.samples_per_epoch}")
         while start < stop:
             window = self.window_of(start)
             base, end = self.start(window), min(stop, self.start(window + 1))
@@ -189,13 +194,18 @@ class EpochLayout:
             start = end
 
     def size(self, window: int) -> int:
-        """Return samples in a window."""
+        """Return the number of samples in a window."""
         return self.start(window + 1) - self.start(window)
 
 
 @dataclass(frozen=True)
 class StageShare:
-    """What a stage takes of each source: rows of its line that come before, and how many rows."""
+    """The rows that a stage takes from each source.
+
+    Attributes:
+        begins: numbers of rows of each source's line that precede the stage.
+        quotas: numbers of rows of each source in an epoch of the stage.
+    """
 
     begins: tuple[int, ...]
     quotas: tuple[int, ...]
@@ -206,7 +216,7 @@ Order = Permutation | SpreadOrder | LaneOrder | SourceOrder
 
 @dataclass(frozen=True)
 class Window:
-    """What a window is made of: sample `i` is row `order.at(i)` of its pieces laid end to end."""
+    """The rows of a window: sample i is row `order.at(i)` of its pieces, one after another."""
 
     pieces: tuple[BlockRows, ...]
     order: Order
@@ -214,7 +224,7 @@ class Window:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where a sample comes from: a row of a block of a source, the `epoch`-th time it is read (from 0)."""
+    """The origin of a sample: row `row` of a source's block `block` in reading `epoch` (from 0)."""
 
     source: int
     block: int
@@ -223,14 +233,17 @@ class RowOrigin:
 
 
 class StreamPlan:
-    """The samples of a spec, over corpora with these numbers of rows in their blocks.
+    """The plan of a spec's samples.
 
-    `share`: of the spec's last stage, if it has stages (`data_service.stream.stages`): an epoch is then what that stage
-    takes of each source, from where the stages before it left off.
+    Args:
+        spec: the samples.
+        tables: blocks of each source.
+        counts: number of rows of each entry of each source.
+        share: rows of the spec's last stage, if it has stages (`data_service.stream.stages`). An epoch then consists of
+            these rows.
 
     Raises:
-        PlanError: a source without a single row, with less than one of each lane, or whose weight is less than a row of
-            an epoch.
+        PlanError: a source has no row, or too few for one step of lanes; or its weight gives it no row in an epoch.
     """
 
     def __init__(
@@ -249,20 +262,20 @@ class StreamPlan:
                 )
         self.spec = spec
         self.lines = tuple(RowLine(spec, source, rows) for source, rows in enumerate(counts))
-        """Of each source."""
+        """The line of each source."""
         totals = tuple(line.round for line in self.lines)
         self.begins = (0,) * len(counts) if share is None else share.begins
-        """Rows of each source's line that come before epoch 0."""
+        """Number of rows of each source's line that precede epoch 0."""
         self.epoch_layout = _epoch_layout(
             spec, totals, sum(int(table.tokens.sum()) for table in tables), share
         )
         self.notes = (
             _check_all_read(spec, totals, self.epoch_layout.samples_per_epoch) if share is None else ()
         )
-        """What a person should know of this plan."""
+        """Remarks on this plan for people to read."""
 
     def window(self, epoch: int, window: int) -> Window:
-        """Return what window `window` of `epoch` is made of."""
+        """Return the rows of window `window` of `epoch`."""
         stretches = [
             range(self.rows_before(source, epoch, window), self.rows_before(source, epoch, window + 1))
             for source in range(len(self.lines))
@@ -288,7 +301,7 @@ class StreamPlan:
         return Permutation.of(size, *name)
 
     def origin(self, epoch: int, sample: int) -> RowOrigin:
-        """Return where sample `sample` of `epoch` comes from."""
+        """Return the origin of sample `sample` of `epoch`."""
         ((window, position, _),) = self.epoch_layout.spans(sample, sample + 1)
         found = self.window(epoch, window)
         thing = found.order.at(position)
@@ -298,12 +311,12 @@ class StreamPlan:
         return RowOrigin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
 
     def rows_before(self, source: int, epoch: int, window: int) -> int:
-        """Return rows of a source's line that come before a window."""
+        """Return the number of rows of a source's line that precede a window."""
         quota = self.epoch_layout.quotas[source]
         return self.begins[source] + epoch * quota + self.epoch_layout.before(source, window)
 
     def rows(self, piece: BlockRows) -> int:
-        """Return all rows of a piece's block, as it is cut in that reading."""
+        """Return the number of all rows of a piece's block, as it is cut in the piece's reading."""
         return self.lines[piece.source].block_rows(piece.block, piece.epoch)
 
 
@@ -335,7 +348,7 @@ def _weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | None:
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
-    """Return bytes of a row of so many tokens, as `Samples` holds it."""
+    """Return the bytes that `Samples` needs for a row of `tokens` tokens."""
     token = spec.vocabulary.ordinary.itemsize
     if isinstance(spec.masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
@@ -346,8 +359,9 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
 
 
 def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
-    """Return remarks on the sources that are never read because of their weight, in evaluation. In training they raise
-    PlanError.
+    """Return remarks on sources of an evaluation that are never read because of their weight.
+
+    Raises PlanError: there is such a source in training.
     """
     weights = _weights(spec, totals) or []
     notes: list[str] = []

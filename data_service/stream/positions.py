@@ -1,9 +1,9 @@
-"""Positions: which samples a step of training takes. They are computed without a loop over the steps before.
+"""Positions: the samples that a training step takes. They are computed without a loop over the earlier steps.
 
-How much a step takes is a pure function of the step: the same batch every step, or one that rises. The batches of a
-phase follow each other through an epoch and on into the next. A new phase starts a new epoch, and epoch numbers grow
-over the whole run (but see `PhaseBatches.staged`). Ranges that were skipped (after a loss spike) are left out, and
-later samples move up.
+The batch of a step is a pure function of the step: constant, or with a batch-size warm-up. The batches of a phase
+follow each other through an epoch and into the next. A new phase starts a new epoch, and epoch numbers grow over the
+whole run (but see `PhaseBatches.staged`). Skipped ranges (after a loss spike) are left out, and later samples move
+up.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from data_service.errors import PlanError
 
 @dataclass(frozen=True)
 class Rise:
-    """A batch that begins at `start` and grows, evenly but in multiples of `granule`, for `steps` steps."""
+    """A batch-size warm-up: the batch grows evenly from `start`, in multiples of `granule`, for `steps` steps."""
 
     start: int
     steps: int
@@ -30,8 +30,8 @@ class StepBatches:
     """The batch of each step of a phase, in samples or in tokens.
 
     Attributes:
-        batch: of every step; of those after the rise, if there is one.
-        rise: None if the batch is the same from the first step.
+        batch: batch of every step; with a warm-up, of every step after it.
+        rise: batch-size warm-up; None if the batch is constant.
     """
 
     batch: int
@@ -42,7 +42,7 @@ class StepBatches:
         return self._levels[self._level(step)][1]
 
     def before(self, step: int) -> int:
-        """Return what the first `step` steps take together."""
+        """Return the number of samples or tokens in the first `step` steps together."""
         level = self._level(step)
         first, batch = self._levels[level]
         return self._before[level] + (step - first) * batch
@@ -58,12 +58,12 @@ class StepBatches:
         rise, height = self.rise, self.batch - self.rise.start
         levels = {
             -(-up * rise.steps // height): rise.start + up for up in range(0, height, rise.granule)
-        }  # a rise of more than a granule a step skips sizes
+        }  # if the batch grows by more than a granule a step, some sizes are skipped
         return (*levels.items(), (rise.steps, self.batch))
 
     @cached_property
     def _before(self) -> tuple[int, ...]:
-        """What all steps before each level take."""
+        """Number of samples or tokens in all steps before each level."""
         edges = [first for first, _ in self._levels]
         taken = (
             (stop - first) * batch for (first, batch), stop in zip(self._levels, edges[1:], strict=False)
@@ -82,10 +82,10 @@ class Range:
 
 
 class Axis(Protocol):
-    """A stream measured from the start of epoch 0, in samples or in tokens."""
+    """A stream measured from the start of epoch 0, in samples or in tokens (units)."""
 
     def unit(self, epoch: int, sample: int) -> int:
-        """Return where a sample begins."""
+        """Return the unit at which a sample begins."""
         ...
 
     def locate(self, unit: int) -> tuple[int, int]:
@@ -108,16 +108,17 @@ class SampleAxis:
 
 @dataclass(frozen=True)
 class PhaseBatches:
-    """A stretch of training on one stream.
+    """The batches of a phase, which trains on one stream.
 
     Attributes:
-        steps: optimizer steps, at least one.
-        batch: units of `axis` in a step: samples, or tokens (a step then takes the samples that begin within
-            its stretch of so many tokens). The largest, if it rises.
-        samples_per_epoch: of the stream.
-        axis: how batches are measured out.
-        rise: how the batch begins smaller and grows; None if it does not.
-        staged: its stream goes on by itself where the phases before stopped, so the phase begins with its epoch 0.
+        steps: number of optimizer steps, at least one.
+        batch: number of units of `axis` in a step, samples or tokens; with a warm-up, after it. In tokens, a step takes
+            the samples that begin within its stretch of the stream.
+        samples_per_epoch: number of samples in an epoch of the stream.
+        axis: axis that measures batches.
+        rise: batch-size warm-up; None if the batch is constant.
+        staged: whether the stream itself continues where the earlier phases ended, so that the phase begins with the
+            stream's epoch 0.
     """
 
     steps: int
@@ -131,7 +132,7 @@ class PhaseBatches:
     def of_samples(
         cls, steps: int, batch: int, samples_per_epoch: int, rise: Rise | None = None
     ) -> "PhaseBatches":
-        """Return batches of so many samples."""
+        """Return a phase whose batches count samples."""
         return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch), rise)
 
     @cached_property
@@ -142,7 +143,7 @@ class PhaseBatches:
 
 @dataclass(frozen=True)
 class _Skip:
-    """Units `start` to `stop` are left out; `used` units of the phase come before them."""
+    """Units `start` to `stop` of the axis, which are skipped. The phase uses `used` units before them."""
 
     start: int
     stop: int
@@ -153,13 +154,13 @@ class Positions:
     """The samples of every step of a run.
 
     Args:
-        phases: in order.
-        skips: ranges left out, in any order.
-        begin: for a run that began from another run's checkpoint, on data of its own: the first step that takes
-            samples, and those samples. The phase of that step starts there.
+        phases: phases of the run, in order.
+        skips: ranges that are skipped, in any order.
+        begin: first step that takes samples; the phase of that step starts its data there. It is not 0 if the run
+            continues another run's checkpoint on its own data.
 
     Raises:
-        PlanError: a phase whose epoch is smaller than one batch.
+        PlanError: a batch of a phase is larger than its epoch.
     """
 
     def __init__(self, phases: Sequence[PhaseBatches], skips: Sequence[Range] = (), begin: int = 0) -> None:
@@ -180,41 +181,44 @@ class Positions:
 
     @property
     def steps(self) -> int:
-        """Steps of all phases."""
+        """Number of steps of all phases."""
         return self._ends[-1] if self._ends else 0
 
     def phase_of(self, step: int) -> int:
-        """Return the phase of a step, both counted from 0. Raises IndexError before the first step and after the
-        last."""
+        """Return the phase of a step, both counted from 0.
+
+        Raises IndexError: the step is before the first step that takes data, or after the last.
+        """
         if not self._begin <= step < self.steps:
             raise IndexError(
-                f"step {step} of a run of {self.steps} that takes data from step {self._begin} on"
+                f"step {step} takes no data: the run has {self.steps} steps and takes data from step {self._begin} on"
             )
         return bisect_right(self._ends, step)
 
     def phase_start(self, step: int) -> int:
-        """Return the first step of a step's phase. Raises IndexError as `phase_of`."""
+        """Return the first step that takes data in a step's phase. Raises IndexError as `phase_of`."""
         return self._first_step(self.phase_of(step))
 
     def ranges(self, step: int) -> tuple[Range, ...]:
-        """Return the samples of a step, in order: one range, or more where an epoch ends or something is skipped."""
+        """Return the samples of a step, in order: one range, or several if an epoch ends or a range is skipped in
+        it."""
         number = self.phase_of(step)
         phase = self._phases[number]
         stretches = self._stretches(number, self._used(number, step), self._used(number, step + 1))
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
     def _first_step(self, number: int) -> int:
-        """Return the first step of a phase that takes data; if the phase ends before, the step at which it ends."""
+        """Return the first step of a phase that takes data; if none does, the step at which the phase ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)
 
     def _used(self, number: int, step: int) -> int:
-        """Return units that the phase has taken before `step`, since its first step that takes data."""
+        """Return the number of units that the phase has used before `step`, from its first step that takes data on."""
         phase, begin = self._phases[number], self._first_step(number)
         start = self._ends[number] - phase.steps
         return phase.batches.before(step - start) - phase.batches.before(begin - start)
 
     def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield units of the axis for the phase's used units `first` to `last`: what lies between the skips."""
+        """Yield the stretches (start, stop) of the axis that hold the phase's used units `first` to `last`."""
         start, stop = self._unit(number, first), self._unit(number, last - 1) + 1
         for skip in self._skips[number]:
             if start < skip.start < stop:
@@ -223,7 +227,7 @@ class Positions:
         yield start, stop
 
     def _unit(self, number: int, used: int) -> int:
-        """Return the unit of the axis at which `used` units of the phase have been taken."""
+        """Return the unit of the axis that the phase uses after its first `used` units."""
         skips = self._skips[number]
         passed = bisect_right(skips, used, key=lambda skip: skip.used)
         phase = self._phases[number]
@@ -244,7 +248,7 @@ def _check_size(number: int, phase: PhaseBatches) -> None:
 def _skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[Range]) -> list[_Skip]:
     """Return the phase's skips as disjoint stretches of its axis, in order.
 
-    What lies before its first epoch is not there to be skipped: a skip in an earlier phase may have moved that up.
+    Ranges before the phase's first epoch are ignored: a skip in an earlier phase may have changed its first epoch.
     """
     base = phase.axis.unit(first_epoch, 0)
     skips: list[_Skip] = []

@@ -1,9 +1,9 @@
-"""Learns the table of similar words from corpora: word2vec over their words (gensim), and for each the nearest word of
-the same length.
+"""Learns a table of similar words from corpora: word2vec (gensim) over their words, and the nearest word of the same
+length for each.
 
-Words are those that the corpora store, or the tokenizer's where they store none. The same corpora and settings give the
-same table on the same kind of machine: one thread, one seed. Sums may round otherwise elsewhere; a run's identity
-names the table itself.
+The words are those that the corpora store; if they store none, those of the tokenizer. The same corpora and settings
+give the same table on the same kind of machine, because one thread with one seed computes it. On other machines sums
+may round differently; so a run's identity contains a hash of the table itself.
 """
 
 from collections import Counter
@@ -24,21 +24,21 @@ from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block
 
-_AT_ONCE = 1 << 22  # similarities worked out together
+_AT_ONCE = 1 << 22  # similarities computed together
 ReportBlocks = Callable[[int, int], None]
 
 
 class SimilarWordOptions(BaseModel):
-    """How the table is learnt.
+    """Settings with which the table is learnt.
 
     Attributes:
-        size: numbers of a word's vector.
-        window: words on each side that are a word's context.
-        epochs: passes over the text.
-        least: words that are rarer are left out.
-        neighbours: a similar word must be among this many nearest words.
-        most_tokens: of each corpus so many tokens are read, from its beginning.
-        seed: of the vectors.
+        size: dimension of a word's vector.
+        window: number of words on each side that are a word's context.
+        epochs: number of passes over the text.
+        least: smallest number of occurrences; rarer words are left out.
+        neighbours: number of nearest words among which a similar word must be.
+        most_tokens: number of tokens to read from the beginning of each corpus.
+        seed: seed of the vectors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +53,7 @@ class SimilarWordOptions(BaseModel):
 
 
 class WrittenTable(NamedTuple):
-    """How many words a table has, and how many of them have a similar one."""
+    """The numbers of words in a table (`words`) and of those with a similar word (`with_similar`)."""
 
     words: int
     with_similar: int
@@ -65,12 +65,12 @@ def write_similar_words(
     options: SimilarWordOptions,
     report: ReportBlocks = lambda done, total: None,
 ) -> WrittenTable:
-    """Learn the table from corpora and write it to a path or URI.
+    """Learn a table from corpora and write it to a path or URI.
 
-    `report` is called with blocks read, and how many are read in all, passes over the text added up.
+    `report`: function that is called with the number of blocks read so far and in all, over all passes.
 
     Raises:
-        CorpusError: something is there already; else as `learn_similar_words`.
+        CorpusError: `out` exists already. Otherwise as `learn_similar_words`.
     """
     base, slash, name = out.rpartition("/")
     store = open_store(base or ("/" if slash else "."))
@@ -88,10 +88,11 @@ def write_similar_words(
 def learn_similar_words(
     uris: list[str], options: SimilarWordOptions, report: ReportBlocks = lambda done, total: None
 ) -> tuple[list[SimilarPair], Tokenizer]:
-    """Return every word that is frequent enough, with its similar word if it has one; and the tokenizer of their ids.
+    """Return all frequent words, each with its similar word if it has one, and the tokenizer of their ids.
 
     Raises:
-        CorpusError: corpora of different tokenizers, or without frequent words. CorruptBlock, StoreError.
+        CorpusError: the corpora have different tokenizers, or no frequent word.
+        CorruptBlock, StoreError: a block cannot be read.
         InputError: gensim is not installed.
     """
     corpora = [open_corpus(uri) for uri in uris]
@@ -110,7 +111,7 @@ def learn_similar_words(
     model.build_vocab(text)
     if not len(model.wv):
         raise CorpusError(
-            f"no word of {', '.join(uris)} comes {options.least} times or more",
+            f"no word of {', '.join(uris)} occurs {options.least} times or more",
             remedy="give more text, or a smaller --least",
         )
     model.train(text, total_examples=model.corpus_count, epochs=model.epochs)
@@ -122,15 +123,16 @@ def _word2vec() -> Any:
         return import_module("gensim.models.word2vec").Word2Vec
     except ModuleNotFoundError as error:
         raise InputError(
-            "similar words are learnt with the package gensim, which is not installed",
+            "learning similar words needs the package gensim, which is not installed",
             remedy="pip install 'maskfleet[chinese]'",
         ) from error
 
 
 class _Sentences:
-    """The sentences of corpora as lists of words, each spelt as its ids with spaces between. May be read many times.
+    """The sentences of corpora as lists of words, which can be iterated repeatedly. A word is its ids joined by spaces.
 
-    Words of more than `LONGEST` tokens, or with special tokens, are left out."""
+    Words of more than `LONGEST` tokens, or with special tokens, are left out.
+    """
 
     def __init__(
         self,
@@ -172,8 +174,10 @@ class _Sentences:
 
 
 def _pairs(vectors: Any, tokenizer: Tokenizer, neighbours: int) -> list[SimilarPair]:
-    """Return each word and the nearest word with as many characters and tokens, among the `neighbours` nearest of
-    all."""
+    """Return each word with its similar word, if it has one.
+
+    That is the nearest word with as many characters and tokens among its `neighbours` nearest words.
+    """
     words = [tuple(map(int, word.split())) for word in vectors.index_to_key]
     texts = ["".join(tokenizer.decode(word).split()) for word in words]
     kinds = [(len(text), len(word)) for text, word in zip(texts, words, strict=True)]

@@ -1,4 +1,4 @@
-"""The corpora behind a stream, opened at the places that the spec names."""
+"""The corpora of a stream, opened at the URIs that the spec names, and checks that they fit the spec."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -25,11 +25,11 @@ Opener = Callable[[str], Store]
 
 
 class Corpora:
-    """Reads the blocks of a spec's sources. Safe to share between threads.
+    """A reader of the blocks of a spec's sources. Threads may share it.
 
     Raises:
-        CorpusError: a corpus that is absent or damaged, or is not the one that the spec means.
-        StoreError: a store that cannot be read.
+        CorpusError: a corpus is absent or damaged, or does not fit the spec.
+        StoreError: a store cannot be read.
     """
 
     def __init__(self, spec: StreamSpec, opener: Opener = open_store) -> None:
@@ -49,33 +49,33 @@ class Corpora:
                     f"source {source.name} ({source.uri}) was built with tokenizer "
                     f"{manifest.tokenizer_hash[:12]}, source {spec.sources[0].name} "
                     f"with {self._tokenizer_hash[:12]}",
-                    remedy="build all sources of a mixture with one tokenizer",
+                    remedy="build all sources of a mixture with the same tokenizer",
                 )
 
     def at_length(self, length: int) -> "Corpora":
-        """Return the same, for rows of another length."""
+        """Return the same corpora for rows of another length, without stages."""
         found = copy(self)
         found.spec = self.spec.model_copy(update={"length": length, "stages": ()})
         return found
 
     def read(self, source: int, block: int) -> Block:
-        """Return one block, verified. Raises CorruptBlock besides."""
+        """Return one verified block. Raises as `data_service.corpus.reader.read_block`."""
         return read_block(self._stores[source], self.tables[source], block)
 
     @property
     def masking_tables(self) -> MaskingTables:
-        """What the spec's masking reads besides blocks. Raises CorpusError: the corpora cannot give it."""
+        """The tables that the spec's masking needs besides blocks. Raises CorpusError: the corpora do not have them."""
         return MaskingTables(self.starts_word, self.unigram, self.similar)
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_] | None:
-        """[vocab_size] bool, the tokenizer's word-start table, if the objective masks whole words. It is used for
-        blocks that do not say where words begin.
+        """[vocab_size] bool, the tokenizer's table of pieces that begin a word; None if single tokens are masked.
 
-        By the rules of the oldest of the corpora, so that a run keeps its masks.
+        It is used for blocks that do not store where words begin. It follows the rules of the oldest corpus, so that a
+        run keeps its masks.
 
-        Raises CorpusError: no ordinary piece of the vocabulary begins a word, and some corpus stores no words; or a
-        corpus stores no units of a lexicon, and these are masked.
+        Raises CorpusError: a corpus stores no words, and no ordinary piece of the vocabulary begins a word; or phrases
+        or entities are masked, and a corpus stores none.
         """
         unit = self.spec.masking.unit
         if unit == "token":
@@ -86,16 +86,16 @@ class Corpora:
         stored = all("word" in levels for levels in self._levels)
         if not stored and not starts[self.spec.vocabulary.ordinary].any():
             raise CorpusError(
-                f"masking by {unit} needs words, and no piece of this corpus's tokenizer begins one",
+                f"masking by {unit} needs words, but no piece of this corpus's tokenizer begins a word",
                 remedy="mask by token, or build the corpus with a tokenizer that marks where words begin",
             )
         return starts
 
     @cached_property
     def similar(self) -> SimilarWords | None:
-        """The table of similar words, if these replace words.
+        """The table of similar words; None if words are not replaced by similar ones.
 
-        Raises CorpusError: there is none, another than the spec means, or one of another tokenizer.
+        Raises CorpusError: the table is missing, is not the one that the spec names, or is of another tokenizer.
         """
         masking = self.spec.masking
         if masking.kind != "mlm" or not masking.replace.similar:
@@ -104,7 +104,7 @@ class Corpora:
 
     @cached_property
     def unigram(self) -> NDArray[np.int64] | None:
-        """[vocab_size] int64, the sources' token counts together, if random replacements are drawn by them.
+        """[vocab_size] int64, the token counts of all sources together; None if random replacements do not need them.
 
         Raises CorpusError: no ordinary token was counted.
         """
@@ -121,19 +121,27 @@ class Corpora:
 
 
 def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level, ...]]) -> None:
-    """Raise CorpusError where phrases or entities are masked, and a corpus stores none. `uris`: of the sources, by
-    name; `levels`: of the units that each of them stores."""
+    """Raise CorpusError if phrases or entities are masked and a corpus does not store them.
+
+    Args:
+        unit: unit that is masked.
+        uris: URIs of the sources, by name.
+        levels: levels of units that each source stores.
+    """
     for (name, uri), stored in zip(uris.items(), levels, strict=True):
         if unit in ("phrase", "entity") and unit not in stored:
             raise CorpusError(
-                f"masking by {unit} needs a lexicon's units, and source {name} ({uri}) was built without",
+                f"masking by {unit} needs a lexicon's units, but source {name} ({uri}) was built without a lexicon",
                 remedy="build the corpus with `maskfleet corpus build --lexicon FILE`, or mask by whole_word",
             )
 
 
 def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, languages: int) -> None:
-    """Raise CorpusError where the number of `languages` of source `name` does not fit what its corpus holds: rows of
-    translations are of two, text is of one."""
+    """Raise CorpusError if source `name` has the wrong number of `languages` for its corpus, in a recipe of
+    translations.
+
+    A corpus of pairs needs two languages, a corpus of text one.
+    """
     if not isinstance(rows, Translations):
         return
     if manifest.pairs is not None and languages < 2:
@@ -143,23 +151,26 @@ def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, 
         )
     if manifest.pairs is None and languages > 1:
         raise CorpusError(
-            f"{uri} is a corpus of running text, and source {name} is to be translations between two languages",
-            remedy="build it with `maskfleet corpus build --texts pairs`, or name its one language",
+            f"{uri} is a corpus of running text, but source {name} names two languages, as for translations",
+            remedy="build it with `maskfleet corpus build --texts pairs`, or name only one language",
         )
 
 
 def check_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
-    """Raise CorpusError where a corpus of pairs is read as text, one of text as pairs, or pairs lack negatives. Of
-    translations see `check_languages`."""
+    """Raise CorpusError if a corpus of pairs is read as text, a corpus of text as pairs, or pairs have too few
+    negatives.
+
+    Translations are checked by `check_languages`.
+    """
     pairs = manifest.pairs
     if isinstance(rows, Translations):
         return
     if not isinstance(rows, TextPairs):
         if pairs is not None:
             raise CorpusError(
-                f"{uri} is a corpus of pairs, and input.packing {rows.packing} makes rows of running text",
-                remedy="set input.packing to pairs, or to translations for sentences with theirs, or build a corpus of "
-                "the text with `maskfleet corpus build`",
+                f"{uri} is a corpus of pairs, but input.packing {rows.packing} makes rows of running text",
+                remedy="set input.packing to pairs, or to translations if the texts are translations, or build a "
+                "corpus of running text with `maskfleet corpus build`",
             )
     elif pairs is None:
         raise CorpusError(
@@ -179,7 +190,7 @@ def _check(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> No
         raise CorpusError(
             f"source {source.name}: the corpus at {source.uri} has fingerprint {manifest.fingerprint[:12]}, "
             f"expected {source.manifest_fingerprint[:12]}",
-            remedy="give the address of the corpus that the run was made with, or start a new run on it",
+            remedy="give the URI of the corpus with which the run was created, or start a new run on this one",
         )
     check_kind(manifest, source.uri, spec.input)
     check_languages(manifest, source.uri, spec.input, source.name, len(source.languages))

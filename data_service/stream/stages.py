@@ -1,17 +1,17 @@
-"""Where each source stands when a phase begins, and what the phase takes of it.
+"""Stages: the place in each source at which a phase begins, and the rows that the phase takes from there.
 
-Without stages every phase begins anew, with another reading of each source. With them (`StreamSpec.stages`) a source's
-line of blocks is read on from phase to phase: nothing of it comes again before all of it has come, whatever the
-lengths, batches and weights of the phases. For that, a stage takes from each source one unbroken stretch of its line,
-as long as its share of the stage; so windows, which mix rows of many places, end where the stage ends.
+Without stages every phase begins anew, with another reading of each source. With stages (`StreamSpec.stages`) a
+source's line of blocks is continued from phase to phase: no text is repeated before all text has been read, whatever
+the lengths, batches and weights of the phases. For that, a stage takes from each source one unbroken stretch of its
+line, as long as the source's share of the stage. So windows, which mix rows of many places, end where the stage ends.
 
-Shares are of tokens of text. If batches count samples, a source's rows count with the tokens that they have on
-average, over all of its text; if batches count tokens, rows are counted out by their own lengths, and a stage may leave
-less than a row of each source. Where the next stage cuts rows of another length, it goes on in the same block with the
-first of its rows that begins where the last stage ended, or behind: less than a row is left out.
+Shares are of tokens of text. If batches count samples, a source's rows count with their mean number of tokens, over
+all of its text. If batches count tokens, rows count with their own lengths, and a stage may leave less than a row of
+each source. If the next stage cuts rows of another length, it continues in the same block with its first row that
+begins at the end of the last stage or after it, so less than a row is left out.
 
-Everything follows from the spec and the corpora, so a stage is found without reading the data of those before it, but
-for one block of each source where the length changes.
+Everything follows from the spec and the corpora. So a stage is found without reading the data of earlier stages, except
+one block of each source where the length changes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,18 +32,18 @@ from data_service.stream.sources import Corpora
 from data_service.stream.token_axis import LineTokens, line_tokens
 
 RowStarts = Callable[[int, int, int, int], NDArray[np.int64]]
-"""(length, source, block, reading) -> [N] int64, where each row of a block begins in its text, in tokens."""
+"""(length, source, block, reading) -> [N] int64, the token of the block's text at which each of its rows begins."""
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """What stages need to know of the corpora.
+    """The facts of the corpora from which stages are computed.
 
     Attributes:
-        text: tokens of text of each source.
-        lines: by length, each source's line of rows.
-        tokens: by length, the same lines measured in tokens, for stages in tokens.
-        starts: where rows begin in the text.
+        text: number of tokens of text of each source.
+        lines: function that returns each source's line of rows of a given length.
+        tokens: function that returns the same lines measured in tokens, for stages in tokens.
+        starts: function that returns where the rows of a block begin in its text.
     """
 
     text: tuple[int, ...]
@@ -59,11 +59,16 @@ def make_plan(
     run: Runner = run_here,
     counted: Counted = ignore,
 ) -> StreamPlan:
-    """Return the plan of the corpora's spec, whose rows are counted. Further arguments as for `count_rows`: rows of the
-    lengths of earlier stages are counted, too.
+    """Return the plan of the corpora's spec.
+
+    Args:
+        corpora: corpora of the spec.
+        counts: row counts of every source.
+        cache, run, counted: as for `count_rows`. If the spec has stages, the rows of earlier stages are counted, too.
 
     Raises:
-        PlanError: as `StreamPlan` and `last_share`. CorpusError, StoreError: text that cannot be read.
+        PlanError: as `StreamPlan` and `last_share`; or a source has no text.
+        CorpusError, StoreError: a block cannot be read.
     """
     spec = corpora.spec
     if not spec.stages:
@@ -102,17 +107,16 @@ def make_plan(
 
 
 def last_share(spec: StreamSpec, rows: StagedRows) -> StageShare:
-    """Return what the last stage of `spec` takes.
+    """Return the rows that the last stage of `spec` takes.
 
-    Raises PlanError: a stage would read a source more often than it may, or takes less than a row of one that it
-    weighs.
+    Raises PlanError: a stage would read a source more often than allowed, or its share of a source is less than a row.
     """
     *_, share = stage_shares(spec, rows)
     return share
 
 
 def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
-    """Yield what each stage of `spec` takes, in order. Raises as `last_share`."""
+    """Yield the rows that each stage of `spec` takes, in order. Raises as `last_share`."""
     reached = [(spec.stages[0].length, 0)] * len(
         spec.sources
     )  # length of rows when last read, rows read of the line
@@ -129,7 +133,7 @@ def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
 
 
 def stage_weights(spec: StreamSpec, stage: Stage, text: Sequence[int]) -> tuple[float, ...]:
-    """Of each source, by tokens of text, adding up to 1."""
+    """Return the weight of each source in a stage, as a share of its tokens of text. The weights add up to 1."""
     weights = stage.weights or weights_of(spec.sources, text, spec.temperature, spec.translations) or text
     return tuple(weight / sum(weights) for weight in weights)
 
@@ -149,8 +153,10 @@ def _quotas(
 
 
 def _carried(rows: StagedRows, source: int, length: int, row: int, other: int) -> int:
-    """Return the row of a source's line, cut at `other`, that begins where row `row` begins in rows of `length`, or
-    behind."""
+    """Return the place in a source's line of rows of length `other` that corresponds to row `row` at `length`.
+
+    It is the first row that begins at the same token of text or after it.
+    """
     if length == other:
         return row
     line = rows.lines(length)[source]
@@ -173,7 +179,7 @@ def _check(
         name, phase = f"source {corpus.name} ({corpus.uri})", f"phase {stage.phase}"
         if weight and not quota:
             raise PlanError(
-                f"{name} has a share of {weight:.2g} in {phase}, less than one of its {stage.units:,} "
+                f"{name} has a share of {weight:.2g} in {phase}, which is less than one of its {stage.units:,} "
                 f"{'tokens' if stage.in_tokens else 'rows'}",
                 remedy="raise its weight, or set it to 0",
             )
@@ -181,20 +187,20 @@ def _check(
         before, end = share.begins[source] / reading, (share.begins[source] + stage.epochs * quota) / reading
         if weight and most is not None and end > most:
             raise PlanError(
-                f"{name} has {rows.text[source]:,} tokens, and would be read {_up(end):.2f} times by the end of "
-                f"{phase}, more than most_readings, {most:g}",
+                f"{name} has {rows.text[source]:,} tokens and would be read {_up(end):.2f} times by the end of "
+                f"{phase}, more than most_readings ({most:g}) allows",
                 remedy=f"{_lower(weight, (most - before) / (end - before))}, give more text, shorten the phase, or set "
                 f"phases.{stage.phase}.mixture.most_readings to {_up(end):.2f} or more",
             )
 
 
 def _up(readings: float) -> float:
-    """To the next hundredth, so that it is enough."""
+    """Return `readings` rounded up to hundredths, so that the number is sufficient as a limit."""
     return float(np.ceil(100 * readings) / 100)
 
 
 def _lower(weight: float, part: float) -> str:
-    """Return what to do about a share of which only this part is allowed."""
+    """Return the remedy for a weight of which only `part` is allowed."""
     if part <= 0 or weight == 1:
         return "leave it out of this phase"
     return f"give it at most {np.floor(1000 * weight * part) / 10:.1f} % of the tokens of this phase"

@@ -1,10 +1,10 @@
-"""What a corpus holds, and how much of it one batch draws on (the shuffle's radius). No text is read: the first is in
-the manifest, the second in the plan itself.
+"""Statistics of a corpus, and of the part of it that one batch draws on (the shuffle's radius). No text is read: the
+manifest and the plan are enough.
 
-A batch should look like a uniform draw from the epoch. Three figures show how far it is from that: the regions (blocks)
-that its rows come from; the rows whose continuation in the text is in the same batch; and the rows with another row of
-about the same document in it. The cost of a good shuffle shows in the bytes read for each byte used, and in the number
-and size of reads. The README says which values are wanted, and why.
+A batch should look like a uniform draw from the epoch. Three figures show how far it is from that: the number of
+regions (blocks) that its rows come from; the share of rows whose continuation in the text is in the same batch; and
+the share of rows with another row of about the same document in the batch. The cost of a good shuffle shows in the
+bytes read for each byte used, and in the number and size of reads. The README says which values are good, and why.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,11 @@ from data_service.samples.texts import TextPairs
 from data_service.stream.plan import StreamPlan
 from data_service.tokenizers.specials import SpecialIds
 
-NEAR = 4  # rows apart, either way, that count as near: 2,000 tokens at length 512, longer than most articles
-_BATCHES = 16  # looked at, from all over an epoch
-_APART = 1 << 32  # more than the rows of a block
+NEAR = (
+    4  # largest distance, in rows, that counts as near: 2,000 tokens at length 512, longer than most articles
+)
+_BATCHES = 16  # batches that are examined, spread over an epoch
+_APART = 1 << 32  # more than the number of rows of any block
 _BOUNDARY, _SENTENCE, _DOCUMENT = (
     8,
     24,
@@ -37,18 +39,18 @@ _BOUNDARY, _SENTENCE, _DOCUMENT = (
 
 @dataclass(frozen=True)
 class Radius:
-    """Means over batches from all over an epoch.
+    """The radius of a shuffle: means over batches from all parts of an epoch.
 
     Attributes:
-        rows: in a batch.
-        regions: blocks that its rows come from.
-        largest: share of its rows that come from the block that gives most.
+        rows: number of rows in a batch.
+        regions: number of blocks that its rows come from.
+        largest: share of its rows that come from the block with the most rows in it.
         continued: share of its rows whose continuation in the text is also in the batch.
-        near: share of its rows with another one at most `NEAR` rows away in the text.
-        uniform: `continued`, if the batch were a uniform draw from an epoch.
-        amplification: bytes read for a byte used: a block at a window's edge is read for both windows.
-        read_bytes: of one read, a block.
-        reads: for a batch.
+        near: share of its rows with another row of the batch at most `NEAR` rows away in the text.
+        uniform: value of `continued` if the batch were a uniform draw from an epoch.
+        amplification: bytes read for each byte used; a block at a window's edge is read for both windows.
+        read_bytes: bytes of one read, which is a block.
+        reads: number of reads for a batch.
     """
 
     rows: int
@@ -63,7 +65,7 @@ class Radius:
 
 
 def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius:
-    """Return the radius of batches of `batch` rows of a plan over corpora with these tables.
+    """Return the radius of batches of `batch` rows in a plan. `tables`: the blocks of each source.
 
     Raises:
         PlanError: a batch is larger than an epoch.
@@ -110,8 +112,7 @@ def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
 def _rows(
     plan: StreamPlan, window: int, first: int, last: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return [N, 3] the source, block and reading that samples `first` to `last` of a window are of, and [N] their
-    rows."""
+    """Return for samples `first` to `last` of a window [N, 3] their source, block and reading, and [N] their row."""
     made = plan.window(0, window)
     things = made.order.many(np.arange(first, last))
     ends = np.cumsum([len(piece) for piece in made.pieces], dtype=np.int64)
@@ -122,7 +123,7 @@ def _rows(
 
 
 class _Reads(NamedTuple):
-    """Bytes fetched, those of them whose rows are used, and the number of reads."""
+    """The reads of windows: bytes fetched, bytes whose rows are used, and number of reads."""
 
     fetched: float
     used: float
@@ -144,7 +145,8 @@ def _sum(reads: Iterable[_Reads]) -> _Reads:
 def expected_radius(
     tokens: Sequence[float], *, batch: int, length: int, spread: bool, block_tokens: int
 ) -> Radius:
-    """Return the radius of corpora that need not exist: sources of so many tokens, in blocks of `block_tokens`."""
+    """Return the radius for corpora that need not exist: each source has `tokens` tokens in blocks of
+    `block_tokens`."""
     tables = [_imagined(round(source / block_tokens), block_tokens) for source in tokens]
     return corpus_radius(tables, batch=batch, length=length, spread=spread)
 
@@ -152,8 +154,10 @@ def expected_radius(
 def corpus_radius(
     tables: Sequence[BlockTable], *, batch: int, length: int, spread: bool, pairs: bool = False
 ) -> Radius:
-    """Return the radius of batches of full rows of these corpora, mixed by their tokens, or of examples of `pairs`.
-    Raises PlanError as `radius`.
+    """Return the radius of batches of full rows of corpora that are mixed by their tokens. Raises PlanError as
+    `radius`.
+
+    `tables`: the blocks of each corpus. `pairs`: whether they are corpora of pairs, whose examples are the rows.
     """
     sources = (SourceSpec(name=str(i), uri="", manifest_fingerprint=str(i)) for i in range(len(tables)))
     spec = StreamSpec(
@@ -175,7 +179,7 @@ def corpus_radius(
 
 
 def _imagined(blocks: int, tokens: int) -> BlockTable:
-    """Imagined blocks, with sentences and documents as long as in English prose."""
+    """Return a table of blocks that do not exist, with sentences and documents as long as in English prose."""
     sentences, documents = tokens // _SENTENCE, max(1, tokens // _DOCUMENT)
     size = 2 * tokens + _BOUNDARY * (sentences + documents)
     row = (0, 0, size, tokens, sentences, documents)
@@ -184,7 +188,7 @@ def _imagined(blocks: int, tokens: int) -> BlockTable:
 
 @dataclass(frozen=True)
 class SplitStats:
-    """One split's counts; `text_bytes` is the UTF-8 size of its documents as they were read."""
+    """The counts of one split. `text_bytes`: UTF-8 size of its documents as they were read."""
 
     blocks: int
     documents: int
@@ -199,16 +203,21 @@ class SplitStats:
 
 @dataclass(frozen=True)
 class CorpusStats:
-    """What a corpus holds, from its manifest alone.
+    """The statistics of a corpus, from its manifest alone.
 
     Attributes:
-        counts: documents read; how many were empty, duplicates, without tokens, or had bad bytes replaced; bad records.
-        unigram_entropy: nats a token of the training split: the loss of guessing by frequency.
-        skipped: the first hundred bad records that were left out, with file and place.
-        pairs: texts of an example in a corpus of pairs, whose documents are examples; None in one of text.
-        document_lengths: {n: training documents of n to 2n - 1 tokens}, n a power of two.
-        radius: of the shuffle of training rows; None where an epoch has less than a batch.
-        heldout_rule: what was held out in place of the share of documents that was asked for.
+        train, heldout: counts of each split.
+        vocab_size: number of ids of the tokenizer.
+        counts: numbers of documents read, of those that were empty, duplicates, without tokens or had bad bytes
+        replaced,
+            and of bad records.
+        unigram_entropy: entropy of the training split's tokens in nats: the loss of guessing by frequency.
+        skipped: first hundred bad records that were skipped, with file and place.
+        pairs: texts of an example in a corpus of pairs, whose documents are examples; None in a corpus of text.
+        document_lengths: numbers of training documents by length; entry n, a power of two, counts those of n to 2n - 1
+            tokens.
+        radius: radius of the shuffle of training rows; None if an epoch has less than a batch.
+        heldout_rule: rule by which text was held out; None if the requested share of documents was.
     """
 
     train: SplitStats
@@ -224,8 +233,9 @@ class CorpusStats:
 
 
 def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusStats:
-    """Return counts of a corpus, and how wide batches of so many rows of so many tokens reach in it. Reads the
-    manifest and nothing else. Raises as `open_corpus`.
+    """Return the statistics of a corpus, reading only its manifest. Raises as `open_corpus`.
+
+    `batch`, `length`: rows in a batch and tokens in a row, for the radius.
     """
     manifest = open_corpus(uri).manifest
     shares = manifest.unigram[manifest.unigram > 0] / max(1, manifest.unigram.sum())

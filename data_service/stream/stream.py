@@ -1,10 +1,11 @@
-"""`Stream` computes sample `n` of epoch `e` in this process, and so defines what the service delivers; and a window of
-samples is built from its blocks, which are read, cut into rows, masked and ordered, and the result is cut into slabs.
+"""`Stream` computes sample `n` of epoch `e` in this process, which defines the samples that the service delivers. A
+window of samples is built from its blocks: they are read, cut into rows, masked and ordered, and the result is cut
+into slabs.
 
-A slab is a part of a window that is sent by itself. Which sample lies in which slab follows from four numbers. A rank
-reads the same rows of every step. So a slab holds a stripe: the same rows of every step of the window. A node then
-pulls only the few slabs in which its ranks' rows lie. The layout does not change the samples, and does not depend on
-the ranks, so it stays when ranks come and go.
+A slab is a part of a window that is sent by itself. Four numbers decide which sample lies in which slab. A rank reads
+the same rows of every step. So a slab holds a stripe: the same rows of every step of the window. Then a node pulls
+only the few slabs in which its ranks' rows lie. The layout does not change the samples, and does not depend on the
+ranks, so it remains valid when ranks join or leave.
 """
 
 from collections.abc import Iterator
@@ -29,11 +30,11 @@ from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.types import Block, Tokens
 
-_READERS = 16  # blocks read at once
+_READERS = 16  # blocks read at the same time
 
 
 class StepLayout(NamedTuple):
-    """How a stream is going to be read: `rows` samples at a time, one of which begins with `sample` of `epoch`."""
+    """The steps in which a stream will be read: `rows` samples each, and one step begins at `sample` of `epoch`."""
 
     rows: int
     epoch: int
@@ -41,13 +42,13 @@ class StepLayout(NamedTuple):
 
 
 class SlabLayout(NamedTuple):
-    """A window's samples in slabs.
+    """The division of a window's samples into slabs.
 
     Attributes:
-        size: samples in the window.
-        step: samples that are read together; `size` if that is not known, and slabs are consecutive samples.
-        begin: the place of the window's first sample in its step.
-        stripe: samples of a step in a slab; the last slab may have fewer.
+        size: number of samples in the window.
+        step: number of samples that are read together; `size` if it is not known, and then slabs are consecutive
+        samples. begin: place of the window's first sample in its step. stripe: number of samples of a step in a slab;
+        the last slab may have fewer.
     """
 
     size: int
@@ -57,14 +58,17 @@ class SlabLayout(NamedTuple):
 
     @classmethod
     def sliced(cls, size: int, rows: int) -> "SlabLayout":
-        """Slabs of `rows` consecutive samples."""
+        """Return a layout with slabs of `rows` consecutive samples."""
         return cls(size, size, 0, min(size, rows))
 
     @classmethod
     def of(
         cls, epoch_layout: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
     ) -> "SlabLayout":
-        """Slabs of about `rows` samples for a window that is read in `steps`. Slices where a step exceeds it."""
+        """Return a layout with slabs of about `rows` samples for a window that is read in `steps`.
+
+        Slabs are consecutive samples if `steps` is None or a step is larger than the window.
+        """
         size = epoch_layout.size(window)
         if steps is None or steps.rows > size:
             return cls.sliced(size, rows)
@@ -75,11 +79,11 @@ class SlabLayout(NamedTuple):
 
     @property
     def slabs(self) -> int:
-        """How many there are, each with at least one sample."""
+        """Number of slabs. Each has at least one sample."""
         return -(-self.step // self.stripe)
 
     def positions(self, slab: int) -> NDArray[np.int64]:
-        """Return [N] int64, the window's samples in a slab, ascending."""
+        """Return [N] int64, the numbers of the window's samples that are in a slab, ascending."""
         first = slab * self.stripe
         stripe = np.arange(first, min(first + self.stripe, self.step))
         steps = -(-(self.begin + self.size) // self.step)
@@ -87,7 +91,7 @@ class SlabLayout(NamedTuple):
         return found[(found >= 0) & (found < self.size)]
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (slab, start, stop): samples `first` to `last` of the window, in order, as rows of slabs."""
+        """Yield (slab, start, stop): the rows of slabs that hold samples `first` to `last` of the window, in order."""
         while first < last:
             step, row = divmod(first + self.begin, self.step)
             slab = row // self.stripe
@@ -100,13 +104,16 @@ class SlabLayout(NamedTuple):
             first += count
 
     def slabs_of(self, first: int, last: int) -> list[int]:
-        """Return the slabs that hold samples `first` to `last` of the window, as they are needed."""
+        """Return the slabs that hold samples `first` to `last` of the window, in the order in which they are needed."""
         end = min(last, first + self.step)  # then all slabs have come
         return list(dict.fromkeys(slab for slab, _, _ in self.pieces(first, end)))
 
 
 def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
-    """Return rows of `length` tokens in a slab of so many tokens: small enough to stay in a cache while it is made."""
+    """Return the number of rows of `length` tokens in a slab of `slab_tokens`.
+
+    A slab of the default size stays in a processor's cache while it is made.
+    """
     return max(1, slab_tokens // length)
 
 
@@ -117,7 +124,7 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     """Return a window's samples in the slabs of `layout`.
 
     Raises:
-        CorruptBlock, StoreError: a block that cannot be read.
+        CorruptBlock, StoreError: a block cannot be read.
     """
     made = [_make(corpora, piece, block) for piece, block in _read_ahead(corpora, window.pieces)]
     joined = join_rows(made)
@@ -132,8 +139,8 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
     if piece.stop > len(rows):
         raise CorpusError(
             f"{spec.sources[piece.source].uri}: block {piece.block} has {len(rows)} rows, "
-            f"the plan counts on at least {piece.stop}",
-            remedy="the row counts in the cache are not this corpus's: delete the cache and start again",
+            f"but the plan needs at least {piece.stop}",
+            remedy="delete the cache of row counts, which is not that of this corpus, and start again",
         )
     key = block_key(spec, piece.source, piece.block, piece.epoch)
     return make_rows(
@@ -149,7 +156,7 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
 
 
 def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:
-    """Yield the blocks of `pieces` in order, a few requested before they are needed."""
+    """Yield the blocks of `pieces` in order. Several are requested before they are needed."""
     with ThreadPoolExecutor(_READERS) as pool:
         pending: list[Future[Block]] = []
         for index, piece in enumerate(pieces):
@@ -160,14 +167,14 @@ def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tup
 
 @dataclass(frozen=True)
 class SampleText:
-    """The text behind a sample.
+    """The text of a sample.
 
     Attributes:
-        name, languages, uri: the corpus.
-        block, row: where in it.
-        epoch: how many times the corpus had been read before.
-        stretches: the tokens of the block that the row holds: one stretch, or its segments or texts in order.
-        tokens: those tokens, before masking and without special ones.
+        name, languages, uri: source that the text is from.
+        block, row: place in the source.
+        epoch: number of earlier readings of the source.
+        stretches: ranges of the block's tokens that the row holds: one range, or its segments or texts in order.
+        tokens: these tokens, before masking and without special ones.
     """
 
     name: str
@@ -181,16 +188,18 @@ class SampleText:
 
 
 class Stream:
-    """One process's view of a spec's samples. Keeps the last windows it built.
+    """A reader that computes a spec's samples in this process. It keeps the last windows that it built.
 
     Args:
-        spec: which samples.
-        opener: from URI to store.
-        cache: where row counts are kept between runs; None to count anew.
-        windows: how many windows to keep in memory.
+        spec: samples to compute.
+        opener: function that opens the store at a URI.
+        cache: store that keeps row counts between runs; None to count anew.
+        windows: number of windows to keep in memory.
 
     Raises:
-        CorpusError, PlanError, StoreError: corpora that are not there, or from which nothing can be made.
+        CorpusError: a corpus is missing or does not fit the spec.
+        PlanError: no samples can be made from the corpora.
+        StoreError: a store cannot be read.
     """
 
     def __init__(
@@ -206,13 +215,14 @@ class Stream:
 
     @property
     def samples_per_epoch(self) -> int:
-        """The same in every epoch."""
+        """Number of samples in an epoch, the same in every epoch."""
         return self.plan.epoch_layout.samples_per_epoch
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
-        """Return samples `start` to `stop` (at least one) of an epoch. Raises IndexError outside the epoch."""
+        """Return samples `start` to `stop` (at least one) of an epoch. Raises IndexError: they are outside the
+        epoch."""
         if start >= stop:
-            raise IndexError(f"no samples from {start} to {stop}")
+            raise IndexError(f"the range of samples from {start} to {stop} is empty")
         return join_rows(
             [
                 slice_rows(self._window(epoch, window)[slab], low, high)
@@ -222,11 +232,11 @@ class Stream:
         )
 
     def token_axis(self) -> TokenAxis:
-        """Return the stream measured in tokens; the first time, its rows' lengths are counted."""
+        """Return the stream's axis in tokens. The first time, the length of every row is measured."""
         return TokenAxis(self.plan, self._counts, measure_rows(self._corpora, self._cache))
 
     def source(self, epoch: int, sample: int) -> SampleText:
-        """Return where a sample's text comes from."""
+        """Return the text of a sample and the place that it comes from."""
         origin = self.plan.origin(epoch, sample)
         block = self._corpora.read(origin.source, origin.block)
         key = structure_key(self.spec, origin.source, origin.block, origin.epoch)

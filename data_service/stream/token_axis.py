@@ -1,9 +1,9 @@
-"""A stream measured in tokens, for batches of so many tokens (RoBERTa's DOC-SENTENCES).
+"""A stream measured in tokens, for batches of a number of tokens (RoBERTa's DOC-SENTENCES).
 
-A step takes the samples that begin within its stretch of the stream. So its rows depend on its position only, not on
-the steps before. Tokens are counted by the same arithmetic as the plan's rows: tokens up to a row of a source's line
-are prefix sums over its blocks; tokens up to a window are the sum over the sources; within a window the lengths of its
-rows are added up.
+A step takes the samples that begin within its stretch of the stream. So its rows depend only on its position, not on
+earlier steps. Tokens are counted by the same arithmetic as the plan's rows: the number of tokens up to a row of a
+source's line is a prefix sum over its blocks; up to a window it is the sum over the sources; within a window the
+lengths of its rows are added up.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ class LineTokens:
     """A source's line of rows, measured in tokens.
 
     Args:
-        line: the rows.
-        counts: rows of each entry of the source (see `data_service.stream.counts`).
-        lengths: tokens of each row of the source, entry after entry.
+        line: line of rows of the source.
+        counts: number of rows of each entry of the source (see `data_service.stream.counts`).
+        lengths: number of tokens of each row of the source, entry after entry.
     """
 
     def __init__(self, line: RowLine, counts: RowCounts, lengths: NDArray[np.unsignedinteger]) -> None:
@@ -37,7 +37,7 @@ class LineTokens:
         self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
 
     def before(self, row: int) -> int:
-        """Return tokens of the first `row` rows of the line."""
+        """Return the number of tokens in the first `row` rows of the line."""
         epoch, rest = self._line.reading(row)
         rounds, structure = divmod(epoch, self._structures)
         tokens = rounds * int(self._up_to[-1]) + int(self._readings[structure])
@@ -52,25 +52,25 @@ class LineTokens:
         return tokens + int(self._lengths[first : first + rest - done].sum())
 
     def row_at(self, token: int) -> int:
-        """Return the first row of the line that begins at `token` or after it."""
+        """Return the number of the line's first row that begins at `token` or after it."""
         return _last(lambda row: row == 0 or self.before(row - 1) < token)
 
     def of(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
-        """Return [N] tokens of each row of a piece."""
+        """Return [N], the number of tokens of each row of a piece."""
         first = int(self._first_row[piece.block * self._structures + piece.epoch % self._structures])
         return self._lengths[first + piece.start : first + piece.stop]
 
 
 class TokenAxis:
-    """`data_service.stream.positions.Axis` in tokens, special ones included.
+    """A `data_service.stream.positions.Axis` in tokens, special ones included.
 
     Args:
-        plan: of the stream.
-        counts: rows of each entry of each source (see `data_service.stream.counts`).
-        lengths: tokens of each row of each source.
+        plan: plan of the stream.
+        counts: number of rows of each entry of each source (see `data_service.stream.counts`).
+        lengths: number of tokens of each row of each source.
 
     Raises:
-        CorpusError: lengths that are not those of the plan's rows.
+        CorpusError: the number of lengths is not the number of the plan's rows.
     """
 
     def __init__(
@@ -82,8 +82,10 @@ class TokenAxis:
         self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_WINDOWS_KEPT)
 
     def unit(self, epoch: int, sample: int) -> int:
-        """Return tokens before a sample, from the start of epoch 0. One past the last sample is the next epoch's
-        start."""
+        """Return the number of tokens before a sample, from the start of epoch 0.
+
+        One past the last sample is the start of the next epoch.
+        """
         epoch_layout = self._plan.epoch_layout
         if sample == epoch_layout.samples_per_epoch:
             return self._before(epoch + 1, 0)
@@ -103,12 +105,13 @@ class TokenAxis:
         return (epoch, sample) if sample < self._plan.epoch_layout.samples_per_epoch else (epoch + 1, 0)
 
     def _before(self, epoch: int, window: int) -> int:
-        """Return tokens before a window, from the start of epoch 0."""
+        """Return the number of tokens before a window, from the start of epoch 0."""
         rows = (self._plan.rows_before(source, epoch, window) for source in range(len(self._lines)))
         return sum(map(LineTokens.before, self._lines, rows)) - self._begin
 
     def _within(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Return [N + 1] int64, tokens before each sample of a window, and in all of it."""
+        """Return [N + 1] int64, the number of tokens before each sample of a window, and last the number in all of
+        it."""
         return self._kept.get((epoch, window), lambda: self._count_within(epoch, window))
 
     def _count_within(self, epoch: int, window: int) -> NDArray[np.int64]:
@@ -124,12 +127,12 @@ def line_tokens(
     counts: Sequence[RowCounts],
     lengths: Sequence[RowLengths],
 ) -> tuple[LineTokens, ...]:
-    """Return the lines of a spec's sources, measured. Raises CorpusError: lengths that are not those of their rows."""
+    """Return the sources' lines measured in tokens. Raises CorpusError: the lengths are not as many as the rows."""
     for source, rows, measured in zip(spec.sources, counts, lengths, strict=True):
         if rows.sum() != len(measured):
             raise CorpusError(
-                f"source {source.name}: {len(measured)} row lengths are cached for {rows.sum()} rows",
-                remedy="the row lengths in the cache are not this corpus's: delete the cache, start again",
+                f"source {source.name}: {len(measured)} row lengths are cached, but there are {rows.sum()} rows",
+                remedy="delete the cache of row lengths, which is not that of this corpus, and start again",
             )
     return tuple(
         LineTokens(line, rows, _narrow(measured, spec.length))
@@ -138,12 +141,12 @@ def line_tokens(
 
 
 def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
-    """Return the same numbers in a narrower type, if none exceeds `most` and that type can hold it."""
+    """Return the lengths as uint16 if `most`, which none exceeds, fits into it; else unchanged."""
     return lengths.astype(np.uint16) if most < 1 << 16 else lengths
 
 
 def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [E] int64, the sums of `lengths` from each of the ascending `edges` [E + 1] to the next."""
+    """Return [E] int64, the sum of `lengths` between each two neighbours of the ascending `edges` [E + 1]."""
     filled = np.flatnonzero(np.diff(edges))
     sums = np.zeros(len(edges) - 1, dtype=np.int64)
     if len(filled):
@@ -152,7 +155,7 @@ def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _last(holds: Callable[[int], bool]) -> int:
-    """Return the last number for which `holds` is true. It is true of 0, up to that number, and false after it."""
+    """Return the last number for which `holds` is true. It must be true from 0 to that number and false after it."""
     low, high = 0, 1
     while holds(high):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""How well a tokenizer fits some text: what `maskfleet tokenizer check` prints."""
+"""Measures how well a tokenizer fits some text, for `maskfleet tokenizer check`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """Measured on every line of the sample text that is not blank.
+    """The fit of a tokenizer to a sample text, measured on every line that is not blank.
 
     Attributes:
-        lines, words, bytes, tokens: sizes of the sample; words are separated by whitespace, bytes are UTF-8.
+        lines, words, bytes, tokens: sizes of the sample; words are separated by white space, bytes are UTF-8.
         unknown: share of tokens that are the unknown token.
-        byte_pieces: share of tokens that spell one byte of a character the vocabulary lacks (unigram, bpe).
-        coverage: share of the vocabulary's ordinary pieces that occur.
+        byte_pieces: share of tokens that spell one byte of a character that the vocabulary lacks (unigram, bpe).
+        coverage: share of the vocabulary's ordinary pieces that occur in the sample.
         exact: share of lines that decode to the same text.
-        stable: share of lines whose decoded text has the same ids again; below 1 where text is lost.
+        stable: share of lines whose decoded text is encoded to the same ids; below 1 if text is lost.
     """
 
     lines: int
@@ -45,7 +45,8 @@ class TokenizerReport:
 
 
 def check_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerReport:
-    """Encode and decode sample text. Raises TokenizerError if all of it is blank."""
+    """Encode and decode sample text; return how well the tokenizer fits it. Raises TokenizerError: all text is
+    blank."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     lines = words = size = exact = stable = 0
     for batch in _batches(line for text in texts for line in text.splitlines() if line.strip()):

@@ -1,8 +1,8 @@
-"""A tokenizer as files, in the forms that `transformers.AutoTokenizer` and older tools read; and bounds on what a
-`tokenizer.json` may ask for.
+"""The files of a tokenizer, as `transformers.AutoTokenizer` and older tools read them; and bounds for a
+`tokenizer.json`.
 
-A `tokenizer.json` from elsewhere can be made to fill the memory, to compute for ever, or to break the library that
-reads it. Published ones are far below the bounds.
+A malicious `tokenizer.json` could fill the memory, compute for ever, or crash the library that reads it. Published ones
+are far below the bounds.
 """
 
 import json
@@ -21,15 +21,15 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 MODEL_CONFIG = "config.json"
 MODEL_FILES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
-"""Of SentencePiece, as the families call them."""
+"""Names that the model families give to their SentencePiece model."""
 TOKENIZER_FILES = (
     *(DEFINITION, CONFIG, SPECIAL_TOKENS, ADDED_TOKENS),
     *("vocab.txt", "vocab.json", "merges.txt"),
     *MODEL_FILES,
 )
-"""All that the files of a tokenizer are called, here and in transformers."""
+"""Names of all files that a tokenizer may have, here and in transformers."""
 DECISIVE_FILES = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
-"""One of these is in every folder with a tokenizer."""
+"""Names of which every folder with a tokenizer has at least one."""
 
 Definition = dict[str, Any]  # a parsed tokenizer.json
 
@@ -38,7 +38,10 @@ _NO_MAXIMUM = 10**30
 
 
 def tokenizer_files(definition: Definition, pieces: Sequence[str], names: SpecialNames) -> dict[str, bytes]:
-    """Name to content. `tokenizer.json` is the tokenizer; vocabulary files repeat it for other tools."""
+    """Return the content of a tokenizer's files, by name.
+
+    `tokenizer.json` is the tokenizer; vocabulary files repeat its vocabulary for other tools.
+    """
     roles = {f"{role}_token": name for role, name in names.by_role().items()}
     # transformers' classes per family rebuild the tokenizer from a vocabulary and constants of theirs; the
     # plain class reads tokenizer.json as it stands.
@@ -111,14 +114,18 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     return content
 
 
-MOST_IDS = 1 << 22  # published vocabularies have up to 300,000; arrays over all ids are made
-MOST_CHARACTERS = 1000  # of a word in WordPiece, whose time grows with their cube; BERT's: 100
-MOST_GROWTH = 4096  # by which rules may lengthen a text, one after the other
+MOST_IDS = (
+    1 << 22
+)  # largest vocabulary, because arrays over all ids are made; published ones have up to 300,000
+MOST_CHARACTERS = (
+    1000  # longest word in WordPiece, whose time grows with the cube of the length; BERT has 100
+)
+MOST_GROWTH = 4096  # largest factor by which all rules together may lengthen a text
 _READ_ONLY = (KeyboardInterrupt, SystemExit, TokenizerError)
 
 
 def parse_definition(definition: str, where: str) -> dict[str, Any]:
-    """Return the JSON of a `tokenizer.json`. Raises TokenizerError: it is none, or beyond a bound."""
+    """Return the parsed `tokenizer.json`. Raises TokenizerError: it is not a definition, or exceeds a bound."""
     try:
         parsed = foreign_json(definition)
     except ValueError as error:
@@ -131,7 +138,10 @@ def parse_definition(definition: str, where: str) -> dict[str, Any]:
 
 
 def check_folder(folder: Path) -> None:
-    """Before another library reads the folder's `tokenizer.json`, if it has one. Raises as `parse_definition`."""
+    """Check the `tokenizer.json` of a folder, if it has one, before another library reads it.
+
+    Raises as `parse_definition`.
+    """
     path = folder / DEFINITION
     if path.is_file():
         parse_definition(path.read_text("utf-8", "replace"), str(path))
@@ -139,8 +149,10 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def library_errors(where: str, what: str = "not a tokenizer definition") -> Iterator[None]:
-    """What the library `tokenizers` raises meanwhile becomes a TokenizerError. It raises bare exceptions, and its
-    panics are no `Exception` at all."""
+    """Turn everything that the library `tokenizers` raises within the block into a TokenizerError.
+
+    The library raises bare exceptions, and its panics are not even subclasses of `Exception`.
+    """
     try:
         yield
     except _READ_ONLY:
@@ -160,15 +172,15 @@ def _beyond(parsed: dict[str, Any]) -> Iterator[str]:
     model = parsed["model"]
     highest = max((number for number in _ids(parsed) if isinstance(number, int)), default=0)
     if highest >= MOST_IDS:
-        yield f"a piece has the id {highest:,}, and there may be {MOST_IDS:,}"
+        yield f"a piece has the id {highest:,}, but at most {MOST_IDS:,} ids are allowed"
     longest = model.get("max_input_chars_per_word")
     if isinstance(longest, int) and longest > MOST_CHARACTERS:
-        yield f"max_input_chars_per_word is {longest:,}, and may be {MOST_CHARACTERS:,}"
+        yield f"max_input_chars_per_word is {longest:,}, but at most {MOST_CHARACTERS:,} is allowed"
     growth = 1
     for content in _inserted((parsed.get("normalizer"), parsed.get("pre_tokenizer"))):
         growth = min(growth * max(1, len(content)), 1 << 40)
     if growth > MOST_GROWTH:
-        yield f"its rules may make a text {growth:,} times as long, and may {MOST_GROWTH:,} times"
+        yield f"its rules can make a text {growth:,} times as long, but at most {MOST_GROWTH:,} times is allowed"
 
 
 def _ids(parsed: dict[str, Any]) -> Iterator[object]:
@@ -180,7 +192,7 @@ def _ids(parsed: dict[str, Any]) -> Iterator[object]:
 
 
 def _inserted(rule: object) -> Iterator[str]:
-    """Yield texts that rules put in place of others, or before them."""
+    """Yield the texts that a rule inserts into a text or replaces parts of it by."""
     if isinstance(rule, list | tuple):
         for one in rule:
             yield from _inserted(one)

@@ -1,8 +1,8 @@
-"""Reads a tokenizer from its files: ours, or a folder in the `transformers` format, with or without `tokenizer.json`.
+"""Reads a tokenizer from our files or from a folder in the `transformers` format, with or without `tokenizer.json`.
 
-Older published folders have only a vocabulary, which does not say how text is normalised and split before it is looked
-up. That is in the code of each family's class of `transformers` (read in version 5) and in a few settings of
-`tokenizer_config.json`. Here the same steps are put together as one definition, which gives the same ids.
+Older published folders have only a vocabulary, which does not say how text is normalised and split before pieces are
+looked up. The code of each family's class in `transformers` says it (read in version 5), with a few settings of
+`tokenizer_config.json`. Here the same steps are combined into one definition, which gives the same ids.
 
 bert (ELECTRA's and SpanBERT's too): `vocab.txt`.
 roberta, deberta: `vocab.json` and `merges.txt`.
@@ -39,15 +39,17 @@ from data_service.tokenizers.specials import STYLES, SpecialStyle, row_template,
 from data_service.tokenizers.spm import SPACE, convert_model, marked_pieces, parse_model, piece_model
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_PICKLE = b"\x80"  # how every pickle since protocol 2 begins; no UTF-8 text and no SentencePiece model does
+_PICKLE = (
+    b"\x80"  # first byte of every pickle since protocol 2, but of no UTF-8 text and no SentencePiece model
+)
 
 
 def load_tokenizer(uri: str) -> Tokenizer:
     """Return the tokenizer in a folder, local or s3://.
 
     Raises:
-        TokenizerError: no tokenizer there, or one that cannot be used.
-        StoreError: a store that cannot be read.
+        TokenizerError: there is no tokenizer, or it cannot be used.
+        StoreError: the store cannot be read.
     """
     store = open_store(uri)
     files = {
@@ -59,18 +61,18 @@ def load_tokenizer(uri: str) -> Tokenizer:
 
 
 def find_tokenizer(folders: Iterable[Store]) -> Tokenizer | None:
-    """Return the tokenizer in the first of these folders that holds one, None if none does. Raises as
+    """Return the tokenizer in the first of the folders that holds one; None if none does. Raises as
     `load_tokenizer`."""
     return next((load_tokenizer(store.uri) for store in folders if holds_tokenizer(store)), None)
 
 
 def holds_tokenizer(folder: Store) -> bool:
-    """Return whether a tokenizer, of ours or of transformers, lies in `folder`. Raises StoreError."""
+    """Return whether `folder` holds a tokenizer, ours or of transformers. Raises StoreError: it cannot be read."""
     return any(folder.size(name) is not None for name in DECISIVE_FILES)
 
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
-    """Write a tokenizer's files into a folder; `tokenizer.json`, which makes it loadable, last."""
+    """Write a tokenizer's files into a folder. `tokenizer.json`, without which it cannot be loaded, is written last."""
     store = open_store(uri)
     files = tokenizer.save_files()
     for name in sorted(files, key=lambda name: name == DEFINITION):
@@ -78,17 +80,17 @@ def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
 
 
 def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer") -> Tokenizer:
-    """Build from file contents by name.
+    """Return the tokenizer that is described by file contents, given by name.
 
     `tokenizer.json` decides if it is there; else a WordPiece `vocab.txt`, a byte-level `vocab.json` with
     `merges.txt`, or a SentencePiece model, each read as the class of its family in `transformers` reads it.
 
     Args:
-        files: what `Tokenizer.save_files` returned, or a folder of the `transformers` format.
-        where: its name in errors.
+        files: files as `Tokenizer.save_files` returns them, or of a folder in the `transformers` format.
+        where: name of the folder in errors.
 
     Raises:
-        TokenizerError: missing, damaged, pickled or foreign files.
+        TokenizerError: files are missing, damaged or pickled, or are not those of a tokenizer.
     """
     for name, content in files.items():
         if content.startswith(_PICKLE):
@@ -109,7 +111,7 @@ def _definition(files: Mapping[str, bytes], where: str) -> str:
     if published is None:
         raise TokenizerError(
             f"{where}: no tokenizer here: neither {DEFINITION} nor a vocabulary",
-            remedy="check the path, or make one with `maskfleet tokenizer train`",
+            remedy="check the path, or train a tokenizer with `maskfleet tokenizer train`",
         )
     return published.to_str()
 
@@ -151,12 +153,20 @@ _STYLES: Mapping[Family, SpecialStyle] = {
     "xlnet": STYLES["xlnet"],
     "deberta-v2": STYLES["deberta"],
 }
-_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # the order in which absent ones get their ids
+_ROLES = (
+    "bos",
+    "eos",
+    "unk",
+    "sep",
+    "pad",
+    "cls",
+    "mask",
+)  # order in which missing special tokens get their ids
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """File contents by name; `where` is its name in errors."""
+    """The files of a folder. `files`: contents by name; `where`: name of the folder in errors."""
 
     files: Mapping[str, bytes]
     where: str
@@ -170,7 +180,10 @@ class _Folder:
 
     @cached_property
     def declared(self) -> Family | None:
-        """As `transformers` decides: the class that the tokenizer's or the model's configuration names, or the type."""
+        """Family of the class that the tokenizer's or the model's configuration names, else of the model's type.
+
+        `transformers` decides in the same way.
+        """
         model = json_file(self.files, MODEL_CONFIG, self.where)
         for settings in (self.config, model):
             named = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
@@ -180,7 +193,7 @@ class _Folder:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Special tokens by the names of their roles, and what else the configuration says."""
+        """Settings of the configuration, with special tokens under the names of their roles."""
         named = {key: value for key, value in self.config.items() if value is not None}
         return json_file(self.files, SPECIAL_TOKENS, self.where) | named
 
@@ -191,7 +204,7 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
     A SentencePiece model of no known family is read as SentencePiece itself reads it.
 
     Raises:
-        TokenizerError: files that are damaged or do not belong together.
+        TokenizerError: files are damaged, or were not saved together.
     """
     folder = _Folder(files, where)
     if "vocab.txt" in files:
@@ -214,7 +227,7 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
 
 
 def _wordpiece(folder: _Folder) -> tokenizers.Tokenizer:
-    """Unset options mean what they mean to transformers: uncased."""
+    """Return a WordPiece tokenizer. Unset options have the defaults of transformers: uncased."""
     # The library's own reader drops white space at the end of a line, a carriage return too.
     lines = folder.text("vocab.txt").removesuffix("\n").split("\n")
     ids = {line.rstrip(): i for i, line in enumerate(lines)}
@@ -284,7 +297,7 @@ def _sentencepiece(
 
 
 def _decomposing(proto: ModelProto, *, lower: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """Return ALBERT's and XLNet's, in which quotes in the manner of TeX become plain ones."""
+    """Return the normalizer of ALBERT and XLNet, which turns TeX's quotes into plain ones."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if strip_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -296,7 +309,7 @@ def _decomposing(proto: ModelProto, *, lower: bool, strip_accents: bool) -> norm
 
 
 def _composing(*, lower: bool) -> normalizers.Normalizer:
-    """DeBERTa's: a run of white space becomes one space, and none is left at the end."""
+    """Return the normalizer of DeBERTa, which turns a run of white space into one space and removes it at the end."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lower else []
     spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
     return normalizers.Sequence(
@@ -307,15 +320,15 @@ def _composing(*, lower: bool) -> normalizers.Normalizer:
 def _with_special_tokens(
     codec: tokenizers.Tokenizer, folder: _Folder, family: Family, marked: list[AddedToken] | None = None
 ) -> tokenizers.Tokenizer:
-    """Return the folder's further tokens, the special ones, and the row's layout.
+    """Add a folder's added tokens, special tokens and row layout to `codec`; return it.
 
-    A special token that the vocabulary lacks gets the next id, as `transformers` does, where the family is declared.
+    If the folder declares a family, a special token that the vocabulary lacks gets the next id, as in `transformers`.
 
     Args:
-        codec: the vocabulary.
-        folder: its configuration.
-        family: what it is, unless the folder says more.
-        marked: pieces that a SentencePiece model takes out of text; a configuration may name others instead.
+        codec: tokenizer with the vocabulary.
+        folder: folder with the configuration.
+        family: family if the folder declares none.
+        marked: pieces that a SentencePiece model never splits; a configuration may name others instead.
     """
     style = _STYLES[folder.declared or family]
     names: dict[str, str | None] = dict(style.names.by_role())
@@ -339,19 +352,22 @@ def _with_special_tokens(
 
 
 def _add_numbered(codec: tokenizers.Tokenizer, folder: _Folder, special: list[str]) -> None:
-    """Tokens that follow the vocabulary, with the ids that the folder gives them."""
+    """Add the tokens that follow the vocabulary, with the ids that the folder gives them."""
     for wanted, token in sorted(_numbered(folder, special), key=lambda entry: entry[0]):
         codec.add_tokens([token])
         if codec.token_to_id(token.content) != wanted:
             raise TokenizerError(
-                f"{folder.where}: {token.content!r} is said to be id {wanted}, and becomes "
+                f"{folder.where}: {token.content!r} should have id {wanted}, but would get "
                 f"{codec.token_to_id(token.content)}",
                 remedy="give the vocabulary and the added tokens that were saved together",
             )
 
 
 def _numbered(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken]]:
-    """From `added_tokens_decoder` in the configuration, or from the older file of added tokens."""
+    """Return (id, token) of the added tokens.
+
+    They are in `added_tokens_decoder` of the configuration, or in the older file of added tokens.
+    """
     described = folder.config.get("added_tokens_decoder")
     if isinstance(described, Mapping):
         return [(int(i), _described(token)) for i, token in described.items() if token_name(token)]

@@ -1,4 +1,4 @@
-"""Special tokens by role; the names, order and layout that each model family gives them; and the templates by which
+"""Special tokens by role; their names, order and layout in each model family; and the templates with which
 `transformers` puts them around one or two texts. Training packs rows itself, without templates.
 """
 
@@ -16,9 +16,9 @@ TemplateLayout = Literal["bert", "roberta", "xlnet"]
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids by role. RoBERTa's `<s>` and `</s>` are `cls` and `sep`.
+    """The ids of the special tokens, by role. RoBERTa's `<s>` and `</s>` are `cls` and `sep`.
 
-    `eod` ends a document inside a row: `<eod>` where the vocabulary has it (XLNet), else None.
+    `eod`: id of the token that ends a document inside a row, `<eod>` (XLNet); None if the vocabulary lacks it.
     """
 
     cls: int
@@ -31,7 +31,7 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class SpecialNames:
-    """The pieces that play each role."""
+    """The pieces that are the special tokens, by role."""
 
     cls: str
     sep: str
@@ -40,16 +40,19 @@ class SpecialNames:
     unk: str
 
     def by_role(self) -> dict[str, str]:
-        """Return {"cls": "[CLS]", ...} in the order of the fields."""
+        """Return the pieces by role, {"cls": "[CLS]", ...}, in the order of the fields."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
 class SpecialStyle:
-    """A family's special pieces in id order from 0, who plays which role, and how a row is laid out.
+    """The special tokens of a family.
 
-    `layout` is what `transformers` does around one or two texts: bert `[CLS] a [SEP] b [SEP]`, roberta
-    `<s> a </s></s> b </s>`, xlnet `a <sep> b <sep> <cls>`.
+    Attributes:
+        pieces: special pieces in the order of their ids, from 0.
+        names: pieces by role.
+        layout: special tokens that `transformers` puts around one or two texts: bert `[CLS] a [SEP] b [SEP]`, roberta
+            `<s> a </s></s> b </s>`, xlnet `a <sep> b <sep> <cls>`.
     """
 
     pieces: tuple[str, ...]
@@ -87,10 +90,11 @@ _KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {
 def resolve_names(
     vocabulary: Mapping[str, int], configured: Mapping[str, object], *, where: str
 ) -> SpecialNames:
-    """Find who plays each role: as a folder's configuration says (`cls_token`, ...), else by known names.
+    """Return the piece for each role: the one that a folder's configuration names (`cls_token`, ...), else a known
+    name.
 
     Raises:
-        TokenizerError: a role that nothing fills, or one that is given to a piece outside the vocabulary.
+        TokenizerError: there is no piece for a role, or the configured piece is not in the vocabulary.
     """
     return SpecialNames(
         **{role: _resolve(role, vocabulary, configured.get(f"{role}_token"), where) for role in _KNOWN_NAMES}
@@ -98,8 +102,7 @@ def resolve_names(
 
 
 def token_name(configured: object) -> str | None:
-    """Return the piece that a configuration names, as text or as an object with its `content`; None if it names
-    none."""
+    """Return the piece that a configuration names, as text or as an object with `content`; None if it names none."""
     name = configured.get("content") if isinstance(configured, Mapping) else configured
     return name if isinstance(name, str) else None
 
@@ -125,7 +128,7 @@ def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where
 
 
 def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
-    """Return the template of a family whose special pieces have the ids of `style`."""
+    """Return the template of a family for a vocabulary that begins with the special pieces of `style`."""
     cls, sep = style.names.cls, style.names.sep
     return row_template(style.layout, (cls, style.pieces.index(cls)), (sep, style.pieces.index(sep)))
 
@@ -133,7 +136,7 @@ def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
 def row_template(
     layout: TemplateLayout, cls_token: tuple[str, int], sep_token: tuple[str, int]
 ) -> processors.TemplateProcessing:
-    """Return the template of a layout, with the family's token types after the colons; tokens are (piece, id)."""
+    """Return the template of a layout, with the family's token types. The tokens are given as (piece, id)."""
     cls, sep = cls_token[0], sep_token[0]
     match layout:
         case "bert":
@@ -148,7 +151,7 @@ def row_template(
 
 
 def added_tokens(style: SpecialStyle) -> list[AddedToken]:
-    """Return the special tokens in id order. The mask takes the space before it: "a <mask>" is like "a word"."""
+    """Return the special tokens in id order. The mask token absorbs a space before it: "a <mask>" is like "a word"."""
     return [
         AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask)
         for piece in style.pieces
@@ -156,5 +159,5 @@ def added_tokens(style: SpecialStyle) -> list[AddedToken]:
 
 
 def role_config(style: SpecialStyle) -> dict[str, object]:
-    """Return the roles as `tokenizer_config.json` names them: {"cls_token": "[CLS]", ...}."""
+    """Return the pieces under the names of `tokenizer_config.json`: {"cls_token": "[CLS]", ...}."""
     return {f"{role}_token": name for role, name in style.names.by_role().items()}

@@ -1,7 +1,8 @@
-"""A SentencePiece model as a definition of the `tokenizers` library, which then gives the same ids.
+"""Converts a SentencePiece model to a definition of the `tokenizers` library that gives the same ids.
 
-What SentencePiece does to text (Kudo & Richardson 2018): its character map, spaces trimmed and collapsed, a
-space mark before each word, then a Viterbi path over piece scores (unigram) or merges in score order (BPE).
+SentencePiece (Kudo & Richardson 2018) applies its character map to a text, trims and collapses spaces, puts a space
+mark before each word, and then finds a Viterbi path over piece scores (unigram) or merges pieces in score order
+(BPE).
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ SPACE = "\u2581"
 
 
 def parse_model(model: bytes, where: str) -> ModelProto:
-    """Read a .model file. Raises TokenizerError if it is not one, or is neither unigram nor BPE."""
+    """Return the parsed .model file. Raises TokenizerError: it is not such a file, or is neither unigram nor BPE."""
     proto = ModelProto()
     try:
         proto.ParseFromString(model)
@@ -37,7 +38,7 @@ def parse_model(model: bytes, where: str) -> ModelProto:
 
 
 def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> bytes:
-    """Return the model file of `proto` with further ordinary pieces and their scores."""
+    """Return the model file of `proto`, extended by ordinary pieces with scores."""
     extended = ModelProto()
     extended.CopyFrom(proto)
     for piece, score in scored:
@@ -48,7 +49,8 @@ def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> byt
 
 
 def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
-    """Return the definition of a parsed model. `mask` names the control piece that takes the space before it."""
+    """Return the tokenizer of a parsed model. `mask`: the control piece that absorbs a space before it; None for
+    none."""
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
@@ -73,7 +75,7 @@ def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
 
 
 def marked_pieces(proto: ModelProto) -> list[AddedToken]:
-    """Return pieces that are taken out of text before any other: control pieces, which are special, and user's
+    """Return the pieces that are found in text before all others: control pieces, which are special, and user's
     symbols."""
     return [
         _added(piece.piece, special=piece.type == _CONTROL)
@@ -83,7 +85,7 @@ def marked_pieces(proto: ModelProto) -> list[AddedToken]:
 
 
 def piece_model(proto: ModelProto, *, byte_fallback: bool) -> models.Unigram | models.BPE:
-    """Return the pieces and their scores. `byte_fallback`: spell what no piece covers in the model's byte pieces."""
+    """Return the model of pieces and scores. `byte_fallback`: whether byte pieces spell characters without a piece."""
     if proto.trainer_spec.model_type == _UNIGRAM:
         scored = [(piece.piece, piece.score) for piece in proto.pieces]
         return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
@@ -97,7 +99,7 @@ def piece_model(proto: ModelProto, *, byte_fallback: bool) -> models.Unigram | m
 
 
 def _merges(proto: ModelProto) -> list[tuple[str, str]]:
-    """Return every pair that joins into a piece, best piece first: a merge ranks by the score of its result."""
+    """Return every pair of pieces that merges into a piece, ordered by the score of the result, best first."""
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL}
     ranked = sorted(ids, key=lambda piece: (-proto.pieces[ids[piece]].score, ids[piece]))
     return [

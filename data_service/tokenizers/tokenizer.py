@@ -1,8 +1,7 @@
-"""`Tokenizer`: text to ids and back, the same ids that `transformers` gives for the same files.
+"""`Tokenizer` turns text into ids and back, with the same ids that `transformers` gives for the same files.
 
-Every kind runs in the `tokenizers` library from one definition, the text of its `tokenizer.json`.
-SentencePiece models are converted to that form when they are trained or loaded: one path to test and to make
-fast.
+Every kind runs in the `tokenizers` library from one definition, the text of its `tokenizer.json`. SentencePiece
+models are converted to this form when they are trained or loaded, so there is only one path to test and to make fast.
 """
 
 import hashlib
@@ -23,20 +22,20 @@ from data_service.tokenizers.words import RULES, word_starts
 from data_service.types import Tokens
 
 _UNSPLIT = "it cannot split a text"
-_RARE = "\U0010fffe"
+_RARE = "\U0010fffe"  # a character that no vocabulary has
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
 
 
 class Tokenizer:
-    """Immutable; pickles as its definition, so it travels to Ray workers.
+    """An immutable tokenizer. It is pickled as its definition, so it can be sent to Ray workers.
 
     Attributes:
         kind: byte_bpe (GPT-2's and RoBERTa's), wordpiece (BERT's), unigram or bpe (SentencePiece's).
-        special: ids by role.
-        names: the same by piece.
-        pieces: every piece by id; ids that a foreign file leaves unused are empty strings.
-        hash: sha256 of the canonical definition and the roles: equal hashes, equal ids.
+        special: ids of the special tokens, by role.
+        names: pieces of the special tokens, by role.
+        pieces: every piece by id; an id that a foreign file leaves unused has the empty string.
+        hash: sha256 of the canonical definition and the roles. Tokenizers with equal hashes give equal ids.
     """
 
     def __init__(
@@ -50,13 +49,14 @@ class Tokenizer:
         """Read a definition.
 
         Args:
-            definition: the text of a `tokenizer.json`.
-            configured: roles as `tokenizer_config.json` names them (`cls_token`, ...).
-            model_files: files that only travel along, such as a SentencePiece model, by name.
-            where: what errors call this tokenizer, such as its URI.
+            definition: text of a `tokenizer.json`.
+            configured: special tokens under the names of `tokenizer_config.json` (`cls_token`, ...).
+            model_files: contents of files that are saved with the tokenizer unchanged, such as a SentencePiece model,
+                by name.
+            where: name of this tokenizer in errors, such as its URI.
 
         Raises:
-            TokenizerError: a definition that cannot be read, of a foreign kind, or without one of the roles.
+            TokenizerError: the definition cannot be read, is of an unknown kind, or lacks one of the special tokens.
         """
         self._definition = _without_truncation(parse_definition(definition, where))
         self._where = where
@@ -71,7 +71,9 @@ class Tokenizer:
         self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         with library_errors(where):
             self._encoder = self._text_only_encoder()
-        self.encode(_RARE)  # one that no vocabulary has: a model without a piece for it cannot read any text
+        self.encode(
+            _RARE
+        )  # fails if the model has no piece for unknown characters, so that it cannot read every text
 
     def __reduce__(self) -> tuple[object, ...]:
         configured = {f"{role}_token": name for role, name in self.names.by_role().items()}
@@ -79,7 +81,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids, special ones included: the highest id plus one."""
+        """Number of ids, special ones included: the highest id plus one."""
         return len(self.pieces)
 
     @cached_property
@@ -90,7 +92,7 @@ class Tokenizer:
 
     @cached_property
     def special_mask(self) -> NDArray[np.bool_]:
-        """[vocab_size] bool: true for ids that are not text: never masked, never a random replacement."""
+        """[vocab_size] bool, true for special ids, which are never masked and never a random replacement."""
         mask = np.zeros(self.vocab_size, dtype=np.bool_)
         mask[list(self._special_ids())] = True
         mask.flags.writeable = False
@@ -98,18 +100,18 @@ class Tokenizer:
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
-        """[vocab_size] bool: true where a piece begins a word. See `data_service.tokenizers.words`."""
+        """[vocab_size] bool, true if a piece begins a word. See `data_service.tokenizers.words`."""
         return self.word_starts_by(RULES)
 
     def word_starts_by(self, rules: int) -> NDArray[np.bool_]:
-        """Return the same by the rules of an earlier version, which corpora of that time keep."""
+        """Return `word_starts` by the rules of version `rules`. Older corpora keep the rules of their build."""
         return word_starts(self.kind, self.pieces, self.special_mask, rules)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the ids of each text, without special tokens: [n] uint16 arrays, uint32 above 65,536 ids.
+        """Return the ids of each text, without special tokens: [n] uint16, or uint32 if there are more than 65,536 ids.
 
-        A special token's name inside a text ("<mask>" in a page about language models) is text like any
-        other, so `cls`, `sep`, `pad` and `mask` never come out. Runs on all cores unless the environment's
+        The name of a special token inside a text ("<mask>" in a page about language models) is text like any other, so
+        `cls`, `sep`, `pad` and `mask` never occur in the result. It uses all cores unless the environment variable
         TOKENIZERS_PARALLELISM is "false".
         """
         with library_errors(self._where, _UNSPLIT):
@@ -119,7 +121,9 @@ class Tokenizer:
     def encode_with_edges(
         self, texts: Sequence[str], edges: Sequence[Sequence[int]]
     ) -> list[tuple[Tokens, list[int]]]:
-        """As `encode_batch`, each with its number of tokens that begin before each of its `edges`, in characters."""
+        """Return (ids, numbers) for each text: its ids as `encode_batch` gives them, and the number of its tokens
+        that begin before each of its `edges`, which are numbers of characters.
+        """
         with library_errors(self._where, _UNSPLIT):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [
@@ -128,7 +132,9 @@ class Tokenizer:
         ]
 
     def encode_with_places(self, texts: Sequence[str]) -> list[tuple[Tokens, NDArray[np.int64]]]:
-        """As `encode_batch`, each with the character of the text at which each of its tokens begins: [n] int64."""
+        """Return (ids, places) for each text: its ids as `encode_batch` gives them, and [n] int64, the character at
+        which each token begins.
+        """
         with library_errors(self._where, _UNSPLIT):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [
@@ -141,14 +147,14 @@ class Tokenizer:
 
     @cached_property
     def words_begin_at_spaces(self) -> bool:
-        """Whether text that begins with a space has the ids that it has inside a longer text."""
+        """Whether text that begins with a space has the same ids alone as inside a longer text."""
         apart, together = (np.concatenate(self.encode_batch(texts)) for texts in (["a", " a"], ["a a"]))
         return np.array_equal(apart, together)
 
     @cached_property
     def words_begin_after_marks(self) -> bool:
-        """Whether words are found by GPT-2's rule and nothing else: a letter or digit after a mark begins one, but for
-        the quote of `'s`.
+        """Whether words are found by GPT-2's rule alone: a letter or digit after a punctuation mark begins a word,
+        except after the quote of `'s`.
         """
         rule, added = (self._definition.get(key) or {} for key in ("pre_tokenizer", "added_tokens"))
         by_rule = rule.get("type") == "ByteLevel" and rule.get("use_regex", True)
@@ -162,15 +168,15 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids`; special tokens appear by name."""
+        """Return the text of `ids`. Special tokens appear by name."""
         return str(self._codec.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def piece(self, token_id: int) -> str:
-        """Return the vocabulary's entry for one id, such as "Ġthe" or "##ing"."""
+        """Return the piece of one id, such as "Ġthe" or "##ing"."""
         return self.pieces[token_id]
 
     def piece_id(self, piece: str) -> int:
-        """Return the id of one vocabulary entry, such as XLNet's "<eod>". Raises TokenizerError if there is none."""
+        """Return the id of a piece, such as XLNet's "<eod>". Raises TokenizerError: the vocabulary lacks the piece."""
         found = self._codec.token_to_id(piece)
         if found is None:
             raise TokenizerError(
@@ -180,7 +186,7 @@ class Tokenizer:
         return int(found)
 
     def save_files(self) -> dict[str, bytes]:
-        """File name to content, as `transformers.AutoTokenizer` and `load_tokenizer` read them."""
+        """Return the contents of the files that `transformers.AutoTokenizer` and `load_tokenizer` read, by name."""
         return tokenizer_files(self._definition, self.pieces, self.names) | self._model_files
 
     def _special_ids(self) -> set[int]:
@@ -210,8 +216,10 @@ class Tokenizer:
 
 
 def _tokens_before(encoding: tokenizers.Encoding, edge: int) -> int:
-    """Return how many tokens begin before character `edge`. A list of all offsets would take a tenth of the
-    encoding."""
+    """Return the number of tokens that begin before character `edge`.
+
+    It is found by bisection, because a list of all offsets would take a tenth of the time of the encoding.
+    """
 
     def begin(token: int) -> int:
         first, _ = encoding.token_to_chars(token) or (0, 0)
@@ -229,7 +237,7 @@ def _rebuild(definition: str, configured: dict[str, object], model_files: dict[s
 
 
 def _without_truncation(definition: Definition) -> Definition:
-    """Return a file saved with truncation or padding switched on would silently cut documents."""
+    """Return the definition without truncation and padding, which would silently cut documents."""
     return definition | {"truncation": None, "padding": None}
 
 
@@ -249,7 +257,7 @@ def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Ki
             return "byte_bpe" if '"ByteLevel"' in json.dumps(definition.get("pre_tokenizer")) else "bpe"
         case other:
             raise TokenizerError(
-                f"{where}: a {other} tokenizer",
+                f"{where} is a tokenizer of the kind {other}, which is not supported",
                 remedy="use byte-level BPE, WordPiece, or a SentencePiece unigram or BPE tokenizer",
             )
 

@@ -1,6 +1,6 @@
-"""Trains a tokenizer: the same text and options give the same files, byte for byte.
+"""Trains a tokenizer. The same text and options give the same files, byte for byte.
 
-byte_bpe: byte-level BPE as GPT-2 and RoBERTa have it. A piece keeps the space before it, and no text is unknown.
+byte_bpe: byte-level BPE as in GPT-2 and RoBERTa. A piece includes the space before it, and no text is unknown.
 wordpiece: BERT's. Words are split at spaces, punctuation and CJK characters; "##" continues a word.
 unigram, bpe: learnt by SentencePiece (Kudo 2018; Sennrich et al. 2016).
 """
@@ -43,14 +43,15 @@ class TokenizerOptions(BaseModel):
     """Settings of `train_tokenizer`. The kinds that use a setting are named in brackets.
 
     Attributes:
-        specials: special tokens as a family has them; None for the kind's usual: roberta for byte_bpe,
-            bert for wordpiece, albert for unigram and bpe.
-        lowercase: fold case (wordpiece: and strip accents, as BERT's uncased models do). Refused by
-            byte_bpe, which keeps every byte.
-        min_frequency: pairs seen less often are not merged (byte_bpe, wordpiece).
-        alphabet: the most frequent characters kept; rarer ones become the unknown token (wordpiece).
+        specials: family whose special tokens are used; None: roberta for byte_bpe, bert for wordpiece, albert for
+            unigram and bpe.
+        lowercase: whether to fold case (wordpiece: and strip accents, as BERT's uncased models do). byte_bpe refuses
+            it, because it keeps every byte.
+        min_frequency: smallest number of occurrences of a pair that is merged (byte_bpe, wordpiece).
+        alphabet: number of most frequent characters that get a piece; rarer ones become the unknown token (wordpiece).
         coverage: share of characters, by frequency, that get a piece of their own (unigram, bpe).
-        byte_fallback: spell what is not covered in 256 byte pieces, not as the unknown token (unigram, bpe).
+        byte_fallback: whether 256 byte pieces spell other characters; otherwise they become the unknown token (unigram,
+            bpe).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,16 +80,15 @@ def train_tokenizer(
 
     Args:
         kind: byte_bpe, wordpiece, unigram or bpe.
-        texts: documents or lines, read once. byte_bpe and wordpiece hold word counts in memory; unigram and
-            bpe hold every sentence, so a few gigabytes are plenty. All but byte_bpe write the text to a
-            temporary file.
+        texts: documents or lines, read once. byte_bpe and wordpiece hold word counts in memory; unigram and bpe hold
+            every sentence, so give them a few gigabytes at most. All but byte_bpe write the text to a temporary file.
         vocab_size: number of ids.
         options: settings; None for the defaults.
-        at_most: accept fewer ids if the text does not support `vocab_size`.
+        at_most: whether fewer ids are accepted if the text does not support `vocab_size`.
 
     Raises:
-        TokenizerError: no text; a vocabulary too small for the kind or too large for the text. What `texts`
-            raises comes through as it is.
+        TokenizerError: there is no text, or the vocabulary is too small for the kind or too large for the text. Errors
+            of `texts` are raised unchanged.
     """
     options = options or TokenizerOptions()
     tokenizer = _train(kind, _with_text(texts), vocab_size, options, at_most)
@@ -113,7 +113,8 @@ def _train(
 
 
 def _with_text(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts that are not blank. Raises TokenizerError at once if there is none."""
+    """Return an iterator over the texts that are not blank. Raises TokenizerError, before it returns: there are
+    none."""
     kept = (text for text in texts if text and not text.isspace())
     first = next(kept, None)
     if first is None:
@@ -125,12 +126,12 @@ def _with_text(texts: Iterable[str]) -> Iterator[str]:
 
 
 def train_byte_bpe(texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
-    """Return Byte-level BPE, as GPT-2 and RoBERTa have it: no unknown text, a leading space kept inside the piece.
+    """Train byte-level BPE as in GPT-2 and RoBERTa: no text is unknown, and a piece includes the space before it.
 
-    Ties between pairs go by id and ids start in byte order: nothing depends on hashing.
+    Ties between pairs are decided by id, and the first ids are in byte order, so nothing depends on hashing.
 
     Raises:
-        TokenizerError: a vocabulary without room for the 256 bytes, or lowercase asked for.
+        TokenizerError: the vocabulary has no room for the 256 bytes, or `lowercase` is set.
     """
     style = options.style("byte_bpe")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -153,7 +154,7 @@ def train_byte_bpe(texts: Iterator[str], vocab_size: int, options: TokenizerOpti
 def _check(vocab_size: int, smallest: int, options: TokenizerOptions) -> None:
     if options.lowercase:
         raise TokenizerError(
-            "lowercase: true with byte_bpe, which keeps every byte of the text",
+            "lowercase: true is not possible with byte_bpe, which keeps every byte of the text",
             remedy="use wordpiece, unigram or bpe for an uncased vocabulary",
         )
     if vocab_size < smallest:
@@ -167,13 +168,13 @@ _CHUNK = 1 << 20  # characters handed to the trainer at a time
 
 
 def train_wordpiece(texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
-    """Learn pieces, in two passes over a temporary copy of the normalised text.
+    """Train WordPiece in two passes over a temporary copy of the normalised text.
 
-    The library's trainer numbers its alphabet, and cuts it to size, in the order of a randomly seeded hash
-    map. Here the alphabet is chosen first and handed over in a fixed order: same text, same file.
+    The library's trainer numbers its alphabet, and truncates it, in the order of a randomly seeded hash map. Here the
+    alphabet is chosen first and passed on in a fixed order, so that the same text gives the same file.
 
     Raises:
-        TokenizerError: a vocabulary without room for the alphabet.
+        TokenizerError: the vocabulary has no room for the alphabet.
     """
     style = options.style("wordpiece")
     normalizer = normalizers.BertNormalizer(lowercase=options.lowercase)
@@ -207,7 +208,9 @@ def _spool(texts: Iterator[str], normalizer: normalizers.Normalizer, spool: IO[s
 
 
 def _alphabet(counts: Counter[str], limit: int, normalizer: normalizers.Normalizer) -> list[str]:
-    """Return the kept characters, and "##" before those that can stand inside a word, in code point order."""
+    """Return the alphabet in code point order: the `limit` most frequent characters, then "##" before those that can
+    occur inside a word.
+    """
     by_frequency = sorted(
         (character for character in counts if not character.isspace()), key=lambda c: (-counts[c], c)
     )
@@ -223,7 +226,7 @@ def _joins(character: str, normalizer: normalizers.Normalizer) -> bool:
 def _learn(
     spool: IO[str], alphabet: list[str], style: SpecialStyle, vocab_size: int, min_frequency: int
 ) -> dict[str, int]:
-    """Return piece to id: special tokens, the alphabet, then pieces in the order learnt."""
+    """Return the ids by piece: special tokens, the alphabet, then pieces in the order in which they were learnt."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=style.names.unk))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
@@ -241,11 +244,11 @@ def _learn(
 
 MODEL_FILE = "spiece.model"  # as ALBERT and XLNet call it
 
-# SentencePiece skips a sentence above its byte limit without a word: cut lines at a space well below it.
+# SentencePiece silently skips sentences above its byte limit, so lines are cut at a space well below it.
 _PART = re.compile(r".{1,8192}(?!\S)|.{1,8192}")
 _MAX_BYTES = 1 << 16
 
-# Part of the result, since the trainer sums its statistics per thread: not the machine's core count.
+# The result depends on it, because the trainer sums its statistics per thread. So it is not the number of cores.
 _THREADS = 4
 
 
@@ -257,12 +260,12 @@ def train_sentencepiece(
     *,
     at_most: bool = False,
 ) -> Tokenizer:
-    """Learn pieces; with `at_most` fewer, where the text supports no more.
+    """Train a SentencePiece model. `at_most`: whether fewer pieces are accepted if the text does not support all.
 
-    The text passes through a temporary file as large as itself.
+    The text is written to a temporary file of the same size.
 
     Raises:
-        TokenizerError: a vocabulary too small for alphabet and byte pieces, or too large for the text.
+        TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
     """
     style = options.style(kind)
     with tempfile.TemporaryFile(
@@ -317,7 +320,7 @@ def _learn_model(
 
 
 def _meta_pieces(style: SpecialStyle) -> dict[str, Any]:
-    """Return settings that give each special piece its place in `style.pieces` as its id, from 0."""
+    """Return the trainer's settings with which each special piece gets its index in `style.pieces` as id."""
     return {
         "unk_id": style.pieces.index(style.names.unk),
         "unk_piece": style.names.unk,

@@ -1,16 +1,15 @@
-"""A model's vocabulary changed for continued pretraining: pieces added to its tokenizer, or another tokenizer's in its
-place, whose pieces say which rows of the old embeddings they take.
+"""Changes a model's vocabulary for continued pretraining: adds pieces to its tokenizer, or maps the pieces of another
+tokenizer to the rows of the old embeddings from which they are initialised.
 
-Where whole-word pieces are added, every existing piece keeps its id; new pieces follow. How a word becomes one piece
+If whole-word pieces are added, every existing piece keeps its id, and new pieces follow. How a word becomes one piece
 depends on the kind:
 
 wordpiece: the longest piece at a word's start wins, so being in the vocabulary is enough. A new piece may also
 begin longer words now.
-byte_bpe, bpe: a word that is in the vocabulary is taken whole before any merge (`ignore_merges`), so all other words
-are split as before. byte_bpe adds two pieces a term: after a space, and without one. With bpe a word includes the
-punctuation after it, so "term," stays split.
-unigram: a piece that scores just above the best split of its word. It may also begin longer words, where that is
-the better path.
+byte_bpe, bpe: a word that is in the vocabulary becomes one piece before any merge (`ignore_merges`), so all other words
+are split as before. byte_bpe adds two pieces for a term: one after a space and one without. With bpe a word includes
+the punctuation after it, so "term," remains split. unigram: the new piece scores just above the best split of its
+word. It may also begin longer words, if that is the better path.
 """
 
 import json
@@ -39,7 +38,7 @@ class Extension:
     """A tokenizer with further pieces.
 
     Attributes:
-        tokenizer: the new one; its first ids are the old one's.
+        tokenizer: extended tokenizer. Its first ids are those of the old one.
         added: new pieces, in id order.
         known: terms that were one piece already.
     """
@@ -50,9 +49,10 @@ class Extension:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
-    """Return `tokenizer` with the pieces that make each term, a single word, one token. Terms may repeat or be blank.
+    """Add pieces to `tokenizer` so that each term, a single word, becomes one token. Terms may repeat or be blank.
 
-    Raises TokenizerError: no terms, or one that the tokenizer splits before it looks for pieces, such as two words.
+    Raises TokenizerError: there are no terms, or the tokenizer splits one before it looks for pieces, such as two
+    words.
     """
     wanted = list(dict.fromkeys(term.strip() for term in terms if term.strip()))
     if not wanted:
@@ -70,7 +70,7 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
 
 
 def _words(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict[str, str]:
-    """Return piece to the text that it stands for, in each form in which the term comes before the model."""
+    """Return the pieces needed for a term, one for each form in which the model sees it, each with the form's text."""
     forms = (term, f" {term}") if tokenizer.kind == "byte_bpe" else (term,)
     found: dict[str, str] = {}
     for form in forms:
@@ -83,7 +83,7 @@ def _words(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict
         if len(split) != 1:
             parts = " ".join(repr(part) for part, _ in split)
             raise TokenizerError(
-                f"the term {term!r} is not one word to this tokenizer but {len(split)}: {parts}",
+                f"the term {term!r} is not one word for this tokenizer but {len(split)}: {parts}",
                 remedy="give single words, without spaces, punctuation or digits inside",
             )
         found.setdefault(split[0][0], form)
@@ -112,7 +112,7 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
 
 
 def _scored(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> list[list[Any]]:
-    """Return new pieces, shortest first, each just above what the pieces before it make of its word."""
+    """Return [piece, score] of the new pieces. Each scores just above the best split of its word by earlier pieces."""
     lowest = min(score for _, score in vocab)
     scores = {piece: score for i, (piece, score) in enumerate(vocab) if not old.special_mask[i]}
     for piece in added:
@@ -131,7 +131,7 @@ def _best_split(word: str, scores: dict[str, float], unknown: float) -> float:
 
 
 def _model_files(old: Tokenizer, vocab: list[list[Any]]) -> dict[str, bytes]:
-    """Return the SentencePiece model that travels along, extended where its pieces have the same ids; else left out."""
+    """Return the old tokenizer's SentencePiece model file, extended; empty if its pieces have other ids."""
     files = old.save_files()
     extended: dict[str, bytes] = {}
     for name in MODEL_FILES & files.keys():
@@ -157,13 +157,15 @@ _BYTE_LEVEL = decoders.ByteLevel()
 
 @dataclass(frozen=True)
 class Origins:
-    """The old ids that each of V new ids comes from: one for a piece that both know, several for a new one.
+    """The old ids from whose embeddings each of V new ids is initialised: one if both tokenizers have the piece, else
+    several.
 
     Attributes:
-        offsets: [V + 1] int64; new id i comes from ids[offsets[i] : offsets[i + 1]], from none if it is unused.
+        offsets: [V + 1] int64; new id i is initialised from ids[offsets[i] : offsets[i + 1]], which is empty if it is
+            unused.
         ids: int64, old ids.
-        copied: new ids that are the same piece, or play the same special role, in both.
-        averaged: new ids made of the pieces that the old tokenizer splits them into.
+        copied: number of new ids that are the same piece, or have the same special role, in both tokenizers.
+        averaged: number of new ids that are initialised from the pieces into which the old tokenizer splits them.
     """
 
     offsets: NDArray[np.int64]
@@ -173,9 +175,9 @@ class Origins:
 
 
 def origins(old: Tokenizer, new: Tokenizer) -> Origins:
-    """Return where each piece of `new` comes from in `old`.
+    """Return the ids of `old` from which each piece of `new` is initialised.
 
-    Raises TokenizerError: the two write words in different ways, or share no piece.
+    Raises TokenizerError: the two tokenizers write words in different ways, or have no piece in common.
     """
     if _writing(old) != _writing(new):
         raise _unrelated(f"a {old.kind} and a {new.kind} tokenizer write words in different ways")
@@ -206,7 +208,7 @@ def _unrelated(problem: str) -> TokenizerError:
 
 
 def _same(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
-    """Return new id to old id, by special role first, then by piece."""
+    """Return the old id by new id, for ids with the same special role and for the same pieces. The role decides."""
     known = {piece: i for i, piece in enumerate(old.pieces) if piece}
     same = {i: known[piece] for i, piece in enumerate(new.pieces) if piece in known}
     return same | {getattr(new.special, role): getattr(old.special, role) for role in new.names.by_role()}
@@ -217,8 +219,9 @@ def _special_ids(tokenizer: Tokenizer) -> set[int]:
 
 
 class _Splitter:
-    """Splits a piece of another vocabulary, which writes words in the same way, into ids of this one; none for an
-    unused id.
+    """A function that splits a piece of another vocabulary, which writes words in the same way, into ids of this one.
+
+    The result is empty for the empty piece of an unused id.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -244,12 +247,14 @@ class _Splitter:
                 return self._continued(piece) if continues else self._tokenizer.encode(piece).tolist()
 
     def _whole(self, piece: str) -> list[int]:
-        """By the model alone: the piece is in the form that text has when it reaches the model."""
+        """Split a piece by the model alone, because it is in the form in which text reaches the model."""
         return [token.id for token in self._model.tokenize(piece)]
 
     def _continued(self, piece: str) -> list[int]:
-        """Return the rest of a word, the longest known piece each time, as WordPiece does; nothing if one is
-        lacking."""
+        """Split a continuing piece into the longest known pieces, one after another, as WordPiece does.
+
+        The result is empty if a part of the piece is not known.
+        """
         rest, found = piece.removeprefix(_CONTINUES), list[int]()
         while rest:
             known = (n for n in range(len(rest), 0, -1) if _CONTINUES + rest[:n] in self._ids)

@@ -1,14 +1,14 @@
-"""Which pieces begin a word, for whole-word, n-gram and span masking.
+"""Finds the pieces that begin a word, for whole-word, n-gram and span masking.
 
-A word runs from one flagged piece up to the next. Masking also treats the first piece after a special token as the
-beginning of a word, flagged or not, because byte-level BPE writes a document's first word without the space that marks
-one.
+A word extends from one flagged piece up to the next. Masking also treats the first piece after a special token as the
+beginning of a word, because byte-level BPE writes a document's first word without the space that marks a word.
 
 Some scripts put no space between words: Han, kana, Thai, Lao, Tibetan, Burmese, Khmer and a few more. There a piece
-that begins with a letter begins a word, as BERT takes every Chinese character for a word. A piece of several characters
-stays whole; vowel signs, digits, marks and Latin letters belong to what is before them. If a piece is only part of a
-character, its bytes must show that the script is one of these: the first byte of most Han characters does, the first
-two bytes of the others do. So text with spaces has the same words as before (`RULES` 1).
+that begins with a letter begins a word, as BERT treats every Chinese character as a word. A piece of several
+characters stays whole; vowel signs, digits, marks and Latin letters belong to the character before them. If a piece
+is only part of a character, its bytes must show that the script is one of these: the first byte of most Han
+characters does, and the first two bytes of the others do. So text with spaces has the same words as under the older
+rules (`RULES` 1).
 """
 
 import re
@@ -19,7 +19,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-RULES = 2  # the newest; corpora built before it keep 1, in which no script counts as one without spaces
+RULES = (
+    2  # newest version of the rules; older corpora keep 1, in which no script counts as one without spaces
+)
 
 _SPACE = "\u2581"  # SentencePiece's mark for a space before the piece
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
@@ -60,7 +62,7 @@ def word_starts(
     special: NDArray[np.bool_],
     rules: int = RULES,
 ) -> NDArray[np.bool_]:
-    """Return [vocab] bool, read-only. Special tokens are words of their own.
+    """Return [vocab] bool, read-only: which pieces begin a word. Special tokens are words of their own.
 
     byte_bpe: a piece that begins with whitespace (fairseq's rule for GPT-2's BPE); punctuation joins the word
     before it.
@@ -101,7 +103,7 @@ def _sentencepiece(piece: str, unspaced: bool) -> bool:
 
 
 def _begins_unspaced(content: bytes) -> bool:
-    """Return whether UTF-8 that begins with these bytes must begin with a letter of a script without spaces."""
+    """Return whether UTF-8 text that begins with these bytes must begin with a letter of a script without spaces."""
     if not content or content[0] < 0xE0:  # all those scripts have three or four bytes a character
         return False
     length = 3 if content[0] < 0xF0 else 4
@@ -112,7 +114,7 @@ def _begins_unspaced(content: bytes) -> bool:
 
 
 def _code(character: bytes) -> int:
-    """Return the code point of the bytes of a character, three or four."""
+    """Return the code point of a character from its three or four UTF-8 bytes."""
     code = character[0] & (0x0F if len(character) == 3 else 0x07)
     for byte in character[1:]:
         code = code << 6 | (byte & 0x3F)

@@ -119,7 +119,7 @@ def drops_of(model: ModelConfig) -> Drops:
 
 @dataclass(frozen=True)
 class Activations:
-    """What is saved between the forward and the backward pass of one microbatch.
+    """The tensors that are saved between the forward and the backward pass of one microbatch.
 
     Attributes:
         outside: tensors outside of layers.

@@ -25,8 +25,7 @@ _MEMORY_RANK = -1  # before every token's
 
 @dataclass(frozen=True)
 class AttentionScope:
-    """What one stream's queries see, the same in all layers. Derived tensors are computed when a kernel first asks
-    for them.
+    """The keys that one stream's queries see, the same in all layers. Derived tensors are computed when first used.
 
     Attributes:
         batch: the batch with these rows.

@@ -47,7 +47,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Signals:
-    """What all ranks know before the first backward pass of a step.
+    """The figures and flags that all ranks know before the first backward pass of a step.
 
     Attributes:
         stop: whether some rank was asked to stop; then no rank runs the step.

@@ -29,7 +29,7 @@ SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {"rope_base": set_ro
 
 @dataclass(frozen=True)
 class StepResults:
-    """What all ranks know after a step.
+    """The results of a step that all ranks know.
 
     Attributes:
         sums: sums over all ranks, with the same bits on each.

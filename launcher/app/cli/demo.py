@@ -23,10 +23,10 @@ def demo(
     ),
     encoding: EncodingOption = "utf-8",
 ) -> None:
-    """From text to a pretrained and exported DeBERTa in minutes: what `infra/quickstart` runs.
+    """Make a pretrained and exported DeBERTa from text in minutes: this is what `infra/quickstart` runs.
 
     Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. Interrupt it
-    anywhere and give the command again: it goes on.
+    anywhere and give the command again: it continues.
     """
     if text is not None:
         from data_service.ingest.options import BuildOptions

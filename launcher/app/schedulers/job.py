@@ -172,7 +172,7 @@ def _option(place: tuple[int | str, ...]) -> str:
 
 
 class TrainingJob(JobSettings):
-    """What a job trains.
+    """The run that a job trains, and its cluster.
 
     Attributes:
         run: URI of the run.

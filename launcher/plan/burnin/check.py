@@ -32,7 +32,7 @@ class Request(BaseModel):
 
 @dataclass(frozen=True)
 class Bench:
-    """What a check works with. `folder` is empty and belongs to this check alone."""
+    """The request, the report and the folder of one check. The folder is empty and belongs to this check alone."""
 
     request: Request
     report: Report

@@ -33,7 +33,7 @@ _LEFT_S = 5.0  # a check is not begun with less time
 
 @dataclass(frozen=True)
 class BurninRequest:
-    """What a burn-in is asked to do.
+    """The request for a burn-in.
 
     Attributes:
         checks: the checks, in order.

@@ -29,7 +29,7 @@ SPARE = 2.0  # workers for each that would be busy all the time: ours
 
 @dataclass(frozen=True)
 class DataNeeds:
-    """What training demands of the data service.
+    """The throughput that training needs from the data service.
 
     Attributes:
         tokens: tokens a second.

@@ -40,12 +40,12 @@ class InProcess(Stream):
 
 @dataclass(frozen=True)
 class RandomText:
-    """What the blocks of a synthetic corpus hold.
+    """The contents of the blocks in a synthetic corpus.
 
     Attributes:
         ids: ids of ordinary tokens, drawn uniformly.
         tokens: number of tokens in a block.
-        pairs: number of texts of an example, if every document is one; None for running text.
+        pairs: the texts of an example, if every document is an example; None for running text.
         text: tokens of each such text, or of every sentence; None for sentences as long as English ones.
     """
 

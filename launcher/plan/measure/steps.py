@@ -208,7 +208,7 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 
 @dataclass(frozen=True)
 class _Profiled:
-    """What the profiler saw in one step."""
+    """The profiler's measurements of one step."""
 
     exchange: float
     operators: tuple[tuple[str, float], ...]

@@ -185,7 +185,7 @@ def test_a_model_without_its_head_is_evaluated_and_one_without_a_layer_is_named(
         (("{run}", "{word}", "--step", "7"), "has no checkpoint of step 7 remedy: it has: 6, 3"),
         (("{tmp}/nothing", "{word}"), "{tmp}/nothing"),
         (("{run}", "{word}", "--set", "epoks=1"), "epoks"),
-        (("{run}", "sst2"), "the files of the task sst2 are not known"),
+        (("{run}", "sst2"), "the folder with the files of the task sst2 is not known"),
         (("{run}", "sst2", "--data", "{tmp}"), "SST-2/train.tsv is not there"),
     ],
 )
