@@ -53,8 +53,8 @@ class _Run(NamedTuple):
     def edges(self) -> list[int]:
         """Characters at which the tokens of the sentences are cut.
 
-        They are the beginning of the first sentence; its second character (0 if there is no context); and the beginnings
-        of the other sentences.
+        They are the beginning of the first sentence; its second character (0 if there is no context); then the
+        beginnings of the other sentences.
         """
         begin, *others = accumulate(map(len, self.sentences[:-1]), initial=len(self.context))
         return [begin, begin and begin + 1, *others]
