@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.options import JsonOption, RunArgument, print_json, require_run
+from launcher.app.cli.options import (
+    JsonOption,
+    LicenceOption,
+    RunArgument,
+    StepOption,
+    print_json,
+    require_run,
+)
 
 if TYPE_CHECKING:
     from checkpoints.verify import ReportBytes, Verification
@@ -83,12 +90,8 @@ def _verified(report: "Verification") -> dict[str, object]:
 def export(
     run: RunArgument,
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")],
-    step: Annotated[
-        int | None, typer.Option("--step", help="The checkpoint of this step; default: the newest good one.")
-    ] = None,
-    licence: Annotated[
-        str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
-    ] = None,
+    step: StepOption = None,
+    licence: LicenceOption = None,
 ) -> None:
     """Write the model as `transformers` loads it: safetensors, config.json, the tokenizer's files and a model card.
 

@@ -13,6 +13,7 @@ import typer
 from launcher.after.compare.arguments import Budget, parse_labelled, settings_of
 from launcher.app.cli.one_process import passing, say
 from launcher.app.cli.options import (
+    CorpusTokenizerOption,
     JsonOption,
     print_json,
     require_assignments,
@@ -41,9 +42,6 @@ RecipesArgument = Annotated[
     ),
 ]
 OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the runs and the page.")]
-TokenizerUri = Annotated[
-    str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
-]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
@@ -85,7 +83,7 @@ def compare(
     recipes: RecipesArgument = None,
     out: OutOption = "comparison",
     corpora: CorpusOption = None,
-    tokenizer: TokenizerUri = None,
+    tokenizer: CorpusTokenizerOption = None,
     budget: BudgetOption = None,
     seeds: SeedsOption = 3,
     points: PointsOption = 20,

@@ -8,6 +8,7 @@ from launcher.app.cli.one_process import repeatable, told
 from launcher.app.cli.options import (
     DataOption,
     JsonOption,
+    LicenceOption,
     ScratchOption,
     StepOption,
     print_json,
@@ -39,9 +40,7 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one of the settings.")
     ] = None,
     scratch: ScratchOption = None,
-    licence: Annotated[
-        str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
-    ] = None,
+    licence: LicenceOption = None,
 ) -> None:
     """Train sentence embeddings, and export the folder that `SentenceTransformer(...)` loads.
 

@@ -98,6 +98,13 @@ ScratchOption = Annotated[
         help="Folder on this machine that keeps checkpoints, so that the same command, killed, goes on.",
     ),
 ]
+LicenceOption = Annotated[
+    str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
+]
+TokenizerArgument = Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")]
+CorpusTokenizerOption = Annotated[
+    str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
+]
 CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus's folder or s3:// URI.")]
 
 

@@ -6,7 +6,13 @@ from typing import Annotated
 import typer
 
 from data_service.printable import shell_word
-from launcher.app.cli.options import RunArgument, require_assignments, require_free, require_run
+from launcher.app.cli.options import (
+    RunArgument,
+    StepOption,
+    require_assignments,
+    require_free,
+    require_run,
+)
 from launcher.app.cli.recipe import SetOption
 
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one.")
@@ -121,9 +127,7 @@ def stop(
 def fork(
     run: RunArgument,
     new: Annotated[str, typer.Argument(metavar="NEW", help="Folder or s3:// URI of the new run.")],
-    step: Annotated[
-        int | None, typer.Option("--step", help="The checkpoint of this step; default: the newest good one.")
-    ] = None,
+    step: StepOption = None,
     assignments: SetOption = None,
     decay: Annotated[
         int | None,

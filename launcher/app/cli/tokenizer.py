@@ -16,6 +16,7 @@ from launcher.app.cli.options import (
     InputsArgument,
     JsonOption,
     TextFieldOption,
+    TokenizerArgument,
     delimiter_character,
     print_json,
     settings,
@@ -114,7 +115,7 @@ def train(
 
 @group.command()
 def check(
-    tokenizer: Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")],
+    tokenizer: TokenizerArgument,
     inputs: InputsArgument,
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
@@ -161,7 +162,7 @@ def check(
 
 @group.command()
 def extend(
-    tokenizer: Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")],
+    tokenizer: TokenizerArgument,
     new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
     terms: Annotated[Path, typer.Option("--terms", help="The words to add, one a line, in UTF-8.")],
     replace: ReplaceOption = False,

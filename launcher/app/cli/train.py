@@ -7,6 +7,7 @@ import typer
 
 from data_service.printable import shell_word, without_secrets
 from launcher.app.cli.options import (
+    CorpusTokenizerOption,
     RunArgument,
     require_assignments,
     require_corpora,
@@ -44,9 +45,7 @@ def init(
     recipe: RecipeArgument,
     run: RunArgument,
     corpora: CorpusOption = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
-    ] = None,
+    tokenizer: CorpusTokenizerOption = None,
     assignments: SetOption = None,
     tiny: TinyOption = False,
 ) -> None:
