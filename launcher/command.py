@@ -40,7 +40,7 @@ _saves = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to
 
 
 def look_after(work: Callable[[], None]) -> int:
-    """Run `work` in a child process. Returns the exit code of the command."""
+    """Run `work` in a child process, the driver. Return the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
     name = f"{os.getpid()}-{processes.started(os.getpid())}-{_place()}"
     _sweep()
@@ -55,13 +55,13 @@ def look_after(work: Callable[[], None]) -> int:
 
 
 def looked_after_by() -> int:
-    """The process that stands for the command: the one that people signal, and whose death ends it."""
+    """Return the process that stands for the command: the one that people signal, and whose death ends it."""
     return int(os.environ[_NAME].partition("-")[0]) if _NAME in os.environ else os.getpid()
 
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """While this lasts, the driver answers a request to end by saving, and is given the time."""
+    """Give the driver time to save after a request to end, inside the `with` block."""
     _saves[0] = _saves[1] = 1
     try:
         yield
@@ -71,9 +71,9 @@ def saving() -> Iterator[None]:
 
 @contextmanager
 def output_into(path: Path) -> Iterator[None]:
-    """While this lasts, what this process writes to standard output and error goes to a file: libraries, above all
-    Ray's core, print much that operators are told in our words. A console of `screen()` that was made before still
-    writes to the screen."""
+    """Redirect this process's standard output and error to a file inside the `with` block, because libraries, above all
+    Ray's core, print much that we tell operators in our own words. A `screen()` that was opened before still writes to
+    the screen."""
     kept, file = [os.dup(1), os.dup(2)], os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(file, number)
@@ -92,13 +92,14 @@ def output_into(path: Path) -> Iterator[None]:
 
 
 def screen(number: int = 1) -> IO[str]:
-    """Standard output (2: error), whatever becomes of it: redirected (`output_into`), or gone with its terminal."""
+    """Return a stream to the original standard output (2: error). It works while that is redirected (`output_into`),
+    and drops the text if the terminal is gone."""
     stream: IO[str] = _Lasting(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
     return stream
 
 
 def _be_driver(work: Callable[[], None], parent: int) -> None:
-    """Never returns. Dies with its `parent`: nobody else would look after it."""
+    """Run `work` as the driver, and never return. The process ends with its `parent`, since nobody else watches it."""
     code = REPEAT
     try:
         os.setsid()
@@ -124,9 +125,9 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
 
 
 def _await(driver: int) -> tuple[int, bool]:
-    """Pass signals on until the driver has ended. Returns its wait status, and whether it was asked to end.
+    """Pass signals on until the driver has ended. Return its wait status, and whether it was asked to end.
 
-    A driver that is saving gets all the time that takes; one that is not gets a little, and is then killed.
+    A driver that is saving gets all the time it needs; another gets a short time and is then killed.
     """
     asked, interrupts, idle_since, asking = False, 0, 0.0, heeded()
     while True:
@@ -148,7 +149,7 @@ def _await(driver: int) -> tuple[int, bool]:
 
 
 def _verdict(status: int, asked: bool) -> int:
-    """The command's exit code. Prints what happened if the driver could not."""
+    """Return the command's exit code. Prints what happened if the driver could not."""
     code = os.waitstatus_to_exitcode(status)
     if code in CODES:
         return code
@@ -170,14 +171,14 @@ def _say(text: str) -> None:
 
 
 def _reap(driver: int) -> None:
-    """Descendants that were left to us and have died."""
+    """Reap the dead descendants whose parents had ended before them."""
     dead = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_ALL, 0, dead)) is not None and found.si_pid != driver:
         os.waitpid(found.si_pid, 0)
 
 
 def _kill_all(name: str) -> None:
-    """SIGKILL to every descendant, until none is left."""
+    """Send SIGKILL to every descendant, until none is left."""
     import psutil
 
     deadline = time.monotonic() + _KILL_S
@@ -214,8 +215,9 @@ def _sweep() -> None:
 
 
 def _is_orphaned_agent(process: "psutil.Process") -> bool:
-    """Whether it is one of the two processes that outlive Ray's raylet if that is killed together with its driver,
-    and a command of ours started that Ray. Their titles overwrite their environment, but their log lies beside ours."""
+    """Return whether it is one of the two processes that outlive Ray's raylet if that is killed together with its
+    driver, and a command of ours started that Ray. Their titles overwrite their environment, but their log lies
+    beside ours."""
     import psutil
 
     with suppress(psutil.Error, OSError):
@@ -230,8 +232,8 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
 
 
 def _lives(owner: str) -> bool:
-    """Whether the process of that name may exist: it does, or it would be in another namespace, whose processes cannot
-    be looked up here. What is no such name is left alone."""
+    """Return whether the process of that name may exist: it does, or it would be in another namespace, whose
+    processes cannot be looked up here. What is no such name is left alone."""
     pid, _, rest = owner.partition("-")
     start, _, place = rest.partition("-")
     if not pid.isdecimal() or not start.isdecimal() or place != _place():
@@ -244,7 +246,7 @@ def _place() -> str:
 
 
 def _named() -> Iterator[tuple["psutil.Process", str]]:
-    """The other processes that carry a command's name, and the name."""
+    """Yield the other processes that carry a command's name, with the name."""
     import psutil
 
     for process in psutil.process_iter():
@@ -259,7 +261,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class _Lasting:
-    """A stream that may go away (a closed terminal, a reader that has ended): then what is written to it is dropped."""
+    """A stream that drops the text after its terminal was closed or its reader has ended."""
 
     def __init__(self, stream: object) -> None:
         self._stream = stream

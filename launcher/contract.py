@@ -22,7 +22,7 @@ _MAY_PASS = (*TRANSIENT, OutOfSpace, Superseded, TryAgain)
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of a start that ended by raising `error`: a mistake only where repeating cannot help."""
+    """Return the exit code of a start that ended by raising `error`: a mistake only where repeating cannot help."""
     if isinstance(error, DataError | ModelError) and not isinstance(error, _MAY_PASS):
         return MISTAKE
     return REPEAT

@@ -16,7 +16,7 @@ class RecipeError(UserError):
 
 
 class TaskError(UserError):
-    """A task that cannot be read or measured: its description, its files, or what is in them."""
+    """A task that cannot be read or measured, because of its description, its files or their content."""
 
 
 class RunError(UserError):
@@ -24,15 +24,15 @@ class RunError(UserError):
 
 
 class TryAgain(RunError):
-    """What is in the way may pass by itself: the same command, given again, may succeed."""
+    """An obstacle that may pass by itself: the same command, given again, may succeed."""
 
 
 class RunChanged(RunError):
-    """The recipe, the corpus or the tokenizer is no longer what the run was started with."""
+    """A recipe, a corpus or a tokenizer that has changed since the run was started."""
 
 
 class CompareError(UserError):
-    """Recipes whose figures would not mean the same, or a comparison that is not there or cannot go on."""
+    """Recipes whose figures are not comparable, or a comparison that does not exist or cannot continue."""
 
 
 class EstimateError(UserError):
@@ -44,7 +44,7 @@ class OutputError(UserError):
 
 
 class OptionError(UserError):
-    """Values of a command's options that cannot be."""
+    """Values of a command's options that are not allowed."""
 
 
 class LaunchError(UserError):
@@ -52,7 +52,7 @@ class LaunchError(UserError):
 
 
 class MissingPackage(UserError):
-    """A package that is not installed with Maskfleet, and that what was asked for needs."""
+    """A package that the request needs and that is not installed with Maskfleet."""
 
 
 class BurninError(UserError):

@@ -10,8 +10,8 @@ EVALUATE = "evaluate"  # the extra with all that fine-tuning, evaluation and emb
 
 
 def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
-    """The package, imported. Raises MissingPackage, which says that `use` needs it, and how to install it: by itself,
-    or with the other packages of an extra of ours."""
+    """Return the package, imported. Raises MissingPackage, which says that `use` needs it, and how to install it: by
+    itself, or with the other packages of an extra of ours."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -26,8 +26,8 @@ def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
 
 
 def reason(error: Exception) -> str:
-    """Why a foreign library cannot read a file, in one line. For a damaged file it may raise anything: `KeyError:
-    'added_tokens'`, or a bare `Exception`."""
+    """Return why a foreign library cannot read a file, in one line. For a damaged file it may raise anything:
+    `KeyError: 'added_tokens'`, or a bare `Exception`."""
     said = next(iter(str(error).splitlines()), "")
     telling = isinstance(error, OSError | ValueError) or type(error) is Exception
     return said if telling and said else f"{type(error).__name__}: {said}".rstrip(": ")

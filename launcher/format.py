@@ -2,7 +2,7 @@
 
 
 def human_count(value: float) -> str:
-    """1234567 -> "1.2M"."""
+    """Return a count as text: 1234567 -> "1.2M"."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.1f}".removesuffix(".0") + unit
@@ -10,7 +10,7 @@ def human_count(value: float) -> str:
 
 
 def human_bytes(value: float) -> str:
-    """1234567 -> "1.2 MiB"."""
+    """Return a size as text: 1234567 -> "1.2 MiB"."""
     for size, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if abs(value) >= size:
             return f"{value / size:.1f} {unit}"
@@ -18,12 +18,12 @@ def human_bytes(value: float) -> str:
 
 
 def hours_or_days(seconds: float) -> str:
-    """32040 -> "8.9 hours"; from two days on 200000 -> "2.31 days"."""
+    """Return seconds as text: 32040 -> "8.9 hours"; from two days on 200000 -> "2.31 days"."""
     return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.2f} days"
 
 
 def human_duration(seconds: float) -> str:
-    """90061 -> "1d 1h"; 61 -> "1m 01s"; 5.25 -> "5.2s"."""
+    """Return seconds as text: 90061 -> "1d 1h"; 61 -> "1m 01s"; 5.25 -> "5.2s"."""
     whole = int(seconds)
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:

@@ -21,7 +21,7 @@ _UNLIMITED = 10_000  # columns where nobody reads on a screen: a table is as wid
 def write_file(path: Path, text: str) -> None:
     """Write a local file whole, or leave what was there; folders above it are made.
 
-    Raises OutputError: it cannot be written.
+    Raises OutputError if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _umask() -> int:
-    """This process's; the system has no call that only asks."""
+    """Return this process's umask. The system has no call that only reads it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -69,8 +69,8 @@ def _remedy(number: int | None) -> str:
 
 
 def console() -> "Console":
-    """For what a command prints: as wide as the terminal; in a file or a pipe as wide as it is, unless the environment
-    sets COLUMNS.
+    """Return the console for a command's output. It is as wide as the terminal; in a file or a pipe, lines have any
+    length unless the environment sets COLUMNS.
     """
     from rich.console import Console
 
@@ -81,7 +81,7 @@ def console() -> "Console":
 
 
 def print_table(table: "Table") -> None:
-    """No cell is cut: on a narrow terminal it goes on in the next line."""
+    """Print a table. Cells are never cut: on a narrow terminal they continue on the next line."""
     for column in table.columns:
         column.overflow = "fold"
     console().print(table)
@@ -89,8 +89,8 @@ def print_table(table: "Table") -> None:
 
 @contextmanager
 def watched_output() -> Iterator[None]:
-    """While this lasts, a standard output that takes no more raises OutputError. One whose reader has ended raises
-    BrokenPipeError as ever, which the command line takes for the end that it is.
+    """Raise OutputError, inside the `with` block, if standard output cannot be written. If its reader has ended,
+    BrokenPipeError is raised as usual, which the command line treats as a normal end.
     """
     before, watched = sys.stdout, _Watched(sys.stdout)
     sys.stdout = watched
@@ -137,7 +137,7 @@ class _Watched:
 
 
 def _drop_the_rest(stream: IO[str]) -> None:
-    """What is buffered goes nowhere, so that the interpreter's end does not complain once more."""
+    """Drop the buffered output, so that the interpreter does not report the error again at its end."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

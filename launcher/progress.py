@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class Work:
-    """Something that a command does.
+    """A piece of work of a command, whose progress is shown.
 
     Attributes:
-        name: for people, such as `reading train`.
-        total: of its units; None where nobody knows.
-        unit: what is counted, or BYTES; empty: nothing is.
-        note: shown beside the figures, such as a loss.
+        name: name for the user, such as `reading train`.
+        total: total number of units; None if unknown.
+        unit: name of the counted units, or BYTES; empty if nothing is counted.
+        note: text beside the figures, such as a loss.
     """
 
     def __init__(self, name: str, total: float | None, unit: str, began: float) -> None:
@@ -53,20 +53,20 @@ class Work:
             self._done += units
 
     def at(self, done: float, total: float | None = None) -> None:
-        """So much is done now, of so much."""
+        """Set how much is done, and the total."""
         with self._lock:
             self.total = self.total if total is None else total
             self._done = done
 
     def begin(self, name: str, total: float | None = None) -> None:
-        """Another part of it begins, which counts from nothing."""
+        """Begin another part of the work, which counts from 0."""
         with self._lock:
             self.name, self.total, self.told = name, total, False
             self._done = self._already = 0.0
             self._began = time.monotonic()
 
     def begin_at(self, done: float) -> None:
-        """So much was done by an earlier command: it says nothing about the pace."""
+        """Set how much an earlier command has done, which does not count for the pace."""
         with self._lock:
             self._done = self._already = done
 
@@ -74,7 +74,7 @@ class Work:
         return now - self._began
 
     def describe(self, now: float) -> str:
-        """What is done, how much of how much, and how long it still takes at its pace."""
+        """Return what is done, how much of how much, and how long it still takes at its pace."""
         parts = [part for part in (self._amount(), self.note, self._time(now)) if part]
         return visible(f"{self.name}: {', '.join(parts)}")
 
@@ -127,7 +127,7 @@ class _Screen:
         return silent >= min(_SELDOM_S, max(_EVERY_S, (now - self._began) / _SHARE))
 
     def others_write(self, text: str, now: float) -> None:
-        """Before `text` goes to standard output or error."""
+        """Clear the progress line before `text` goes to standard output or error."""
         with self._lock:
             self.clear()
             if text:
@@ -154,7 +154,7 @@ _silenced = 0
 
 @contextmanager
 def work(name: str, total: float | None = None, unit: str = "") -> Iterator[Work]:
-    """While this lasts, `name` is what the command does."""
+    """Show, inside the `with` block, that the command does `name`."""
     begun = Work(name, total, unit, time.monotonic())
     _works.append(begun)
     try:
@@ -166,7 +166,7 @@ def work(name: str, total: float | None = None, unit: str = "") -> Iterator[Work
 def counted(
     items: Iterable[T], name: str, total: float | None, unit: str, size: Callable[[T], float] | None = None
 ) -> Iterator[T]:
-    """`items`, while `name` counts them, or their `size`, as they are taken."""
+    """Yield `items`, and show under `name` how many of them, or how much of their `size`, are done."""
     with work(name, total, unit) as begun:
         for item in items:
             yield item
@@ -175,7 +175,7 @@ def counted(
 
 @contextmanager
 def shown_elsewhere() -> Iterator[None]:
-    """While this lasts nothing is shown here: a display of its own does, such as that of training."""
+    """Show no progress inside the `with` block, because another display does, such as that of training."""
     global _silenced
     _silenced += 1
     try:
@@ -185,7 +185,7 @@ def shown_elsewhere() -> Iterator[None]:
 
 
 def others_write(text: str) -> None:
-    """To be called before anything else is written to the screen: the line that is rewritten makes room."""
+    """Clear the progress line. Call this before other text is written to the screen."""
     if _screen is not None:
         _screen.others_write(text, time.monotonic())
 

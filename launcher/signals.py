@@ -27,7 +27,7 @@ _NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
 
 
 class _Asked(SystemExit):
-    """A signal, on its way out of the command."""
+    """The exception with which a signal ends the command."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _Answer:
     lost: bool = False  # it was raised where Python lets nothing through
 
     def said(self, number: int) -> int:
-        """Says the one line. Returns the code."""
+        """Print the line about the signal. Return the exit code."""
         name = _NAMES.get(number) or signal.Signals(number).name
         with suppress(OSError):  # by one call of the system: the stream may be locked by what was interrupted
             os.write(2, f"ended, as {name} asked: {self.stays}\n".encode())
@@ -49,19 +49,21 @@ _answer = _Answer()
 
 
 def heeded() -> frozenset[signal.Signals]:
-    """The signals that ask for an end: not one that whoever started the command has had ignored, as nohup does."""
+    """Return the signals that ask for an end: not one that whoever started the command has had ignored, as nohup
+    does."""
     return frozenset(number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN)
 
 
 def as_python_has_them() -> None:
-    """The answers to signals before `maskfleet` was imported: for a process that looks after its own."""
+    """Set Python's default signal handlers, which the import of `maskfleet` replaced, for a process that handles its
+    own signals."""
     for number in heeded():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager
 def answering(code: int, stays: str) -> Iterator[None]:
-    """While this lasts, a command that is asked to end has this code, and says this of what stays."""
+    """Set, inside the `with` block, the exit code of a command that is asked to end, and its text on what remains."""
     before = _answer.code, _answer.stays
     _answer.code, _answer.stays = code, stays
     yield
@@ -72,9 +74,9 @@ def answering(code: int, stays: str) -> Iterator[None]:
 
 @contextmanager
 def ended_when_asked() -> Iterator[None]:
-    """While this lasts, the first signal ends the command, and a second Ctrl-C does so without clearing up.
+    """End the command at the first signal inside the `with` block; a second Ctrl-C ends it without cleaning up.
 
-    Where Python does not hear of the signal, because a library computes, a thread ends the process.
+    If Python cannot handle the signal because a library computes, a thread ends the process.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -99,7 +101,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _keep_what_is_lost(unraisable: "sys.UnraisableHookArgs") -> None:
-    """A signal may come while an object is finalised: Python would print it, and go on."""
+    """Keep a signal that comes while an object is finalised, which Python would only print."""
     if isinstance(unraisable.exc_value, _Asked):
         _answer.lost = True
     else:
@@ -107,7 +109,7 @@ def _keep_what_is_lost(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _insist(reading: int) -> None:
-    """The thread that sees to it that a signal ends the process, whatever the main thread does."""
+    """End the process after a signal, whatever the main thread does. This runs on a separate thread."""
     while True:
         number = os.read(reading, 1)[0]
         if signal.getsignal(number) is _end:
@@ -130,7 +132,7 @@ def _see_to(number: int, reading: int) -> None:
 
 
 def _be_nobody() -> None:
-    """A forked process is not the command."""
+    """Reset the handling of signals in a forked process, which is not the command."""
     signal.set_wakeup_fd(-1)
     for number in heeded():
         if signal.getsignal(number) is _end:

@@ -1,7 +1,7 @@
-"""From text to blocks: documents are cut into sentences, encoded in batches, and laid into blocks whole.
+"""Turns text into blocks: documents are cut into sentences, encoded in batches, and put whole into blocks.
 
-Sentences are encoded so that their tokens, laid end to end, are those of the whole document. What a tokenizer makes of
-a sentence may depend on the text before it:
+Sentences are encoded so that their joined tokens are those of the whole document. The tokens of a sentence may depend
+on the text before it:
 
 - Behind a space it does not, because words begin at spaces and a sentence keeps the space before it. Such sentences are
   encoded alone.
@@ -36,7 +36,10 @@ T = TypeVar("T")
 
 
 class _Run(NamedTuple):
-    """Sentences from number `start` on. `context`: the end of the text before them, if they continue another run."""
+    """Sentences that are encoded together, from number `start` on.
+
+    `context`: the end of the text before them, if they continue another run.
+    """
 
     start: int
     sentences: list[str]
@@ -48,13 +51,17 @@ class _Run(NamedTuple):
 
     @property
     def edges(self) -> list[int]:
-        """Where the first sentence begins; behind a context, its second character; where each of the others begins."""
+        """Characters at which the tokens of the sentences are cut.
+
+        They are the beginning of the first sentence; its second character (0 if there is no context); then the
+        beginnings of the other sentences.
+        """
         begin, *others = accumulate(map(len, self.sentences[:-1]), initial=len(self.context))
         return [begin, begin and begin + 1, *others]
 
 
 class EncodedSentence(NamedTuple):
-    """A sentence's ids [n], and the character of its text at which each of them begins [n]; None if not asked for."""
+    """An encoded sentence: its ids, [n], and the character at which each token begins, [n]; None if not requested."""
 
     ids: Tokens
     places: NDArray[np.int64] | None = None
@@ -63,8 +70,11 @@ class EncodedSentence(NamedTuple):
 def encode_sentences(
     tokenizer: Tokenizer, documents: Sequence[Sequence[str]], *, placed: bool = False
 ) -> list[EncodedSentence]:
-    """Return every sentence, in order, of documents as `split_sentences` gives them. Some may have no ids. `placed`:
-    with the places of their tokens, which takes longer."""
+    """Return all sentences of documents, encoded, in order. Some may have no ids.
+
+    `documents`: lists of sentences as `split_sentences` returns them. `placed`: whether the places of the tokens are
+    returned, too, which takes longer.
+    """
     sentences = [sentence for document in documents for sentence in document]
     runs = list(_runs(sentences, _continuing(tokenizer, documents)))
     together = {run.start + i for run in runs for i in range(len(run.sentences))}
@@ -78,7 +88,7 @@ def encode_sentences(
 
 
 def _continuing(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> list[int]:
-    """Return numbers of the sentences whose tokens depend on the sentence before."""
+    """Return the numbers of the sentences whose tokens depend on the previous sentence."""
     if tokenizer.kind == "wordpiece":
         return []
     at_spaces, after_marks = tokenizer.words_begin_at_spaces, tokenizer.words_begin_after_marks
@@ -92,13 +102,16 @@ def _continuing(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> lis
 
 
 def _is_after_mark(before: str, sentence: str) -> bool:
-    """Return whether a letter or digit follows a mark: not the quote with which a word of GPT-2's rule begins ('s)."""
+    """Return whether `sentence` begins with a letter or digit after a punctuation mark at the end of `before`.
+
+    The quote that begins a word by GPT-2's rule ('s) does not count as such a mark.
+    """
     mark = before[-1]
     return mark != "'" and category(mark)[0] in "PS" and category(sentence[0])[0] in "LN"
 
 
 def _runs(sentences: list[str], continuing: list[int]) -> Iterator[_Run]:
-    """Yield the sentences of `continuing` with those they continue, in runs that are not too long."""
+    """Yield runs of the sentences in `continuing` and those that they continue, each at most `LONGEST` characters."""
     start = stop = length = 0
     context = ""
     for index in continuing:
@@ -122,7 +135,7 @@ def _encode_alone(tokenizer: Tokenizer, texts: Sequence[str], placed: bool) -> l
 
 
 def _encode_runs(tokenizer: Tokenizer, runs: list[_Run], placed: bool) -> Iterator[EncodedSentence]:
-    """Yield each sentence of the runs."""
+    """Yield each sentence of the runs, encoded."""
     for batch in _batches(runs, [run.text for run in runs]):
         for run, (whole, (first, behind, *others)) in zip(
             batch, _encode_whole(tokenizer, batch, placed), strict=True
@@ -140,7 +153,7 @@ def _encode_runs(tokenizer: Tokenizer, runs: list[_Run], placed: bool) -> Iterat
 def _encode_whole(
     tokenizer: Tokenizer, runs: Sequence[_Run], placed: bool
 ) -> Iterator[tuple[EncodedSentence, list[int]]]:
-    """Yield each run as if it were a sentence, and how many of its tokens begin before each of its edges."""
+    """Yield each run encoded like one sentence, and the number of its tokens that begin before each of its edges."""
     texts, edges = [run.text for run in runs], [run.edges for run in runs]
     if not placed:
         for ids, before in tokenizer.encode_with_edges(texts, edges):
@@ -151,8 +164,10 @@ def _encode_whole(
 
 
 def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:
-    """Yield items whose texts are about `BATCH` characters: a tokenizer needs a hundred bytes a token while it
-    works."""
+    """Yield batches of items whose texts have about `BATCH` characters.
+
+    Batches bound the memory: a tokenizer needs a hundred bytes for each token while it works.
+    """
     start = characters = 0
     for index, text in enumerate(texts):
         characters += len(text)
@@ -165,12 +180,12 @@ def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:
 
 @dataclass(frozen=True)
 class EncodedDocument:
-    """One document.
+    """A tokenised document.
 
     Attributes:
-        tokens: [T] uint16 or uint32.
-        lengths: [S] int64 of its sentences, none of them zero.
-        begins: [levels, T] bool, where units begin; None if they are not looked for.
+        tokens: [T] uint16 or uint32, token ids.
+        lengths: [S] int64, number of tokens of each sentence, at least one.
+        begins: [levels, T] bool, whether a unit of each level begins with each token; None if units are not looked for.
     """
 
     tokens: Tokens
@@ -185,10 +200,14 @@ def encode_documents(
     given: Sequence[bytes] = (),
     language: Language = "any",
 ) -> list[EncodedDocument]:
-    """Return the documents, in order. Sentences without tokens are left out; a document may have no tokens at all.
+    """Return the documents, encoded, in order. Sentences without tokens are left out; a document may have no tokens.
 
-    With a `finder`, units are looked for too; `given`: the words of each document, if its input holds them
-    (`spelt_words`). `language`: as for `split_sentences`.
+    Args:
+        tokenizer: tokenizer to encode with.
+        documents: texts of the documents.
+        finder: finder of units; None not to look for units.
+        given: words of each document, as `spelt_words` returns them, if the input holds words.
+        language: as for `split_sentences`.
     """
     sentences = [split_sentences(text, language) for text in texts]
     found = encode_sentences(tokenizer, sentences, placed=finder is not None)
@@ -216,7 +235,7 @@ def encode_documents(
 def _units(
     finder: UnitFinder, sentences: list[str], encoded: list[EncodedSentence], given: bytes
 ) -> NDArray[np.bool_]:
-    """Return [levels, T], which tokens of all sentences begin a unit."""
+    """Return [levels, T] bool, whether each token of the sentences begins a unit."""
     offsets = accumulate(map(len, sentences), initial=0)
     placed = [
         one.places + offset for one, offset in zip(encoded, offsets, strict=False) if one.places is not None
@@ -229,8 +248,9 @@ def _units(
 
 
 def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[EncodedDocument]:
-    """Return examples, in order. Each text becomes one sentence. If one text of an example has no tokens, the example
-    gets none.
+    """Return the examples, encoded, in order. Each text becomes one sentence.
+
+    If a text of an example has no tokens, the whole example has none.
     """
     encoded = iter(encode_documents(tokenizer, [text for texts in examples for text in texts]))
     found = []
@@ -245,7 +265,7 @@ def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> li
 
 
 class BlockBuilder:
-    """Collects whole documents until they are a block. `levels`: of the units that its documents come with."""
+    """A builder that collects whole documents for a block. `levels`: levels of units that the documents have."""
 
     def __init__(self, levels: tuple[Level, ...] = ()) -> None:
         self._documents: list[EncodedDocument] = []
@@ -258,7 +278,7 @@ class BlockBuilder:
         self.tokens += len(document.tokens)
 
     def take(self) -> Block:
-        """Return the block of what was added, at least one document; the builder is empty afterwards."""
+        """Return a block of the added documents, at least one, and empty the builder."""
         documents, self._documents, self.tokens = self._documents, [], 0
         found = [document.begins for document in documents if document.begins is not None]
         begins = np.concatenate(found, axis=1) if found else ()

@@ -1,4 +1,4 @@
-"""`build_corpus`: raw text to a corpus of shards, in two passes over splits of the input.
+"""`build_corpus` turns raw text into a corpus of shards, in two passes over splits of the input.
 
 1. Big files that are compressed or in another encoding than UTF-8 are measured, so that they can be cut into splits
    like others (`streamed.py`).
@@ -8,7 +8,7 @@
    (`configuration.py`).
 
 Every task is a pure function of the inputs and the options and leaves a receipt. So any number of workers writes the
-same bytes, and a build that was interrupted does again only what has no receipt.
+same bytes, and an interrupted build repeats only tasks without a receipt.
 """
 
 from collections import Counter
@@ -70,22 +70,24 @@ _DELETED = 1000  # objects that one request deletes
 def build_corpus(
     inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: ReportProgress
 ) -> CorpusManifest:
-    """Build a corpus. If the same one is half-built, continue it; if it is complete, return its manifest.
+    """Build a corpus and return its manifest. Continue a half-built corpus; if it is complete, only return the
+    manifest.
+
+    Files of words (`options.words`) are copied into the build, so that only this process reads them.
 
     Args:
-        inputs: files, folders and globs, local or s3://; of equal documents the first in this order is kept.
-        output: where the corpus goes, a folder or an s3:// prefix of its own; all workers must reach it.
-        tokenizer: folder of the tokenizer; its files are copied into the corpus.
-        options: see `BuildOptions`.
-        progress: called in this process as tasks finish.
+        inputs: files, folders and globs, local or s3://. Of equal documents the first in this order is kept.
+        output: folder or s3:// prefix for the corpus alone. All workers must be able to reach it.
+        tokenizer: folder of the tokenizer, whose files are copied into the corpus.
+        options: options of the build.
+        progress: function that is called in this process as tasks finish.
 
     Raises:
-        InputError: inputs that are missing, empty, too small to hold any of it out, or not the text they should be;
-            the message names the file and the place in it.
-        CorpusError: another corpus is there; no document is left to train on.
-        TokenizerError, StoreError: a tokenizer or a place that cannot be used.
-
-    Words are found as `options.words` says; the files of words are copied, so that only this process reads them.
+        InputError: inputs are missing, empty, too small to hold any text out, or not valid text. The message names the
+            file and the place in it.
+        CorpusError: `output` holds another corpus, or no document is left to train on.
+        TokenizerError: the tokenizer cannot be used.
+        StoreError: a store cannot be used.
     """
     store = open_store(output)
     listing = list_inputs(inputs, options.encoding)
@@ -166,7 +168,8 @@ def _refuse_other_text(
     options: BuildOptions,
     progress: ReportProgress,
 ) -> None:
-    """Read inputs that may have changed since a corpus was completed. Raises CorpusError if they have."""
+    """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
+    differs."""
     with _pool(listing, options) as pool:
         passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
@@ -185,12 +188,13 @@ class Passes:
     """The passes over the splits. Call `scan`, `choose_heldout` and `write` in this order.
 
     Attributes:
-        layout: keys of what the tasks write.
-        splits: of the input.
+        layout: keys that the tasks read and write.
+        splits: splits of the input.
 
     Raises:
-        InputError: from all methods: text that is not what it should be. A build that is continued afterwards does
-            again only what depends on the corrected text.
+        InputError: from all methods: the text is not valid. If the build is continued after the text was corrected,
+        only
+            the tasks that depend on it are repeated.
     """
 
     def __init__(
@@ -210,7 +214,7 @@ class Passes:
         self.splits = plan_splits(files, options, sizes)
 
     def scan(self) -> list[ScanReceipt]:
-        """Return the first pass."""
+        """Run the first pass; return its receipts."""
         tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
         try:
             scanned = self._run(StageTasks("reading", tasks, scan, ScanReceipt))
@@ -223,8 +227,9 @@ class Passes:
         return scanned
 
     def choose_heldout(self, scanned: list[ScanReceipt]) -> tuple[HeldoutRule, list[KeptDocuments]]:
-        """Decide what is held out, and which documents of each split are no later copies. Stretches are looked for only
-        if whole documents are too few or too long.
+        """Return the rule of what is held out, and for each split the documents that are not later copies.
+
+        Stretches are looked for only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
         compared = self._run(
@@ -254,7 +259,7 @@ class Passes:
         tokenizer_hash: str,
         words: Segmentation | None = None,
     ) -> list[WriteReceipt]:
-        """Return the second pass."""
+        """Run the second pass; return its receipts."""
         tasks = [
             WriteTask(
                 self.layout,
@@ -271,7 +276,7 @@ class Passes:
         return self._run(StageTasks("writing", tasks, write, WriteReceipt))
 
     def _measure(self, files: list[InputFile]) -> dict[str, int]:
-        """Return decompressed sizes by URI. They take a pass of decompression alone, of all files at once."""
+        """Return the decompressed sizes of files, by URI. The files are only decompressed, several at the same time."""
         if not files:
             return {}
         tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
@@ -296,8 +301,10 @@ class Passes:
         return run_stage(work, self.layout.open(), self._pool, self._progress)
 
     def _free_output(self) -> None:
-        """Free the output for another build, because corrected input may make it another one. What was scanned stays:
-        if bad records are skipped, or a file is corrected without a change of its size, it is still the same build.
+        """Free the output for another build, because after a correction of the input it may be another one.
+
+        The receipts of scans stay: if bad records are skipped, or a file is corrected without a change of its size,
+        it is still the same build.
         """
         self.layout.open().delete(CONFIGURATION)
 
@@ -316,7 +323,7 @@ def _no_text(scanned: list[ScanReceipt]) -> InputError:
 
 
 def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
-    """Delete what only the build needed."""
+    """Delete all objects that only the build needed."""
     entries = list(store.list(BUILD))
     batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
     total = sum(entry.size for entry in entries)

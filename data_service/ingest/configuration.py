@@ -1,5 +1,5 @@
-"""What a corpus is built from and how. It is written first, so that only the same build continues a half-built corpus;
-and it stands in the manifest, which is made last, from the receipts of the build.
+"""The configuration of a build: its inputs and options. It is written first, so that only the same build continues a
+half-built corpus. It is also part of the manifest, which is made last, from the receipts of the build.
 """
 
 import hashlib
@@ -51,11 +51,11 @@ def configuration(
     options: BuildOptions,
     words: Segmentation | None = None,
 ) -> Configuration:
-    """Return everything that decides the bytes of a corpus, ready for JSON; and two entries that do not.
+    """Return everything that decides the bytes of a corpus, as JSON values, and two entries that do not.
 
-    `inputs` is there for people to read. `input_versions` changes when a file is written again, though its text may be
-    the same; only reading it shows that. So receipts name the versions that they were made from, and a corpus holds
-    hashes of the text that it was built from (`input_content`, see `refuse_other_text`).
+    `inputs` is for people to read. `input_versions` changes when a file is written again, even with the same text,
+    which only reading it shows. So receipts name the versions of the files that they were made from, and a corpus
+    holds hashes of the text that it was built from (`input_content`, see `refuse_other_text`).
     """
     names = json.dumps([[file.uri, file.size] for file in listing.files])
     versions = json.dumps([file.version for file in listing.files])
@@ -73,16 +73,16 @@ def configuration(
 
 
 def identity(wanted: Configuration) -> str:
-    """Return a short hash of what decides the output."""
+    """Return a short hash of the entries that decide the output."""
     decisive = {key: value for key, value in wanted.items() if key not in _UNDECIDED}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
-    """Reserve the output for this build. Returns the manifest if the same build is complete there already.
+    """Reserve the output for this build. Return the manifest if the same build is complete there already, else None.
 
     Raises:
-        CorpusError: a corpus is there, complete or not, that was built from something else or in another way.
+        CorpusError: the output holds a corpus, complete or not, that was built from other inputs or with other options.
     """
     if store.size(MANIFEST) is not None:
         manifest = load_manifest(store)
@@ -101,7 +101,7 @@ def content(scanned: Sequence[ScanReceipt]) -> list[str]:
 def refuse_other_text(
     store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[ScanReceipt]
 ) -> None:
-    """Raise CorpusError unless the complete corpus was built from the text that was scanned now."""
+    """Raise CorpusError if the complete corpus was built from other text than was scanned now."""
     now, there = content(scanned), manifest.options.get(CONTENT)
     then = there if isinstance(there, list) and len(there) == len(now) else [None] * len(now)
     changed = [split for split, digest, before in zip(splits, now, then, strict=True) if digest != before]
@@ -116,24 +116,24 @@ def refuse_other_text(
 
 
 def refuse_skipped(store: Store, manifest: CorpusManifest, options: BuildOptions) -> None:
-    """Raise CorpusError where bad records are to be refused and a complete corpus was built without some."""
+    """Raise CorpusError if bad records are to be refused but the complete corpus was built with some skipped."""
     skipped = manifest.counts.get("skipped", 0)
     if skipped and options.on_bad_records == "error":
         raise CorpusError(
-            f"{store.uri} holds a complete corpus that {skipped:,} bad records were left out of",
+            f"{store.uri} holds a complete corpus from which {skipped:,} bad records were left out",
             remedy="give --on-bad-records skip, or build into another place",
         )
 
 
 def refuse_own_output(store: Store, listing: InputListing) -> None:
-    """Raise InputError where the output holds inputs: a second build would read what the first wrote."""
+    """Raise InputError if inputs lie in the output, because a second build would read the files of the first."""
     inside = next(
         (file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None
     )
     if inside is not None:
         raise InputError(
             f"the output {store.uri} holds the input {inside}",
-            remedy="write the corpus to a folder of its own",
+            remedy="write the corpus to a folder that holds nothing else",
         )
 
 
@@ -146,7 +146,7 @@ def _refuse_difference(store: Store, there: Configuration, wanted: Configuration
         lines.append("  (another version of maskfleet built it by other rules; it can still be read)")
     raise CorpusError(
         "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
-        remedy="build into another place or delete this one; to continue it, give its inputs and options",
+        remedy="build into another place or delete this corpus; to continue it, give the same inputs and options",
     )
 
 
@@ -161,11 +161,11 @@ def assemble(
     heldout_rule: HeldoutRule,
     progress: ReportProgress,
 ) -> CorpusManifest:
-    """Return the manifest of what the tasks wrote, in the order of the splits. Reads every split's token counts.
+    """Return the manifest of the shards that the tasks wrote, in the order of the splits. Reads all token counts.
 
     Raises:
-        CorpusError: no document with a token is left for training, or for evaluation though some text was to be held
-            out.
+        CorpusError: no document with a token is left for training; or none is left for evaluation, although text was to
+            be held out.
     """
     # Both sides must have tokens.
     train, heldout = [part.train for part in written], [part.heldout for part in written]

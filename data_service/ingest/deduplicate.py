@@ -1,8 +1,8 @@
-"""Which documents are kept: later copies are found between the passes, one range of hashes at a time so that memory
-stays bounded, and left out where the documents of a split are read again.
+"""Removes later copies of documents. They are found between the passes, one range of hashes at a time so that memory is
+bounded, and left out when the documents of a split are read again.
 
-Another pass divides the documents that are kept into stretches. It runs only where stretches are held out, not whole
-documents (`heldout.py`).
+Another pass divides the kept documents into stretches. It runs only if stretches are held out, not whole documents
+(`heldout.py`).
 """
 
 import hashlib
@@ -54,9 +54,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class CompareTask(BuildTask):
-    """One partition: for every split, in order, the slice of its sorted hashes that falls in it.
+    """The task of finding copies in one partition of the hashes.
 
-    `source` covers all hashes of all splits.
+    It holds for every split, in order, the slice of its sorted hashes that lies in the partition. `source` covers all
+    hashes of all splits.
     """
 
     layout: BuildLayout
@@ -79,10 +80,10 @@ class CompareTask(BuildTask):
 
 
 class CompareReceipt(TaskReceipt):
-    """What was found in a partition.
+    """The result of comparing the hashes in a partition.
 
     Attributes:
-        starts: [splits + 1], where each split's documents to drop begin in the partition's ordinals.
+        starts: [splits + 1], offset in the partition's ordinals at which the documents to drop from each split begin.
         digest: hash of starts and ordinals.
         documents, size, held_documents, held_size, candidates: as in `heldout.Documents`, of this partition.
     """
@@ -124,7 +125,7 @@ def _slice(layout: BuildLayout, index: int, first: int, stop: int, split: ScanRe
 
 
 def compare(task: CompareTask) -> CompareReceipt:
-    """Write which documents of the partition are copies of one that comes before them in the input."""
+    """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
     store = task.layout.open()
     parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(_read, store), task.hashes)]
     records = np.concatenate(parts)
@@ -163,7 +164,7 @@ def _read(store: Store, part: Slice | None) -> bytes:
 
 
 def count_documents(compared: list[CompareReceipt]) -> Documents:
-    """Return what all partitions found."""
+    """Return the counts of all partitions together."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
     return Documents(
         count=sum(part.documents for part in compared),
@@ -175,14 +176,14 @@ def count_documents(compared: list[CompareReceipt]) -> Documents:
 
 
 def _smallest(kept: NDArray[np.void]) -> list[tuple[int, int]]:
-    """Return (low word, bytes) of the documents that would be held out first."""
+    """Return (low word, bytes) of the documents with the smallest low words, which would be held out first."""
     low = kept["low"].astype(np.uint64)
     first = np.lexsort((kept["size"], low))[:CANDIDATES]
     return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
 
 def drop_slices(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[Slice, ...]:
-    """Return where the ordinals of the documents to drop from a split are written."""
+    """Return the slices of objects that hold the ordinals of the documents to drop from a split."""
     return tuple(
         Slice(layout.drops(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
         for partition, (begin, end) in enumerate(
@@ -200,9 +201,9 @@ def _same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class KeptDocuments:
-    """The documents of a split that are no later copies.
+    """The documents of a split that are not later copies.
 
-    `drops` say which are copies; `digest` is the hash of all hashes of the first pass; `source` covers both.
+    `drops`: slices that list the copies; `digest`: hash of all hashes of the first pass; `source`: hash of both.
     """
 
     drops: tuple[Slice, ...]
@@ -231,23 +232,23 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
         raise InputError(
             f"{task.split.pieces[0].file.uri} (or one of the {len(task.split.pieces)} inputs read with it) "
             "changed while the corpus was built",
-            remedy="run the same command again when the inputs no longer change: it reads what changed again",
+            remedy="run the same command again when the inputs no longer change: it reads the changed files again",
         )
 
 
 def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
-    """Return numbers of the documents that are left out as copies."""
+    """Return the numbers of the documents that are left out as copies."""
     ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}
 
 
 @dataclass(frozen=True)
 class DivideTask(SplitTask):
-    """Divide the kept documents of a split.
+    """The task of dividing the kept documents of a split into stretches.
 
     Attributes:
-        kept: which documents.
-        size: bytes of all text, of all splits.
+        kept: documents that are kept.
+        size: bytes of the text of all splits.
     """
 
     kept: KeptDocuments
@@ -263,13 +264,17 @@ class DivideTask(SplitTask):
 
 
 class DivideReceipt(TaskReceipt):
-    """`candidates`: (low word, bytes of the stretches that end with this paragraph), of the words below the bound."""
+    """The stretches of a split.
+
+    `candidates`: (low word of a paragraph's hash, bytes of the stretches that end with it), for low words below the
+    bound.
+    """
 
     candidates: list[tuple[int, int]]
 
 
 def divide(task: DivideTask) -> DivideReceipt:
-    """Read the split and find its stretches. Raises as `read_kept`."""
+    """Read the split and find its stretches; return the receipt. Raises as `read_kept`."""
     fraction = task.options.heldout_fraction
     length, below = stretch_length(task.size, fraction), candidates_below(task.size, fraction)
     sizes: Counter[int] = Counter()

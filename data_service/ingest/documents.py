@@ -1,8 +1,7 @@
-"""Documents of a split, in order, whatever the format of its files. Files of lines are read in `formats`, Parquet files
-and Arrow streams here: one document a row, in one column of strings, a few hundred rows at a time.
+"""Reads the documents of a split, in order, from files of any format. `formats` reads files of lines; Parquet files and
+Arrow streams are read here: one document a row, in one column of strings, a few hundred rows at a time.
 
-Strings of tables are taken as bytes and decoded here, because Arrow hands over whatever a file holds as text, UTF-8 or
-not.
+Strings of tables are read as bytes and decoded here, because Arrow does not check that they are UTF-8.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,16 +35,17 @@ def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadReco
     `BadRecord`.
 
     Raises:
-        InputError: bytes that are not what the file's name says; a bad record, if these are to be refused. The message
-            names the file and the place.
-        StoreError: a file that cannot be read.
+        InputError: a file is not of the format that its name says; or a record is bad, and bad records are to be
+        refused.
+            The message names the file and the place.
+        StoreError: a file cannot be read.
     """
     for piece in split.pieces:
         yield from _read_piece(piece, options)
 
 
 def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
-    """Yield the documents alone. Raises as `read_records`."""
+    """Yield the documents of a split without bad records. Raises as `read_records`."""
     return (record for record in read_records(split, options) if isinstance(record, Text))
 
 
@@ -59,7 +59,7 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
                     else "pairs need a query and a positive"
                 )
                 raise InputError(
-                    f"{piece.file.uri}: a .txt file has no fields, and {need}",
+                    f"{piece.file.uri}: a .txt file has no fields, but {need}",
                     remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
                 )
             return read_txt(piece, options)
@@ -80,7 +80,7 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
     UTF-8 or too long.
 
     Raises:
-        InputError: a damaged file, a column that is missing or not text.
+        InputError: the file is damaged, or a column is missing or not text.
     """
     file, columns = piece.file, list(options.fields)
     with (
@@ -105,7 +105,7 @@ def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
     """Yield the documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
 
     Raises:
-        InputError: a damaged file, a column that is missing or not text.
+        InputError: the file is damaged, or a column is missing or not text.
     """
     file, row = piece.file, 0
     with _damage_named(file, "Arrow"), open_ranged(file) as stream:

@@ -1,7 +1,7 @@
-"""Encodings of text other than UTF-8: their names, byte order marks, the way from them to UTF-8, and guesses.
+"""Encodings of text other than UTF-8: their names, byte order marks, conversion to UTF-8, and guesses.
 
-Everything that reads documents works on UTF-8. A file in another encoding is turned into UTF-8 while it is read, as a
-compressed file is decompressed. Its stored bytes cannot be cut at characters, so it is read from its beginning.
+All readers of documents work on UTF-8. A file in another encoding is converted while it is read, as a compressed file
+is decompressed. Its stored bytes cannot be cut at characters, so it is always read from its beginning.
 """
 
 import codecs
@@ -34,37 +34,37 @@ _FEWEST_BYTES_PER_TOKEN = 1.2
 
 
 def encoding_name(name: str) -> str:
-    """Return Python's name of an encoding of text, "utf-8" for UTF-8 with a mark too.
+    """Return Python's name of an encoding of text. It is "utf-8" also for UTF-8 with a byte order mark.
 
     Raises:
-        ValueError: no such encoding, or none of text.
+        ValueError: there is no such encoding, or it is not one of text.
     """
     try:
         info = codecs.lookup(name)
         "".encode(name)
     except (LookupError, UnicodeError) as error:
-        raise ValueError(f"{name!r} is no encoding of text that Python knows") from error
+        raise ValueError(f"{name!r} is not an encoding of text that Python knows") from error
     if info.name in _NO_TEXT or info.name.replace("-", "_") in _NO_TEXT:
-        raise ValueError(f"{name!r} is no encoding of files")
+        raise ValueError(f"{name!r} is not an encoding of files")
     return UTF_8 if info.name in ("utf-8", "utf-8-sig", "ascii") else info.name
 
 
 def marked_encoding(head: bytes) -> str | None:
-    """Return the encoding that the byte order mark says with which a file begins; None without one."""
+    """Return the encoding that a file's byte order mark names; None if it has no mark. `head`: its first bytes."""
     return next((name for mark, name in _MARKS if head.startswith(mark)), None)
 
 
 def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
-    """Return `raw`, which begins at byte `offset` of a file, and its offset, without a mark of UTF-8."""
+    """Return `raw`, which begins at byte `offset` of a file, without a byte order mark of UTF-8, and its new offset."""
     if offset == 0 and raw.startswith(codecs.BOM_UTF8):
         return raw[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
     return raw, offset
 
 
 class Utf8Stream(io.RawIOBase):
-    """The text of `raw` in UTF-8. `head`: its first bytes, which were read already.
+    """A stream of the text of `raw` in UTF-8. `head`: its first bytes, which were read already.
 
-    A byte order mark at the beginning says the encoding, whatever was declared.
+    A byte order mark at the beginning overrides the declared encoding.
     """
 
     def __init__(self, raw: BinaryIO, head: bytes, declared: str) -> None:
@@ -114,10 +114,10 @@ codecs.register_error(_BAD_BYTE, _stand_in)
 
 
 def encoding_remedy(data: bytes, say: str) -> str | None:
-    """Return what to do about bytes that are not UTF-8 text, with a guess of their encoding; None without one. `say`:
-    where to say an encoding, `{}` being its name.
+    """Return the remedy for bytes that are not UTF-8 text, with a guess of their encoding; None without a guess.
 
-    A guess may be wrong, so the remedy shows how the text reads then.
+    A guess may be wrong, so the remedy shows the text in that encoding. `say`: how the user declares an encoding, with
+    `{}` for its name.
     """
     import charset_normalizer  # takes a tenth of a second, and only mistakes need it
 
@@ -137,8 +137,7 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
 
 
 def is_odd(text: str) -> bool:
-    """Return whether more than one character in a hundred is a control character or U+FFFD: text in the wrong
-    encoding."""
+    """Return whether more than one character in a hundred is a control character or U+FFFD, as in a wrong encoding."""
     data = text.encode(errors="replace")
     odd = len(data) - len(data.translate(None, _CONTROLS))
     if len(data) != len(text):
@@ -147,10 +146,10 @@ def is_odd(text: str) -> bool:
 
 
 def odd_text_warning(odd: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
-    """Return what is wrong with text of which `odd` documents are so (`is_odd`), or that has so many tokens; None if
-    nothing.
+    """Return a warning if text may be in the wrong encoding; None if not.
 
-    A vocabulary that was learnt from text in the wrong encoding has a token for every byte of it.
+    It may be if there are `odd` documents (`is_odd`), or if nearly every byte is a token, because a vocabulary that was
+    learnt from text in the wrong encoding has a token for every byte of it.
     """
     remedy = "another encoding may be right: --encoding"
     if odd:

@@ -1,4 +1,4 @@
-"""A stored object as a file, with its text as a stream: decompressed, and in UTF-8 whatever its encoding.
+"""Opens stored objects as files, and their text as a stream: decompressed and converted to UTF-8.
 
 Files are read by ranges of a few MiB, so memory does not depend on their size. Damaged or truncated compressed data is
 an error, never a shorter text.
@@ -22,7 +22,7 @@ _BUFFER = 1 << 20
 
 
 class _RangedFile(io.RawIOBase):
-    """Seekable and read-only. Every read is one ranged get, which the store retries."""
+    """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries."""
 
     def __init__(self, file: InputFile) -> None:
         self._store = _store_at(file.root)
@@ -54,15 +54,15 @@ class _RangedFile(io.RawIOBase):
 
 @lru_cache(maxsize=16)
 def _store_at(root: str) -> Store:
-    """Return one connection for all files of a folder: opening one to S3 takes longer than reading a small file."""
+    """Return the store of a folder, one for all its files, because connecting to S3 takes longer than a small file."""
     return open_store(root)
 
 
 def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> BinaryIO:
-    """Return the file's stored bytes, from byte `start` on; `chunk` bytes are fetched at a time.
+    """Return a stream of the file's stored bytes from byte `start` on. `chunk`: number of bytes fetched at a time.
 
     Raises:
-        KeyMissing, Truncated: on reading, where the file is gone or shorter than when it was listed.
+        KeyMissing, Truncated: on reading: the file is gone, or shorter than when it was listed.
     """
     stream = io.BufferedReader(_RangedFile(file), buffer_size=max(1, min(chunk, file.size)))
     stream.seek(start)
@@ -70,7 +70,7 @@ def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> Bina
 
 
 def line_start(file: InputFile, position: int) -> int:
-    """Return the first byte of the line that holds byte `position`, found by reading backwards."""
+    """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards."""
     store = _store_at(file.root)
     stop = position
     while stop > 0:
@@ -83,12 +83,13 @@ def line_start(file: InputFile, position: int) -> int:
 
 
 def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
-    """Return the file's text in UTF-8, decompressed. A mark of UTF-8 is kept, so that positions are those of the file.
+    """Return a stream of the file's text, decompressed, in UTF-8. A byte order mark of UTF-8 is kept, so that positions
+    are those of the file.
 
-    `start` skips that many bytes and is for files alone whose text is stored as it is (`is_stored_plainly`).
+    `start`: number of bytes to skip; only for files whose text is stored plainly (`is_stored_plainly`).
 
     Raises:
-        InputError: where the compressed data is damaged or ends early, also on reading.
+        InputError: now or on reading: the compressed data is damaged or truncated.
     """
     if start:
         return open_ranged(file, start=start)
@@ -101,7 +102,7 @@ def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
 
 
 def open_bytes(file: InputFile) -> BinaryIO:
-    """Return the file's bytes, decompressed. Raises as `open_text`."""
+    """Return a stream of the file's bytes, decompressed. Raises as `open_text`."""
     raw = open_ranged(file)
     if file.compression == "":
         return raw
@@ -111,8 +112,10 @@ def open_bytes(file: InputFile) -> BinaryIO:
 
 @lru_cache(maxsize=1024)
 def is_stored_plainly(file: InputFile) -> bool:
-    """Return whether the text is stored as UTF-8, uncompressed, so that it can be cut at any line. Reads its first
-    bytes."""
+    """Return whether the text is stored uncompressed and in UTF-8, so that it can be cut at any line.
+
+    This reads the file's first bytes.
+    """
     if file.compression or file.encoding != UTF_8:
         return False
     with open_ranged(file, chunk=MARK_LENGTH) as stream:
@@ -135,9 +138,10 @@ class _Gzip(io.RawIOBase):
 
 
 class _Zstd(io.RawIOBase):
-    """Decompression by Arrow's reader, because it returns little at a time even if a few bytes expand to much, keeps at
-    most the window of 128 MiB that `zstd` itself allows by default, and does not take a truncated file for a complete
-    one.
+    """A stream decompressed by Arrow's reader.
+
+    This reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB that
+    `zstd` itself allows by default, and it reports a truncated file.
     """
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
@@ -155,7 +159,7 @@ class _Zstd(io.RawIOBase):
         except OSError as error:
             if "too much memory" in str(error):
                 raise InputError(
-                    f"{self._file.uri}: needs a window of more than 128 MiB to decompress",
+                    f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
                     remedy="compress it again without --long or --ultra, or with --long=27",
                 ) from error
             raise _damaged(self._file, str(error)) from error

@@ -1,4 +1,4 @@
-"""Documents of files that are made of lines: .txt, JSON lines, CSV and TSV. Lines have bounded length.
+"""Reads the documents of files that consist of lines: .txt, JSON lines, CSV and TSV. Lines have bounded length.
 
 - .txt: the file is one document, or blank lines separate the documents.
 - JSON lines: one object a line, the document in one of its fields. Blank lines are skipped.
@@ -46,7 +46,7 @@ _ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other field
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """A line's bytes, its newline included, and the offset of the first in the (decompressed) file.
+    """A line's bytes, its newline included, and the offset of its first byte in the (decompressed) file.
 
     A line that is too long is cut one byte after the limit.
     """
@@ -57,7 +57,7 @@ class InputLine:
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """Where a line is, for messages. Lines are counted only when the message is printed."""
+    """The place of a line, for messages. Lines are counted only when the message is printed."""
 
     file: InputFile
     offset: int
@@ -80,7 +80,10 @@ class LinePlace:
 
 
 def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]:
-    """Yield all lines from the stream's position on, byte `offset` of the file; at most `limit` + 1 bytes of each."""
+    """Yield all lines from the stream's position on, at most `limit` + 1 bytes of each.
+
+    `offset`: offset in the file of the stream's position.
+    """
     while data := stream.readline(limit + 1):
         yield InputLine(offset, data)
         offset += len(data)
@@ -89,7 +92,7 @@ def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]
 
 
 def skip_line(stream: BinaryIO) -> int:
-    """Read to the end of the current line, whatever its length; the number of bytes skipped."""
+    """Read to the end of the current line without storing it; return the number of bytes skipped."""
     skipped = 0
     while data := stream.readline(_SKIP):
         skipped += len(data)
@@ -99,7 +102,8 @@ def skip_line(stream: BinaryIO) -> int:
 
 
 def open_piece(piece: FilePiece, start: int) -> BinaryIO:
-    """Return the text of a piece from byte `start` of its file on: what was handed over, or else read from the file.
+    """Return a stream of the text from byte `start` of a piece's file on: the text that a reader has delivered, else
+    from the file.
 
     Raises:
         InputError: as `open_text`.
@@ -111,7 +115,7 @@ def open_piece(piece: FilePiece, start: int) -> BinaryIO:
 
 
 def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Yield the documents of a piece of a .txt file. One is bad if it is not UTF-8 or too long."""
+    """Yield the documents of a piece of a .txt file. A document is bad if it is not UTF-8 or too long."""
     if options.txt_documents == "blank_line":
         yield from _read_separated(piece, options)
     else:
@@ -121,7 +125,7 @@ def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
 
 
 def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Yield documents whose first line begins inside the piece, each to its end, which may lie behind the piece."""
+    """Yield the documents whose first line begins inside the piece. Their ends may lie behind the piece."""
     file, limit = piece.file, options.max_document_bytes
     start = piece.text_start
     if piece.text is None and piece.start:
@@ -143,8 +147,7 @@ def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOption
 
 
 def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of each run of lines that are not blank; of one too long a little more than `limit`
-    bytes."""
+    """Yield (offset, bytes) of each run of lines that are not blank. Of longer runs little more than `limit` bytes."""
     run: list[bytes] = []
     first = size = 0
     for line in lines:
@@ -235,11 +238,11 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
     A record is bad if it has another number of fields than the first line, breaks the rules of quotation, or holds text
     that is not UTF-8 or a document too long.
 
-    Raises:
-        InputError: a first line without the column.
+    The delimiter is that of the options; else the usual one; else, if that does not give the requested columns, the
+    first other one that does.
 
-    Between columns stands what the options say; else the usual delimiter; else, if that does not give the columns that
-    are asked for, the first other one that does.
+    Raises:
+        InputError: the first line lacks the column.
     """
     file = piece.file
     csv.field_size_limit(
@@ -261,13 +264,14 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
 
 
 def possible_delimiters(kind: str, given: str | None) -> tuple[str, ...]:
-    """Return what may stand between the columns of a table of `kind` (csv, tsv), in the order in which it is tried."""
+    """Return the possible delimiters of a table of `kind` (csv, tsv), in the order in which they are tried."""
     return (given,) if given else tuple(dict.fromkeys(_DELIMITERS[kind] + _OTHER_DELIMITERS))
 
 
 def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
-    """Return the rows behind the first, and the names of the columns. If no delimiter gives the columns that are
-    asked for, it is that which gives most.
+    """Return the rows after the first, and the names of the columns.
+
+    If no delimiter gives the requested columns, the one that gives the most columns is used.
     """
     best: tuple[Any, list[str]] | None = None
     problems: list[csv.Error] = []
@@ -307,8 +311,9 @@ def _column(wanted: str, names: list[str], file: InputFile) -> int:
 
 
 def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
-    """Yield lines with their ends; bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows
-    before text is checked.
+    """Yield lines with their ends.
+
+    Bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows before its text is checked.
     """
     limit = options.max_document_bytes * _ROW_PER_DOCUMENT
     with open_text(file) as stream:
@@ -321,7 +326,7 @@ def _document_of_row(
     row: list[str], width: int, columns: Mapping[str, int], place: Numbered, options: BuildOptions
 ) -> Text:
     if len(row) != width:
-        raise BadRecord(place, f"{len(row)} fields, where the first line has {width}", _QUOTES)
+        raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES)
     values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
     if options.pairs is not None:
         return example(values, options.pairs, options, place)

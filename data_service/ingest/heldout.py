@@ -1,9 +1,8 @@
-"""Which text is held out: whole documents by their hash, or stretches of them if documents are few or long.
+"""Decides which text is held out: whole documents by their hash, or stretches of them if documents are few or long.
 
-The user asks for a share of the documents. If documents are few or long, that may by chance give nothing or far too
-much; and a small share of little text is too little to evaluate on. So the share is decided when all documents are
-known, before anything is written. The decision depends on the set of documents alone, not on their order, files or
-workers.
+The user requests a share of the documents. If documents are few or long, that may by chance give nothing or far too
+much; and a small share of little text is too little to evaluate on. So the rule is chosen when all documents are
+known, before anything is written. It depends only on the set of documents, not on their order, files or workers.
 """
 
 import hashlib
@@ -37,12 +36,13 @@ _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 @dataclass(frozen=True)
 class Documents:
-    """What is known of all documents, later copies left out.
+    """The figures of all documents without later copies.
 
     Attributes:
-        count, size: documents, and bytes of their text.
-        held_count, held_size: of those that are held out by the share asked for.
-        candidates: (low word of the hash, bytes) of the documents with the smallest ones, `CANDIDATES` at most, sorted.
+        count, size: number of documents, and bytes of their text.
+        held_count, held_size: the same of the documents that the requested share would hold out.
+        candidates: (low word of the hash, bytes) of the at most `CANDIDATES` documents with the smallest low words,
+            sorted.
     """
 
     count: int
@@ -53,9 +53,10 @@ class Documents:
 
 
 def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
-    """Yield (text, held out?) of the parts of a document with this hash: the whole document, or its stretches.
+    """Yield (text, whether it is held out) of the parts of a document: the whole document, or its stretches.
 
-    Neighbouring stretches of the same kind are joined. The training text ends where a held-out stretch was.
+    Neighbouring stretches of the same kind are joined. A held-out stretch separates the training text into two parts.
+    `digest`: hash of the document.
     """
     if rule.unit == "document":
         yield text, rule.holds_out(low_word(digest))
@@ -73,19 +74,19 @@ def low_word(digest: bytes) -> int:
 
 
 def bound(fraction: float) -> int:
-    """Return low words below this are a share of `fraction` of all."""
+    """Return the number below which a share `fraction` of all low words lies."""
     return math.ceil(fraction * _WORDS)
 
 
 def wanted_bytes(size: int, fraction: float) -> int:
-    """Return how much of `size` bytes of text is to be held out."""
+    """Return how many of `size` bytes of text should be held out."""
     return max(1, math.ceil(max(fraction * size, min(ENOUGH, MOST * size))))
 
 
 def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
     """Return the rule that holds out whole documents; None if they are too few or too long for that.
 
-    The share that was asked for is kept if it gives between half of what is wanted and three times as much.
+    The requested share is used if it gives between half and three times the wanted amount of text.
     """
     asked = HeldoutRule("document", bound(fraction), by_tokens=documents.held_count >= MANY)
     if fraction == 0:
@@ -114,13 +115,13 @@ def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
 
 
 def by_queries(documents: Documents, fraction: float) -> HeldoutRule:
-    """Return the rule for a corpus of pairs if `by_documents` finds none, since no part of an example can be held out.
+    """Return the rule for a corpus of pairs if `by_documents` finds none. Parts of examples cannot be held out.
 
-    It holds out the queries with the smallest hashes, each with all its examples, until there is enough or one query is
-    left to train on.
+    The rule holds out the queries with the smallest hashes, each with all its examples, until there is enough text or
+    only one query is left to train on.
 
     Raises:
-        InputError: all examples are of one query.
+        InputError: all examples have the same query.
     """
     wanted = wanted_bytes(documents.size, fraction)
     queries = [
@@ -141,26 +142,26 @@ def by_queries(documents: Documents, fraction: float) -> HeldoutRule:
 
 
 def stretch_length(size: int, fraction: float) -> int:
-    """Return bytes of a stretch on average, in a corpus of `size` bytes."""
+    """Return the mean length of a stretch in bytes, in a corpus of `size` bytes."""
     return min(LONGEST, max(SHORTEST, wanted_bytes(size, fraction) // STRETCHES))
 
 
 def candidates_below(size: int, fraction: float) -> int:
-    """Return paragraphs with low words from this on need not be remembered: what will be held out has far smaller
-    ones."""
+    """Return the number below which low words of paragraphs are recorded. Those held out will be far smaller."""
     enough = max(4 * wanted_bytes(size, fraction), 4 * CANDIDATES * stretch_length(size, fraction))
     return bound(min(1.0, enough / max(size, 1)))
 
 
 def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> HeldoutRule:
-    """Return the rule that holds out stretches: those with the smallest low words, until there is enough.
+    """Return the rule that holds out the stretches with the smallest low words, until there is enough text.
 
     Args:
         candidates: bytes of all stretches that end with a paragraph, by the low word of the paragraph's hash.
         size: bytes of all text.
+        fraction: requested share of the text.
 
     Raises:
-        InputError: so little text that none of it can be held out.
+        InputError: there is so little text that none can be held out.
     """
     wanted, length = wanted_bytes(size, fraction), stretch_length(size, fraction)
     most = min(2 * wanted, round(size * (1 - MOST)))
@@ -185,10 +186,11 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
 
 
 def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
-    """Yield (text, low word of the hash of the paragraph that ends it) of a document's stretches, in order.
+    """Yield (text, low word) of a document's stretches, in order. The low word is that of the last paragraph's hash.
 
-    Whether a paragraph ends a stretch, and whether that stretch is held out, depends on that paragraph alone. So a
-    stretch that is held out is held out wherever it occurs. What follows the last end has None and is trained on.
+    Whether a paragraph ends a stretch, and whether that stretch is held out, depends only on that paragraph. So a
+    stretch that is held out is held out wherever it occurs. The text after the last such paragraph has None and is
+    trained on.
     """
     pieces: list[str] = []
     for lead, paragraph in _paragraphs(text, 4 * length):
@@ -203,8 +205,9 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
 
 
 def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
-    """Yield (what goes before, text) of each paragraph. A paragraph of more than `most` characters is given sentence by
-    sentence, and a longer sentence piece by piece.
+    """Yield (separator before it, text) of each paragraph.
+
+    A paragraph of more than `most` characters is given sentence by sentence, and a longer sentence piece by piece.
     """
     for paragraph in _BLANK_LINES.split(text):
         if is_blank(paragraph):
@@ -232,8 +235,9 @@ def _whole(sentences: list[str]) -> Iterator[str]:
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:
-    """Yield text without sentence ends, cut at places that a hash of the characters before decides; before spaces if
-    there are any.
+    """Yield pieces of text without sentence ends. A hash of the preceding characters decides where it is cut.
+
+    It is cut before spaces if there are any.
     """
     codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32).astype(np.uint64)
     places = np.arange(_WINDOW, len(codes) + 1)  # a cut is before the character with this number
@@ -247,7 +251,7 @@ def _pieces(text: str, most: int) -> Iterator[str]:
 
 
 def _window_hashes(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each `_WINDOW` neighbouring characters: none, if there are fewer."""
+    """Return a hash of each run of `_WINDOW` neighbouring characters; empty if there are fewer characters."""
     mixed = np.zeros(max(0, len(codes) - _WINDOW + 1), dtype=np.uint64)
     for offset in range(_WINDOW):  # a polynomial, as of Rabin and Karp
         mixed = mixed * np.uint64(_FACTOR) + codes[offset : offset + len(mixed)]

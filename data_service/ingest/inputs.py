@@ -1,7 +1,7 @@
-"""From what the user typed (files, folders, globs; local or s3://) to a list of files in a fixed order.
+"""Expands the inputs that the user named (files, folders, globs; local or s3://) to a list of files in a fixed order.
 
-Files that are not text are left out: those of a tokenizer, a corpus, a saved data set. Each is listed with the reason
-why it is not read.
+Files that are not text are left out: those of a tokenizer, a corpus or a saved data set. Each is listed with the
+reason.
 """
 
 import json
@@ -42,7 +42,7 @@ _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file among the inputs that is not read, or a folder of such files, and why."""
+    """A file among the inputs that is not read, or a folder of such files, and the reason."""
 
     uri: str
     reason: str
@@ -52,11 +52,10 @@ class LeftOut:
 
 
 def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
-    """Return the keys below a store's root that are not text, whatever their names say. A corpus is left out as a
-    whole.
+    """Return those of `keys` that are not text despite their names, with reasons. A corpus is left out as a whole.
 
     Raises:
-        InputError: a saved data set that cannot be read as it is.
+        InputError: a saved data set cannot be read as it is.
         StoreError: its state.json cannot be read.
     """
     root = store.uri.rstrip("/")
@@ -75,7 +74,7 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
 
 
 def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, why it is not read) of files in a folder outside of corpora."""
+    """Yield (name, reason) of files in a folder, outside of corpora, that are not read."""
     if any(mark <= found for mark in _TOKENIZER_MARKS):
         yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
     yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
@@ -83,7 +82,7 @@ def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, 
 
 
 def _by_folder(keys: Sequence[str]) -> dict[str, set[str]]:
-    """Return names by folder; folders end in a slash, the root is empty."""
+    """Return the names of the files in each folder, by folder. Folders end in a slash; the root is empty."""
     names: dict[str, set[str]] = {}
     for key in keys:
         folder, slash, name = key.rpartition("/")
@@ -98,9 +97,10 @@ def _is_corpus(folder: str, names: dict[str, set[str]]) -> bool:
 
 
 def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) in a folder that Hugging Face's `save_to_disk` wrote: what its state.json does not name.
+    """Yield (name, reason) of files that state.json does not name, in a folder that Hugging Face's `save_to_disk`
+    wrote.
 
-    Beside the data lie files that `map` and `filter` keep for themselves.
+    They are caches of `map` and `filter`.
     """
     arrow = {name for name in found if name.endswith(".arrow")}
     if not arrow:
@@ -126,11 +126,11 @@ def _data_files(store: Store, key: str) -> set[str]:
         chosen = state.get("_indices_data_files") or state.get("_indices_files")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{place}: not the state of a saved data set: {error}", remedy="save it again with save_to_disk"
+            f"{place} is not the state of a saved data set: {error}", remedy="save it again with save_to_disk"
         ) from error
     if chosen:
         raise InputError(
-            f"{place}: the data set is a choice of rows, kept in a file of its own",
+            f"{place}: the data set is a choice of rows, which is stored in a separate file",
             remedy="load it with `datasets`, call flatten_indices() and save it again",
         )
     return names
@@ -161,14 +161,14 @@ _NAMED = 10  # names in a sentence
 
 @dataclass(frozen=True)
 class InputFile:
-    """One object to read.
+    """An input file.
 
     Attributes:
-        root, key: where it is: below a store's root.
-        size: bytes, as stored.
-        version: changes whenever its bytes do (`Entry.version`).
-        format, compression: how to read it.
-        encoding: of its text, unless a byte order mark says another; Parquet and Arrow are always UTF-8.
+        root, key: URI of the store, and key in it.
+        size: size in bytes, as stored.
+        version: text that changes whenever the bytes change (`Entry.version`).
+        format, compression: format of the file, and compression.
+        encoding: encoding of its text, unless a byte order mark names another. Parquet and Arrow are always UTF-8.
     """
 
     root: str
@@ -186,7 +186,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class InputListing:
-    """Files in input order, and files among them that are not read."""
+    """The files to read, in input order, and the files among the inputs that are not read."""
 
     files: tuple[InputFile, ...]
     left_out: tuple[LeftOut, ...]
@@ -194,7 +194,7 @@ class InputListing:
 
 @dataclass(frozen=True)
 class _Found:
-    """A match of a pattern. `named`: the user named this very file."""
+    """A match of a pattern. `named`: whether the user named exactly this file."""
 
     store: Store
     entry: Entry
@@ -203,13 +203,13 @@ class _Found:
 
 
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
-    """Return every file the patterns name: in the order of the patterns, by key within one, each file once.
+    """Return all files that match the patterns, each once, in the order of the patterns, and of keys within a pattern.
 
-    `encoding`: of their text, as `encoding_name` gives it.
+    `encoding`: encoding of their text, as `encoding_name` returns it.
 
     Raises:
-        InputError: nothing asked for, a pattern that matches no file, a named file of unknown kind.
-        StoreError: a place that cannot be listed.
+        InputError: there are no patterns, a pattern matches no file, or a named file is of an unknown kind.
+        StoreError: a store cannot be listed.
     """
     if not patterns:
         raise InputError("no input given", remedy="name text files, folders or globs, local or s3://")
@@ -236,7 +236,9 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
             entry = found.entry
             files.append(InputFile(found.store.uri, key, entry.size, *kind, entry.version, encoding))
         elif found.named:
-            raise InputError(f"{pattern}: unknown kind of file", remedy=f"known are {KINDS}")
+            raise InputError(
+                f"{pattern}: unknown kind of file", remedy=f"give files of a known kind: {KINDS}"
+            )
         else:
             uri = f"{found.store.uri.rstrip('/')}/{key}"
             left_out.append(found.left_out or LeftOut(uri, UNKNOWN_KIND))
@@ -253,7 +255,7 @@ def _nothing(pattern: str, left_out: tuple[LeftOut, ...]) -> InputError:
 
 
 def _expand(pattern: str) -> Iterator[_Found]:
-    """Yield all that `pattern` matches, whatever its suffix. Raises InputError: a glob that makes no sense."""
+    """Yield all files that match `pattern`, with any suffix. Raises InputError: the pattern is not a valid glob."""
     parent, name = _parent(pattern)
     entry = parent.entry(name) if name and parent is not None else None
     if parent is not None and entry is not None:
@@ -271,8 +273,10 @@ def _expand(pattern: str) -> Iterator[_Found]:
 
 
 def _split_glob(pattern: str) -> tuple[str, str]:
-    """Return (folder, glob below it); no glob where the pattern is a folder. A name that exists is a name, `[` or
-    not."""
+    """Return (folder, glob below it). The glob is empty if the pattern is a folder.
+
+    A name that exists is not treated as a glob, even if it contains `[`.
+    """
     parts = pattern.split("/")
     for index, part in enumerate(parts):
         if _WILDCARD.search(part) and not _is_folder("/".join(parts[: index + 1])):
@@ -285,7 +289,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _parent(path: str) -> tuple[Store | None, str]:
-    """Return the store of the folder above `path` and the last part; no store where the path is a bare root."""
+    """Return the store of the folder above `path`, and the last part of the path; None if the path is a bare root."""
     base, slash, name = path.rpartition("/")
     if name in ("", ".", "..") or base in ("s3:/", "file:/"):
         return None, ""
@@ -298,14 +302,18 @@ def _kind(key: str) -> tuple[Format, Compression] | None:
 
 
 def _matcher(glob: str, pattern: str) -> re.Pattern[str]:
-    """Shell rules: `*` and `?` stay within a folder, `**/` crosses folders, `[...]` is one character."""
+    """Return a regular expression for a glob by the shell's rules.
+
+    `*` and `?` match within a folder, `**/` matches any folders, `[...]` matches one character.
+    """
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     regex = "".join(parts.get(token) or _glob_literal(token) for token in _GLOB_TOKEN.split(glob))
     try:
         return re.compile(regex, re.DOTALL)
     except re.error as error:
         raise InputError(
-            f"{pattern}: not a glob: {error.msg}", remedy="write [[] for a bracket that is part of a name"
+            f"{pattern} is not a valid glob: {error.msg}",
+            remedy="write [[] for a bracket that is part of a name",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The options of a build. All but two of them decide the bytes of the corpus, besides its text and its tokenizer."""
+"""The options of a build. Together with the text and the tokenizer, all but two of them decide the corpus's bytes."""
 
 from typing import Literal, Self
 
@@ -14,12 +14,12 @@ BLOCK_TOKENS = 1 << 18
 
 
 class PairFields(BaseModel):
-    """Which fields of a record are the texts of an example.
+    """The fields of a record that hold the texts of an example.
 
     Attributes:
-        query, positive: a text each.
-        negatives: each a text or a list of texts; of all of them together the first `count` are taken.
-        count: negatives of every example. A record with fewer is bad.
+        query, positive: names of fields that hold one text each.
+        negatives: names of fields that hold a text or a list of texts. The first `count` of all of them are used.
+        count: number of negatives of every example. A record with fewer is bad.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,26 +31,27 @@ class PairFields(BaseModel):
 
 
 class BuildOptions(BaseModel):
-    """Options of `build_corpus`. All but `workers` and `on_bad_records` decide what is written:
-    they are kept in the manifest.
+    """Options of `build_corpus`. All but `workers` and `on_bad_records` decide the output and are kept in the manifest.
 
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
-        words: how words and other units are found, for masking; None: the tokenizer says where words begin.
-        sentences: the language whose rules say where sentences end; "any": those for all.
-        pairs: the fields from which a corpus of pairs is built; None for a corpus of text.
-        txt_documents: in .txt files, one document a file, or documents separated by blank lines.
-        encoding: of text files, CSV and JSON lines, by any name that Python knows; a byte order mark says another.
-        delimiter: between the columns of CSV and TSV; None: comma or tab, or what the first line has in its place.
-        on_bad_bytes: what to do with text that is not in its encoding: refuse, or put U+FFFD in place of the bad bytes.
-        on_bad_records: what to do with a record that cannot be used (broken JSON, a missing field, another type, text
-            that is not UTF-8, a document too long): refuse, or leave it out, count it and list the first hundred.
-            If no record is bad, both give the same corpus, so a build may be continued with the other setting.
-        heldout_fraction: share of documents, by hash of their text, set apart for evaluation; may be 0.
-        block_tokens: a block is closed before the document that would take it above this many tokens.
-        split_bytes: text that one task reads and one shard holds; small corpora are cut finer than this.
-        max_document_bytes: longest document accepted. One document has to fit in memory and in one block.
-        workers: 0 or 1 for this process alone, more for Ray. Never changes the output.
+        words: options for finding words and other units, for masking; None: the tokenizer says where words begin.
+        sentences: language whose rules decide where sentences end; "any": rules for all languages.
+        pairs: fields from which a corpus of pairs is built; None for a corpus of text.
+        txt_documents: documents in .txt files: one document per file, or documents separated by blank lines.
+        encoding: encoding of text files, CSV and JSON lines, by any name that Python knows. A byte order mark overrides
+            it.
+        delimiter: delimiter between the columns of CSV and TSV; None: comma or tab, or another one that the first line
+            shows.
+        on_bad_bytes: treatment of text that is not in its encoding: refuse it, or replace the bad bytes by U+FFFD.
+        on_bad_records: treatment of a record that cannot be used (broken JSON, a missing field, another type, text that
+            is not UTF-8, a document too long): refuse it, or skip it, count it and list the first hundred. If no record
+            is bad, both give the same corpus, so a build may be continued with the other setting.
+        heldout_fraction: share of documents, by hash of their text, that is held out for evaluation; may be 0.
+        block_tokens: largest number of tokens in a block, except that a longer document is a block of its own.
+        split_bytes: bytes of text that one task reads and one shard holds; small corpora are cut finer.
+        max_document_bytes: size of the longest document that is accepted. A document must fit in memory and in a block.
+        workers: number of workers: 0 or 1 for this process alone, more for Ray. It never changes the output.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,18 +80,19 @@ class BuildOptions(BaseModel):
     @classmethod
     def _no_delimiter_of_another_kind(cls, delimiter: str | None) -> str | None:
         if delimiter is not None and delimiter in '"\r\n':
-            raise ValueError("quotation marks and line ends cannot stand between columns")
+            raise ValueError("quotation marks and line ends cannot be delimiters of columns")
         return delimiter
 
     @model_validator(mode="after")
     def _words_of_running_text(self) -> Self:
         if self.pairs is not None and self.words is not None:
-            raise ValueError("words are stored for running text alone, and this is a corpus of pairs")
+            raise ValueError("words are stored only for running text, but this is a corpus of pairs")
         return self
 
     def identity(self) -> dict[str, object]:
-        """Return the options that decide the output, ready for JSON, but for words
-        (`data_service.corpus.words.resolve`)."""
+        """Return the options that decide the output as JSON values, without `words`, which
+        `data_service.corpus.words.resolve` covers.
+        """
         without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
         without |= {"encoding"} if self.encoding == UTF_8 else set()
         without |= {"delimiter"} if self.delimiter is None else set()
@@ -99,7 +101,7 @@ class BuildOptions(BaseModel):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields or columns that are read of each record."""
+        """Names of the fields or columns that are read from each record."""
         if self.pairs is None:
             return (self.text_field, *self.word_fields)
         negatives = self.pairs.negatives if self.pairs.count else ()
@@ -107,6 +109,6 @@ class BuildOptions(BaseModel):
 
     @property
     def word_fields(self) -> tuple[str, ...]:
-        """The field that holds a document's words, if one does."""
+        """Name of the field that holds a document's words; empty if none does."""
         field = None if self.words is None else self.words.input_field
         return () if field is None else (field,)

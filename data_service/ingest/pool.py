@@ -18,10 +18,10 @@ R = TypeVar("R", bound=TaskReceipt)
 
 @dataclass(frozen=True)
 class Progress:
-    """Tasks done of a stage, and bytes of its input. What an interrupted build had finished counts as done.
+    """The progress of a stage: tasks done and bytes of input read. Tasks of an interrupted build count as done.
 
-    Stages come in the order of `Stage`. "measuring" comes only with big compressed files. A complete corpus gives one
-    "already built", and "clearing up" if an interrupted build left files.
+    Stages follow the order of `Stage`. "measuring" occurs only with big compressed files. A complete corpus gives one
+    report "already built", and "clearing up" if an interrupted build left files.
     """
 
     stage: Stage
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageTasks(Generic[T, R]):
-    """A stage: its tasks, the module-level function that does one, and the type of receipt it returns."""
+    """A stage: its tasks, the module-level function that does one task, and the type of receipt that it returns."""
 
     stage: Stage
     tasks: Sequence[T]
@@ -49,9 +49,9 @@ class StageTasks(Generic[T, R]):
 
 
 class Pool:
-    """Where tasks run: in this process for 0 or 1 workers, else on Ray, which is started when it is first needed.
+    """The workers that run tasks: this process for 0 or 1 workers, else Ray, which is started when it is first needed.
 
-    `piece_bytes`: most bytes of text that a task is given along, or 0 if no file is streamed.
+    `piece_bytes`: largest number of bytes of text that is sent with a task; 0 if no file is streamed.
     """
 
     def __init__(self, workers: int, piece_bytes: int) -> None:
@@ -67,7 +67,7 @@ class Pool:
         self._cluster.close()
 
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
-        """Yield (index, receipt) as tasks finish. Raises whatever `function` raises."""
+        """Run the tasks; yield (index, receipt) as they finish. Raises whatever `function` raises."""
         if self._workers <= 1 or len(tasks) <= 1:
             return _run_here(function, tasks)
         if self._ray is None:
@@ -86,10 +86,9 @@ def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[
 
 
 def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportProgress) -> list[R]:
-    """Run a stage: receipts of all tasks, in their order. A task that has a receipt already is not done again.
+    """Run a stage; return the receipts of all tasks, in order. A task that has a receipt already is not repeated.
 
-    Raises:
-        whatever the stage's function raises, as it is; work that was finished before stays finished.
+    Raises whatever the stage's function raises. Tasks that were finished before remain finished.
     """
     total_bytes = sum(task.input_bytes for task in work.tasks)
     receipts = find_receipts(store, work.tasks, work.receipt)

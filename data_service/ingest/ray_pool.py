@@ -1,8 +1,8 @@
-"""Runs tasks on Ray. If a worker dies, its task is done again; an error in the data is raised as it is.
+"""Runs tasks on Ray. If a worker dies, its task is repeated; an error in the data is raised unchanged.
 
-A few actors read the big compressed files, each one file at a time. The text of a piece goes from the actor's node to
-the task's node, never through this process. What an actor returns depends on the piece alone. So if an actor dies, Ray
-may repeat the call on another node, where the actor skips to the piece by decompression alone.
+A few actors read the big compressed files, one file at a time each. The text of a piece is sent from the actor's node
+to the task's node, never through this process. The result of an actor depends only on the piece. So if an actor dies,
+Ray may repeat the call on another node, where the actor skips to the piece by decompressing.
 """
 
 import os
@@ -43,10 +43,11 @@ R = TypeVar("R")
 
 @contextmanager
 def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
-    """Run tasks on the cluster that this process is connected to, else on the one that RAY_ADDRESS names, else on a
-    Ray that it starts.
+    """Yield a pool of workers on the cluster that this process is connected to, else on the one that RAY_ADDRESS names,
+    else on a Ray that is started.
 
-    A Ray that is started here has room for the text of all pieces of `piece_bytes` that are on their way at one time.
+    A Ray that is started here has room for the text of all pieces of `piece_bytes` that are in transit at the same
+    time.
     """
     with ExitStack() as stack:
         if not ray.is_initialized():
@@ -96,19 +97,22 @@ def _answers_kept() -> Iterator[None]:
 
 
 class RayPool:
-    """Runs at most `workers` tasks at a time. Readers live through all stages, because starting one takes a second of a
-    core.
+    """A pool that runs at most `workers` tasks at a time.
+
+    Readers are kept through all stages, because starting one takes a second of a core.
     """
 
     def __init__(self, workers: int, readers: "_Readers") -> None:
         self._workers, self._readers = workers, readers
 
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
-        """Yield (index, result) as tasks finish.
+        """Run the tasks; yield (index, result) as they finish.
 
         Raises:
-            CorpusError: workers or readers die again and again.
-            whatever `function` raises, and InputError or StoreError from a reader.
+            CorpusError: workers or readers died repeatedly.
+            InputError, StoreError: a reader cannot read a file.
+
+        Errors of `function` are raised unchanged.
         """
         remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
         waiting = _made_ahead(self._readers.supply(tasks), _ahead(self._workers))
@@ -128,7 +132,7 @@ class RayPool:
 
 
 class _Readers:
-    """At most `count` actors, each started when it is needed and given every `count`-th streamed file."""
+    """At most `count` reading actors, each started when it is needed. Each reads every `count`-th streamed file."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -136,8 +140,9 @@ class _Readers:
         self._actors: dict[int, Any] = {}
 
     def supply(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
-        """Yield (index, the piece with its text or None) of every task, alternating between the files and the tasks
-        without one.
+        """Yield (index, reference) for every task: the reference to its piece with text, or None if it needs none.
+
+        Tasks of the different files, and tasks without a file, alternate.
         """
         files: dict[InputFile, list[int]] = {}
         alone: list[int] = []
@@ -155,7 +160,7 @@ class _Readers:
                     yield following, self._read(number, tasks[following])
 
     def close(self) -> None:
-        """End the actors, whatever they are doing."""
+        """End the actors at once."""
         for actor in self._actors.values():
             ray.kill(actor)
 
@@ -174,12 +179,12 @@ def _streamed(task: object) -> FilePiece | None:
 
 
 def _ahead(workers: int) -> int:
-    """Return number of readers, which is also the number of pieces that are read before a worker is free."""
+    """Return the number of readers, which is also the number of pieces that are read before a worker is free."""
     return -(-workers // _FED)
 
 
 def _made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
-    """Yield the items, `count` of them made before they are asked for."""
+    """Yield the items. Up to `count` of them are made before they are requested."""
     made = deque(islice(items, count))
     while made:
         made.extend(islice(items, 1))

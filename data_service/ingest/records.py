@@ -1,7 +1,7 @@
-"""What a record of the input becomes: a document, an example of a corpus of pairs, or a bad record.
+"""Turns a record of the input into a document, an example of a corpus of pairs, or a bad record.
 
-Bytes become text if they are UTF-8; else there is a clear error. Bad records are refused, or counted and left out, as
-the options say. Those left out are kept in receipts and shown to the user with file and line.
+Bytes become text if they are UTF-8; otherwise there is a clear error. The options say whether bad records are
+refused, or counted and skipped. Skipped records are kept in receipts and shown to the user with file and line.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,10 +32,13 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A document as read; `replaced` if some of it was not UTF-8 and U+FFFD stands for it.
+    """A document or an example as it was read.
 
-    In a corpus of pairs, an example: `text` is its query, `others` are its positive and its negatives. `words`: where
-    the words of its input begin, as `spelt_words` gives it; empty if the input holds none.
+    Attributes:
+        text: text of the document; query of the example.
+        replaced: whether bytes that were not UTF-8 were replaced by U+FFFD.
+        others: positive and negatives of the example; empty for a document.
+        words: where the words of the input begin, as `spelt_words` returns it; empty if the input holds no words.
     """
 
     text: str
@@ -45,22 +48,22 @@ class Text:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All of its texts, the one of a document."""
+        """All texts: the one of a document, or those of an example."""
         return (self.text, *self.others)
 
     @property
     def size(self) -> int:
-        """UTF-8 bytes of all of them."""
+        """Number of UTF-8 bytes of all texts."""
         return sum(len(text.encode()) for text in self.texts)
 
     @property
     def blank(self) -> bool:
-        """Whether it, or one of its texts, is empty. Such documents are counted, but get no number."""
+        """Whether one of the texts is empty. Such documents are counted, but get no number."""
         return any(not text or text.isspace() for text in self.texts)
 
 
 class RecordPlace(Protocol):
-    """Where a record is. As a string it names the file and the line or row; it may read the file to count lines.
+    """The place of a record. As a string it names the file and the line or row; it may read the file to count lines.
 
     `number` counts in `unit`: lines from 1, rows from 0, or the byte, from 0, at which a line begins. A record that is
     a whole file has no unit.
@@ -78,7 +81,7 @@ class RecordPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A line or a row of a file, or the file as a whole."""
+    """The place of a record that is a line or a row of a file, or the whole file."""
 
     file: InputFile
     unit: Unit = ""
@@ -89,21 +92,21 @@ class Numbered:
 
 
 class BadRecord(Exception):
-    """A record that cannot be used, in a file that can: `reason` says why, `remedy` what to do about it."""
+    """A record that cannot be used, in a file that can. `reason`: why; `remedy`: what the user can do."""
 
     def __init__(self, place: RecordPlace, reason: str, remedy: str) -> None:
         super().__init__(reason)
         self.place, self.reason, self.remedy = place, reason, remedy
 
     def error(self) -> InputError:
-        """Return the same as an error for the user, who can decide to skip bad records."""
+        """Return the error for the user, whose remedy also offers to skip bad records."""
         return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
 
 
 def accept(
     options: BuildOptions, read: Callable[_P, Text], *args: _P.args, **kwargs: _P.kwargs
 ) -> Text | BadRecord:
-    """Return what `read` makes of a record, or what is wrong with it, if bad records are to be skipped.
+    """Return the text that `read` makes of a record; a BadRecord if it is bad and bad records are to be skipped.
 
     Raises:
         InputError: the record is bad, and bad records are to be refused.
@@ -120,7 +123,7 @@ def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | No
     """Return the text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
 
     Raises:
-        BadRecord: bytes that are not UTF-8, unless the options say to replace them.
+        BadRecord: the bytes are not UTF-8, unless the options say to replace them.
     """
     try:
         return Text(raw.decode(), False)
@@ -133,7 +136,10 @@ def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | No
 def _bad_bytes(
     raw: bytes, error: UnicodeDecodeError, options: BuildOptions, place: RecordPlace, base: int | None
 ) -> BadRecord:
-    """Bad bytes at `error` of a record. Guessing its encoding takes long, so that of skipped records is not guessed."""
+    """Return the bad record for bytes that are not UTF-8.
+
+    Guessing an encoding takes long, so it is not guessed for records that are skipped.
+    """
     file = place.file
     of = " of the text" if base is None else " of the decompressed text" if file.compression else ""
     byte = (base or 0) + error.start
@@ -149,8 +155,10 @@ def _bad_bytes(
 
 
 def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --encoding {}") -> str:
-    """Return the remedy for bytes that cannot be read, with the encoding that they, or the file's first, seem to
-    have, and where to `say` it.
+    """Return the remedy for bytes that cannot be read, with the encoding that they, or the file's first bytes, seem to
+    have; `remedy` if there is no guess.
+
+    `say`: how the user declares an encoding, with `{}` for its name.
     """
     with open_bytes(file) as stream:
         head = stream.read(_AROUND)
@@ -161,12 +169,12 @@ def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --
 
 
 def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
-    r"""Return text that was read as a string, checked.
+    r"""Check text that was read as a string; return it.
 
-    JSON can spell half a surrogate pair ("\ud800"), which is no character and cannot be written as UTF-8.
+    JSON can spell half a surrogate pair ("\ud800"), which is not a character and cannot be written as UTF-8.
 
     Raises:
-        BadRecord: such text, unless the options say to replace it, or a document that is too long.
+        BadRecord: there is such a half pair, unless the options say to replace it; or the document is too long.
     """
     replaced = False
     try:
@@ -183,7 +191,7 @@ def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
 
 
 def too_long(place: RecordPlace, limit: int) -> BadRecord:
-    """Return what is wrong with a document at `place` that is longer than `limit` bytes."""
+    """Return the bad record for a document at `place` that is longer than `limit` bytes."""
     return BadRecord(
         place,
         f"a document of more than {limit:,} bytes, longer than a block may be",
@@ -193,11 +201,10 @@ def too_long(place: RecordPlace, limit: int) -> BadRecord:
 
 
 def document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
-    """Return the document of a record, whose text is a string or bytes; with its words, if the options name a field
-    of them.
+    """Return the document of a record, with its words if the options name a field of words.
 
     Raises:
-        BadRecord: text that is not UTF-8 or too long; words that are not those of the text.
+        BadRecord: the text is not UTF-8 or too long, or the words are not those of the text.
     """
     value = record[options.text_field]
     raw = decode(value, options, place) if isinstance(value, bytes) else Text(str(value), False)
@@ -228,20 +235,20 @@ def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPl
             yield from (word for text in _texts(value, name, options, place) for word in text.text.split())
         case _:
             kind = "nothing" if value is None else type(value).__name__
-            raise BadRecord(place, f"field {name!r} holds {kind}, not words", _WORDS)
+            raise BadRecord(place, f"field {name!r} holds {kind}, but words are needed", _WORDS)
 
 
 def example(
     record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
 ) -> Text:
-    """Return query, positive and the first `pairs.count` negatives of a record, whose values are text, bytes, lists
-    of these, or None if a field is missing.
+    """Return the example of a record: its query, positive and first `pairs.count` negatives.
 
-    Negatives come from all fields named for them, in order; blank ones do not count.
+    Values are text, bytes, lists of these, or None if a field is missing. Negatives come from all fields named for
+    them, in order; blank ones do not count.
 
     Raises:
-        BadRecord: not exactly one query and one positive, too few negatives, values that are not text, or too much
-        text.
+        BadRecord: there is not exactly one query and one positive, there are too few negatives, a value is not text, or
+            the texts are too long.
     """
     query, positive = (_one(record, name, options, place) for name in (pairs.query, pairs.positive))
     names = pairs.negatives if pairs.count else ()
@@ -251,7 +258,7 @@ def example(
     if len(negatives) < pairs.count:
         raise BadRecord(
             place,
-            f"{len(negatives)} negatives in {' and '.join(map(repr, names))}, and each example has {pairs.count}",
+            f"{len(negatives)} negatives in {' and '.join(map(repr, names))}, but each example needs {pairs.count}",
             f"ask for fewer with --negatives, give more, or {_FIELDS}",
         )
     found = (query, positive, *negatives[: pairs.count])
@@ -262,7 +269,7 @@ def example(
         raise BadRecord(
             place,
             f"an example of more than {options.max_document_bytes:,} bytes",
-            "shorten its texts, whose ends training cuts off anyway, or raise --max-document-bytes",
+            "shorten its texts, whose ends training truncates anyway, or raise --max-document-bytes",
         )
     return made
 
@@ -275,14 +282,14 @@ def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: 
     if len(found) != 1:
         raise BadRecord(
             place,
-            f"field {name!r} holds {len(found)} texts, and an example has one",
-            "write a record for each of them",
+            f"field {name!r} holds {len(found)} texts, but an example has one",
+            "write a separate record for each text",
         )
     return found[0]
 
 
 def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[Text]:
-    """Yield the texts in a field's value; none in None."""
+    """Yield the texts in a field's value. None has no texts."""
     match value:
         case None:
             return
@@ -299,7 +306,7 @@ def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) 
 
 
 class SkippedRecord(BaseModel):
-    """One bad record: `number` counts `unit`s in the file at `uri`, as in `RecordPlace`."""
+    """A bad record that was skipped. `number` counts `unit`s in the file at `uri`, as in `RecordPlace`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -313,14 +320,13 @@ class SkippedRecord(BaseModel):
 
 
 def skipped_record(bad: BadRecord) -> SkippedRecord:
-    """Return what is kept of a bad record. Does not read its file again."""
+    """Return the entry that is kept of a bad record. Its file is not read again."""
     place = bad.place
     return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
 
 
 def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
-    """Return the records, with line numbers in place of byte positions. Reads each of their files once, up to the
-    last record.
+    """Return the records with line numbers instead of byte positions. Each file is read once, up to its last record.
 
     Raises:
         InputError, StoreError: as `open_text`.

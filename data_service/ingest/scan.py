@@ -1,10 +1,10 @@
-"""First pass over a split: hashes every document, so that copies can be found without holding the corpus in memory.
+"""The first pass over a split: hashes every document, so that copies can be found without holding the corpus in memory.
 
-One half of a hash tells which documents are copies, the other which are held out. Two texts are the same to a model if
-the tokenizer gives the same tokens: it may fold case, accents and Unicode forms, and drop spaces. Copies are found by
-the text that the tokenizer is given. Whether a document is held out is decided by its letters and digits alone, so that
-texts that differ only in what a tokenizer folds are on the same side. Letters that the tokenizer does not know are an
-exception (`hash_tokens`).
+One half of a hash decides which documents are copies, the other half which are held out. Two texts are the same to a
+model if the tokenizer gives the same tokens: it may fold case, accents and Unicode forms, and drop spaces. Copies are
+found by the text that the tokenizer gets. Whether a document is held out depends only on its letters and digits, so
+that texts that differ only in what a tokenizer folds are on the same side. Letters that the tokenizer does not know
+are an exception (`hash_tokens`).
 """
 
 import hashlib
@@ -38,10 +38,10 @@ RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size",
 
 
 def hash_text(text: str) -> bytes:
-    """Return 16 bytes: blake2b, 8 bytes each, of `encoded_text` and of its `folded_text`.
+    """Return the hash of a document, 16 bytes: blake2b, 8 bytes each, of its `encoded_text` and its `folded_text`.
 
-    Equal hashes are taken for equal documents. Documents that are encoded alike have equal second halves, unless their
-    tokens hold the unknown one.
+    Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
+    unknown token is among them.
     """
     encoded = encoded_text(text)
     halves = (encoded, folded_text(encoded))
@@ -60,17 +60,17 @@ def hash_texts(texts: Sequence[str]) -> bytes:
 
 
 def read_bytes(digest: bytes, words: bytes) -> bytes:
-    """Return what goes into a split's digest of a document: its hash, and its words, if the input holds them."""
+    """Return the bytes of a document that a split's digest covers: its hash, and its words if the input holds words."""
     return digest + hashlib.blake2b(words, digest_size=16).digest() if words else digest
 
 
 def hash_tokens(tokens: Tokens) -> bytes:
-    """Return blake2b, 16 bytes, of a document's tokens [T], whatever their width in memory."""
+    """Return the blake2b hash (16 bytes) of a document's tokens [T]. It does not depend on their dtype."""
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
 
 
 def encoded_text(text: str) -> str:
-    """Return what the tokenizer is given of a document: its sentences laid end to end.
+    """Return the text of a document that the tokenizer gets: its joined sentences.
 
     Line ends, blank lines and white space at the ends of lines are removed, as in `split_sentences`. That function is
     ten times slower than the rest of the first pass, so it is called only for lines whose white space it might change.
@@ -85,8 +85,7 @@ def encoded_text(text: str) -> str:
 
 
 def folded_text(text: str) -> str:
-    """Return letters and digits of a text, without case, accents and differences of form; all of the text if it has
-    none."""
+    """Return the letters and digits of a text, with case, accents and Unicode forms folded; the whole text if none."""
     plain = text
     if not text.isascii():
         others = set(text.encode().translate(None, _ASCII).decode())
@@ -103,22 +102,22 @@ def _fold(text: str) -> str:
 
 
 def _is_plain(line: str) -> bool:
-    """Return whether the white space within a line is single spaces; no other white space is printable to Python."""
+    """Return whether the only white space within a line is single spaces. (Python prints no other white space.)"""
     return "  " not in line and line.isprintable()
 
 
 def hash_of(parts: Iterable[str]) -> str:
-    """Return sha256 (hex) of a list of strings."""
+    """Return the sha256 (hex) of a list of strings."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
 def is_blank(text: str) -> bool:
-    """Return whether a document has nothing in it: such documents are counted, not numbered."""
+    """Return whether a document is empty. Such documents are counted, but get no number."""
     return not text or text.isspace()
 
 
 def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
-    """Return records of the concatenated hashes of a split's documents, in order of hash, then of document."""
+    """Return the records of a split's documents, sorted by hash, then by document. `digests`: joined hashes."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
     records = np.empty(len(words), dtype=RECORD)
@@ -128,7 +127,7 @@ def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[
 
 
 def bucket_starts(records: NDArray[np.void]) -> list[int]:
-    """Return [BUCKETS + 1]: where the records of each first byte of the hash begin, and the number of records."""
+    """Return [BUCKETS + 1], the numbers at which the records of each first byte of the hash begin, and the end."""
     firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
     inner = np.searchsorted(records["high"].astype(np.uint64), firsts)
     return [0, *inner.tolist(), len(records)]
@@ -138,7 +137,7 @@ _SKIPPED = "+skipped"
 
 
 class ScanTask(SplitTask):
-    """Hash the documents of a split."""
+    """The task of hashing the documents of a split."""
 
     @property
     def receipt(self) -> str:
@@ -154,24 +153,28 @@ class ScanTask(SplitTask):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """If bad records are to be refused, a scan that skipped some does not count."""
+        """Hashes of which a receipt's source must be one.
+
+        If bad records are to be refused, the receipt of a scan that skipped some does not count.
+        """
         refused = self.options.on_bad_records == "error"
         return (self.source,) if refused else (self.source, self.source + _SKIPPED)
 
 
 class ScanReceipt(TaskReceipt):
-    """What was found in a split.
+    """The result of scanning a split.
 
     Attributes:
-        documents: documents with text in them; they are numbered from 0 in reading order.
-        empty: documents without.
-        skipped: bad records.
-        first_skipped: the first `LISTED` of them.
-        replaced: documents in which U+FFFD stands for bad bytes.
-        odd: documents that look like no text (`is_odd`).
-        buckets: [BUCKETS + 1], where each first byte of the hash begins in the sorted hashes.
-        digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares it,
-        to be sure that it reads the same text.
+        documents: number of documents with text; they are numbered from 0 in reading order.
+        empty: number of documents without text.
+        skipped: number of bad records.
+        first_skipped: the first `LISTED` bad records.
+        replaced: number of documents in which bad bytes were replaced by U+FFFD.
+        odd: number of documents that do not look like text (`is_odd`).
+        buckets: [BUCKETS + 1], number at which each first byte of the hash begins in the sorted hashes, and the end.
+        digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares
+        it, to
+            be sure that it reads the same text.
     """
 
     documents: int
@@ -185,7 +188,7 @@ class ScanReceipt(TaskReceipt):
 
 
 def scan(task: ScanTask) -> ScanReceipt:
-    """Read the split and write the hashes of its documents. Memory: 20 bytes a document.
+    """Read the split and write the hashes of its documents; return the receipt. Needs 20 bytes of memory a document.
 
     Raises:
         InputError, StoreError: as `read_records`.

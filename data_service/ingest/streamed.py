@@ -1,9 +1,10 @@
-"""Big packed files, compressed or in another encoding than UTF-8: one reader goes through a file and hands out its text
-in pieces of whole documents.
+"""Reads big packed files, compressed or in another encoding than UTF-8: one reader goes through a file and delivers its
+text in pieces of whole documents.
 
-Such a file can only be decompressed and decoded from its beginning. So the size of its text in UTF-8 is measured first.
-Its pieces are then ranges of these bytes, like those of a plain file, and each has tasks and receipts of its own.
-Pieces that are done already are only decompressed and decoded, at hundreds of MB/s; encoding does a few MB/s on a core.
+Such a file can only be decompressed and decoded from its beginning. So the size of its text in UTF-8 is measured
+first. Its pieces are then ranges of these bytes, like those of a plain file, and each has its own tasks and receipts.
+Pieces that are done already are only decompressed and decoded, at hundreds of MB/s; tokenising does a few MB/s on a
+core.
 """
 
 import io
@@ -22,7 +23,7 @@ from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_r
 
 @dataclass(frozen=True)
 class MeasureTask(BuildTask):
-    """Measures streamed file `index`."""
+    """The task of measuring streamed file `index`."""
 
     layout: BuildLayout
     index: int
@@ -42,16 +43,17 @@ class MeasureTask(BuildTask):
 
 
 class MeasuredFile(TaskReceipt):
-    """`plain_size`: bytes of the file's text in UTF-8, decompressed."""
+    """The size of a streamed file. `plain_size`: bytes of its text, decompressed, in UTF-8."""
 
     plain_size: int
 
 
 def measure(task: MeasureTask) -> MeasuredFile:
-    """Read the file once.
+    """Read the file once; return the size of its text.
 
     Raises:
-        InputError: damaged or truncated data. StoreError.
+        InputError: the data is damaged or truncated.
+        StoreError: the file cannot be read.
     """
     with open_text(task.file) as stream:
         size = _pass_over(stream, sys.maxsize)
@@ -61,11 +63,11 @@ def measure(task: MeasureTask) -> MeasuredFile:
 
 
 class PieceReader:
-    """Hands out streamed pieces, of one file after another.
+    """A reader that delivers streamed pieces, of one file after another.
 
-    A document may begin behind a newline, or behind a blank line if these separate documents. A piece's text begins at
-    the first such place from its `start` on, and ends at the first from its `stop` on. So the text depends on the piece
-    alone. Reading pieces in their order takes one pass over the file.
+    A document may begin after a newline, or after a blank line if blank lines separate documents. A piece's text
+    begins at the first such place at or after its `start`, and ends at the first at or after its `stop`. So the text
+    depends only on the piece. Reading the pieces in order takes one pass over the file.
     """
 
     def __init__(self) -> None:
@@ -78,11 +80,11 @@ class PieceReader:
     def read(self, piece: FilePiece, options: BuildOptions) -> FilePiece:
         """Return the piece with its text.
 
-        A document longer than is accepted is cut short, but stays too long to be accepted.
+        A document that is too long is truncated, but remains too long to be accepted.
 
         Raises:
-            InputError: damaged data; a file that is not as long as it was when it was measured.
-            StoreError: a file that cannot be read.
+            InputError: the data is damaged, or the file has another length than when it was measured.
+            StoreError: the file cannot be read.
         """
         if piece.file != self._file or piece.start < self._sought:
             self._open(piece.file)
@@ -98,7 +100,8 @@ class PieceReader:
         self._position = self._sought = self._separator = 0
 
     def _seek(self, bound: int, options: BuildOptions, kept: list[bytes] | None) -> None:
-        """Go on to the first place from `bound` on where a document may begin; `kept` gets what is passed."""
+        """Read up to the first place at or after `bound` where a document may begin. The text read is added to
+        `kept`."""
         self._sought = bound
         if bound <= self._separator:
             return
@@ -111,7 +114,7 @@ class PieceReader:
             self._take_run(limit, kept)
 
     def _take_run(self, limit: int, kept: list[bytes] | None) -> None:
-        """Take lines up to and with a blank one. They belong to one document, or to none."""
+        """Read lines up to and including a blank one. They belong to one document, or to none."""
         taken = 0
         while line := self._take_line(limit, kept if taken <= limit else None):
             if line.isspace():
@@ -120,7 +123,7 @@ class PieceReader:
             self._separator = self._position
 
     def _take_line(self, limit: int, kept: list[bytes] | None) -> bytes:
-        """Return the rest of a line, at most `limit` + 1 bytes of it; all of it is passed."""
+        """Read the rest of a line; return at most `limit` + 1 bytes of it."""
         line = self._stream.readline(limit + 1)
         self._position += len(line)
         if len(line) > limit and not line.endswith(b"\n"):
@@ -141,12 +144,12 @@ class PieceReader:
         if self._position < piece.stop or (last and (self._position > piece.stop or self._stream.read(1))):
             raise InputError(
                 f"{piece.file.uri} changed while the corpus was built: it had {piece.plain_size:,} bytes of text",
-                remedy="run the same command again when the inputs no longer change: it reads what changed again",
+                remedy="run the same command again when the inputs no longer change: it reads the changed files again",
             )
 
 
 def _pass_over(stream: BinaryIO, length: int) -> int:
-    """Read at most `length` bytes and drop them; returns how many there were."""
+    """Read at most `length` bytes and drop them; return their number."""
     buffer = memoryview(bytearray(MIB))
     passed = 0
     while passed < length and (count := stream.readinto(buffer[: length - passed])):  # type: ignore[attr-defined]

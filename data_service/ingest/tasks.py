@@ -1,10 +1,11 @@
 """Tasks of a build, the splits of the input that they read, and the receipts that they leave.
 
-A split is what one task reads and one shard holds. How the inputs are cut into splits is a pure function of names,
-sizes, options and of how the text is stored, so it does not depend on the number of workers or on interruptions.
+A split is the text that one task reads and one shard holds. The cut of the inputs into splits is a pure function of
+names, sizes, options and the way in which the text is stored. So it does not depend on the number of workers or on
+interruptions.
 
-A task is frozen and picklable, and it is finished once its receipt is there. A receipt is written last. A build that
-continues trusts receipts and nothing else.
+A task is frozen and picklable. It is finished once its receipt exists; the receipt is written last. A build that is
+continued relies on receipts alone.
 """
 
 from abc import ABC, abstractmethod
@@ -32,16 +33,19 @@ _UNCUT = ("csv", "tsv", "arrow")  # where a record begins is only known from the
 
 @dataclass(frozen=True)
 class FilePiece:
-    """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that do.
+    """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that begin there.
 
     A piece of CSV, TSV or Arrow, of a .txt file that is one document, or of a packed file that is not streamed, is the
-    whole file. Packed are compressed files and those in another encoding than UTF-8: only a reader knows their text.
+    whole file. A packed file is compressed or in another encoding than UTF-8, so that only a reader knows its text.
 
     Attributes:
-        plain_size: 0, or for a piece of a big packed file, which is streamed: the bytes of that file's text in UTF-8.
-            `start` and `stop` then count these bytes, and a reader hands the task the piece's text.
-        text: of a streamed piece, the documents that begin in it, once the reader has handed them over.
-        text_start: the byte of the decompressed file at which `text` begins.
+        file: file that the piece is a part of.
+        start, stop: range of bytes.
+        plain_size: bytes of the file's text in UTF-8, if it is a big packed file, which is streamed; else 0. Then
+        `start`
+            and `stop` count these bytes, and a reader delivers the piece's text to the task.
+        text: documents that begin in a streamed piece, once the reader has delivered them.
+        text_start: byte of the decompressed file at which `text` begins.
     """
 
     file: InputFile
@@ -52,7 +56,7 @@ class FilePiece:
     text_start: int = 0
 
     def holds(self, offset: int) -> bool:
-        """Return whether a document that begins at byte `offset` of the text, behind `start`, is in the piece."""
+        """Return whether a document that begins at byte `offset` of the text, after `start`, belongs to the piece."""
         whole = self.start == 0 and self.stop == self.file.size
         return whole or bool(self.plain_size) or offset < self.stop
 
@@ -65,7 +69,7 @@ class Split:
 
     @property
     def size(self) -> int:
-        """Bytes stored, before any decompression; of a streamed piece, bytes of text."""
+        """Number of bytes as stored, compressed or not; of a streamed piece, number of bytes of text."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
@@ -75,7 +79,7 @@ class Split:
 
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
-    """Packed files that are too big for one task, if their documents end where lines or blank lines do."""
+    """Return the packed files that are too big for one task and whose documents end at ends of lines or blank lines."""
     most = _WHOLE * _target(files, options)
     big = [file for file in files if _weight(file, file.size) > most and not _is_uncut(file, options)]
     return [file for file in big if file.format != "parquet" and not is_stored_plainly(file)]
@@ -84,9 +88,9 @@ def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[
 def plan_splits(
     files: tuple[InputFile, ...], options: BuildOptions, plain_sizes: Mapping[str, int] | None = None
 ) -> list[Split]:
-    """Return all of the inputs, in order, in splits of about the same amount of text.
+    """Return the inputs, in order, cut into splits of about the same amount of text.
 
-    `plain_sizes`: bytes of text of the `streamed_files`, by URI. Without them these files are not cut.
+    `plain_sizes`: bytes of text of the `streamed_files`, by URI. Files that are not in it are not cut.
     """
     target, known = _target(files, options), plain_sizes or {}
     splits: list[Split] = []
@@ -106,7 +110,7 @@ def plan_splits(
 
 
 def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
-    """Return bytes of text that a split should have."""
+    """Return the number of bytes of text that a split should have."""
     total = sum(_weight(file, file.size) for file in files)
     return min(options.split_bytes, max(_SMALLEST, total // _SPLITS))
 
@@ -133,10 +137,10 @@ def _weight(file: InputFile, size: int) -> int:
 
 
 class BuildTask(ABC):
-    """A piece of work that leaves a receipt under the key `receipt`.
+    """A task that leaves a receipt under the key `receipt`.
 
-    `sources` are hashes of what the task reads. A receipt counts only if its own source is one of them. So if an input
-    changes, the tasks that depend on it are done again, and no others.
+    `sources`: hashes of the data that the task reads. A receipt counts only if its source is one of them. So if an
+    input changes, only the tasks that depend on it are repeated.
     """
 
     @property
@@ -154,7 +158,7 @@ class BuildTask(ABC):
 
 @dataclass(frozen=True)
 class SplitTask(BuildTask):
-    """Work on split `index` of the input."""
+    """A task that reads split `index` of the input."""
 
     layout: BuildLayout
     index: int
@@ -171,11 +175,11 @@ class SplitTask(BuildTask):
 
 
 class TaskReceipt(BaseModel):
-    """What a finished task left.
+    """The receipt of a finished task.
 
     Attributes:
-        source: hash of what the task read, one of `BuildTask.sources`; otherwise the receipt does not count.
-        files: the objects the task wrote, with their sizes in bytes.
+        source: hash of the data that the task read. The receipt counts only if it is one of `BuildTask.sources`.
+        files: sizes in bytes of the objects that the task wrote, by key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -188,12 +192,12 @@ R = TypeVar("R", bound=TaskReceipt)
 
 
 def write_receipt(store: Store, key: str, receipt: TaskReceipt) -> None:
-    """Record that a task is finished. The objects it names must be there already."""
+    """Record that a task is finished. The objects that the receipt names must exist already."""
     store.put(key, receipt.model_dump_json().encode())
 
 
 def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> list[R | None]:
-    """For each task its receipt, or None if it must be done again.
+    """Return the receipt of each task; None if the task must be done.
 
     A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes.
     """
@@ -219,6 +223,6 @@ def _read(store: Store, key: str, kind: type[R]) -> R | None:
 
 
 def _sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
-    """Sizes of all objects in the folders of these keys: one request lists a thousand."""
+    """Return the sizes of all objects in the folders of `keys`, by key. Listing takes one request for a thousand."""
     folders = {key.rpartition("/")[0] + "/" for key in keys}
     return {entry.key: entry.size for folder in folders for entry in store.list(folder)}

@@ -1,5 +1,5 @@
-"""Second pass over a split: the documents that are kept become tokens, blocks, and one shard for training and one held
-out.
+"""The second pass over a split: its kept documents are tokenised, put into blocks, and written to one shard for
+training and one for held-out text.
 """
 
 import errno
@@ -43,7 +43,7 @@ LENGTHS = 40  # powers of two that a document's length in tokens can reach
 class _Piece(NamedTuple):
     """The texts of a document, of a stretch of one, or of an example.
 
-    `words`: where its words begin, if the input holds them.
+    `words`: where its words begin, if the input holds words.
     """
 
     texts: tuple[str, ...]
@@ -52,12 +52,12 @@ class _Piece(NamedTuple):
 
 
 class PartSummary(BaseModel):
-    """What a part holds.
+    """The content of one part, train or heldout, of a split.
 
     Attributes:
-        shard: None where the part has no document.
-        text_bytes: UTF-8 bytes of its documents' text.
-        lengths: entry k counts its documents of 2**k to 2**(k + 1) - 1 tokens.
+        shard: shard that was written; None if the part has no document.
+        text_bytes: number of UTF-8 bytes of its documents' text.
+        lengths: numbers of its documents by length; entry k counts those of 2**k to 2**(k + 1) - 1 tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,9 +68,9 @@ class PartSummary(BaseModel):
 
 
 class PartWriter:
-    """Writes the blocks of one part to `path`, with units of these `levels`. The file is created with the first block.
+    """A writer of the blocks of one part to `path`, with units of the given `levels`.
 
-    `unigram` is the [vocab_size] int64 count of its tokens.
+    The file is created with the first block. `unigram`: [vocab_size] int64, token counts of the part.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class PartWriter:
         self._lengths[len(document.tokens).bit_length() - 1] += 1
 
     def finish(self) -> PartSummary:
-        """Write what is left and end the shard."""
+        """Write the last block and close the shard; return the summary of the part."""
         if self._builder.tokens:
             self._write_block()
         shard = self._writer.finish() if self._writer is not None else None
@@ -119,7 +119,10 @@ class PartWriter:
 
 @dataclass(frozen=True)
 class WriteTask(SplitTask):
-    """Encode a split: the documents that are kept, and what of them is held out. `words`: how units are found."""
+    """The task of writing the shards of a split.
+
+    `kept`: documents that are kept; `heldout`: rule of what is held out; `words`: segmentation that finds units.
+    """
 
     kept: KeptDocuments
     tokenizer_hash: str
@@ -140,7 +143,7 @@ class WriteTask(SplitTask):
 
 
 class WriteReceipt(TaskReceipt):
-    """The shards of a split; `without_tokens` counts documents whose text has none for the tokenizer."""
+    """The shards of a split. `without_tokens`: number of documents whose text gives no tokens."""
 
     train: PartSummary
     heldout: PartSummary
@@ -149,11 +152,11 @@ class WriteReceipt(TaskReceipt):
 
 
 def write(task: WriteTask) -> WriteReceipt:
-    """Write a split's shards. Memory: a block or two, and the text of a streamed piece.
+    """Write a split's shards; return the receipt. Needs memory for two blocks and the text of a streamed piece.
 
     Raises:
-        InputError: the text changed since the first pass; else as `read_documents`.
-        StoreError: a shard that cannot be stored; OutOfSpace also for the local temporary folder.
+        InputError: the text changed since the first pass; otherwise as `read_documents`.
+        StoreError: a shard cannot be stored. OutOfSpace also if the local temporary folder is full.
     """
     store = task.layout.open()
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
@@ -185,7 +188,7 @@ def write(task: WriteTask) -> WriteReceipt:
 def _fill(
     task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, parts: tuple[PartWriter, PartWriter]
 ) -> int:
-    """Put every kept document, or each of its stretches, into its part; returns the number of those without a token."""
+    """Put every kept document, or each of its stretches, into its part; return the number of those without tokens."""
     without_tokens = 0
     for batch in _batches(_pieces(task)):
         for (texts, heldout, _), document in zip(batch, _encode(task, tokenizer, finder, batch), strict=True):
@@ -243,7 +246,7 @@ def _store_parts(
     parts: tuple[PartWriter, PartWriter],
     summaries: tuple[PartSummary, PartSummary],
 ) -> dict[str, int]:
-    """Upload what the parts wrote; key and size of everything stored."""
+    """Upload the files that the parts wrote; return the sizes of all stored objects, by key."""
     files: dict[str, int] = {}
     for name, part, summary in zip(("train", "heldout"), parts, summaries, strict=True):
         if summary.shard is not None:
@@ -257,7 +260,10 @@ def _store_parts(
 
 @contextmanager
 def _room_in(folder: Path) -> Iterator[None]:
-    """Names the folder if its disk is full. (Shards are written to a local file before they are stored.)"""
+    """Turn an error of a full disk within the block into an OutOfSpace that names `folder`.
+
+    Shards are written to a local file before they are stored.
+    """
     try:
         yield
     except OSError as error:
@@ -268,7 +274,10 @@ def _room_in(folder: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _tokenizer(uri: str, expected: str) -> Tokenizer:
-    """Return the corpus's own copy; a worker process loads it once."""
+    """Return the corpus's copy of its tokenizer. A worker process loads it once.
+
+    Raises CorpusError: it is another tokenizer than at the beginning of the build.
+    """
     tokenizer = load_tokenizer(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
@@ -280,7 +289,7 @@ def _tokenizer(uri: str, expected: str) -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def _finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
-    """Return a worker process loads its dictionaries once. They were checked when the build began."""
+    """Return the finder of units. A worker process loads its dictionaries once; the build has checked them."""
     store = layout.open()
     names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)
     return UnitFinder(words, {name: store.get(layout.words(name)) for name in names})

@@ -43,7 +43,7 @@ class Targets:
 
 
 def baselines(run: Run) -> Baselines:
-    """The run's baselines: read back if stored with it, else computed, and stored if the run may be written.
+    """Return the run's baselines: read back if stored with it, else computed, and stored if the run may be written.
 
     Raises:
         CorpusError, StoreError: the corpora cannot be read.
@@ -88,7 +88,7 @@ def _length(block: Block) -> int:
 
 
 def targets_of(samples: Samples, special: NDArray[np.bool_]) -> Targets:
-    """The targets of some rows. `special` [V] marks ids that are not text: no neighbour to count."""
+    """Return the targets of some rows. `special` [V] marks ids that are not text: no neighbour to count."""
     original = samples.tokens.astype(np.int64)
     original[samples.target_positions] = samples.target_ids
     left = original[samples.target_positions - 1]  # a row begins with <s>, which is never a target

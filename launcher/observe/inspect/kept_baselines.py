@@ -33,12 +33,12 @@ class Baselines(BaseModel):
     fingerprint: str
 
     def named(self) -> dict[str, float]:
-        """The two losses as pages call them."""
+        """Return the two losses as pages call them."""
         return {"unigram": self.unigram, "left bigram": self.bigram}
 
 
 def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
-    """Those of the run with this fingerprint, None if they are not there.
+    """Return those of the run with this fingerprint, None if they are not there.
 
     Raises:
         ValidationError: what is there is damaged. RunError: a newer version wrote it. StoreError: the store cannot be

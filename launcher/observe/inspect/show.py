@@ -58,7 +58,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     """Row `row` of step `step` of `run`.
 
     Raises:
-        RunError: the run has no such step, or the step no such row.
+        RunError: if the run has no such step, or the step no such row.
         CorpusError, StoreError: the corpora cannot be read.
     """
     if step >= run.recipe.total_steps:
@@ -128,7 +128,7 @@ def _text(shown: Shown) -> Iterator[str]:
 
 
 def _segments(shown: Shown) -> tuple[str, str]:
-    """What the two segments are called: in a stream of translations by their languages, if told."""
+    """Return what the two segments are called: in a stream of translations by their languages, if told."""
     languages = shown.source.languages
     if not isinstance(shown.input, Translations) or not languages:
         return "A", "B"
@@ -157,12 +157,12 @@ def _meaning(rows: Input, label: int) -> str:
 
 
 def _places(source: SampleText) -> str:
-    """Where in its block the text lies, segment by segment."""
+    """Return where in its block the text lies, segment by segment."""
     return " and ".join(f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches)
 
 
 def marked_text(samples: Samples, tokenizer: Tokenizer, part: range | None = None) -> str:
-    """The row, or a part of its tokens, as text in rich's markup; tokens that are to be predicted as
+    """Return the row, or a part of its tokens, as text in rich's markup; tokens that are to be predicted as
     `[what stands there -> what stood]`.
     """
     part = range(len(samples.tokens)) if part is None else part

@@ -130,7 +130,7 @@ class Unreadable:
 def status(run: OpenedRun, now: float, *, brief: bool = False) -> RunStatus:
     """`brief`: from the newest metrics only, which is quick for a run of weeks, and without its interruptions.
 
-    Raises StoreError: the store cannot be read.
+    Raises StoreError if the store cannot be read.
     """
     return status_by(run, read_history(run.store, _BRIEF if brief else None), now, brief=brief)
 
@@ -218,7 +218,7 @@ def _evaluation_problem(events: Sequence[Record]) -> str | None:
 
 
 def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
-    """The newest checkpoint's manifest, and what is wrong with it."""
+    """Return the newest checkpoint's manifest, and what is wrong with it."""
     marks = committed(store)
     if not marks:
         return None, None
@@ -237,13 +237,14 @@ def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
 
 
 def _terms(steps: StepHistory) -> dict[str, float]:
-    """The losses by term."""
+    """Return the losses by term."""
     named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
     return term_losses({name: value for name, value in named.items() if value is not None})
 
 
 def _mean(steps: StepHistory, name: str) -> float | None:
-    """The running mean of a field over the newest steps that were not skipped; None if it has no number there."""
+    """Return the running mean of a field over the newest steps that were not skipped; None if it has no number
+    there."""
     values, mean = steps.column(name)[-_RECENT:], None
     skipped = steps.column("skipped")[-_RECENT:] > 0
     for value in values[np.isfinite(values) & ~skipped].tolist():
@@ -255,7 +256,7 @@ def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterato
     """Of a single run whole, unless `brief`; of several brief ones, whatever is wrong with some of them.
 
     Raises:
-        RunError, StoreError: there is no run, or a single one cannot be read.
+        RunError, StoreError: if there is no run, or a single one cannot be read.
     """
     found = [run for uri in uris for run in runs_at(uri)]
     if len(found) == 1:
@@ -326,7 +327,7 @@ def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
 
 
 def absent(found: Presence | None) -> str:
-    """Why there is nothing to stop."""
+    """Return why there is nothing to stop."""
     if found is None:
         return "was never started"
     if found.ended is not None:

@@ -90,7 +90,7 @@ class WandbRun:
     sure = False
 
     def __init__(self, order: PublishRequest, settings: Wandb, identifier: str) -> None:
-        """Raises Hopeless: there is no client, or no login."""
+        """Raises Hopeless if there is no client, or no login."""
         try:
             import wandb
         except ImportError as error:
@@ -135,7 +135,7 @@ class MlflowRun:
     sure = True
 
     def __init__(self, order: PublishRequest, settings: Mlflow, identifier: str) -> None:
-        """Raises Hopeless: there is no client, or no server is named."""
+        """Raises Hopeless if there is no client, or no server is named."""
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
@@ -167,7 +167,7 @@ class MlflowRun:
             self._client.set_terminated(self._run, _STATES[story.end])
 
     def _open(self, order: PublishRequest, experiment: str, identifier: str) -> tuple[str, int]:
-        """The run's id there, and the time of what was logged last (ms)."""
+        """Return the run's id there, and the time of what was logged last (ms)."""
         found = self._client.get_experiment_by_name(experiment)
         place = found.experiment_id if found else self._client.create_experiment(experiment)
         runs = self._client.search_runs([place], f"tags.`{_ID}` = '{identifier}'", max_results=1)

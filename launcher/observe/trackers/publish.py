@@ -83,7 +83,7 @@ class Publisher:
         self._keep()
 
     def _publish(self) -> bool:
-        """What is committed and was not told; whether there is more."""
+        """Return what is committed and was not told; whether there is more."""
         news = self._follower.new()
         went_back = self._state.went_back + (news.superseded_from is not None)
         if news.records:
@@ -130,7 +130,7 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def identity(store: Store, place: str) -> str:
-    """The run's permanent name in this tracker; the first process that asks makes it. Raises StoreError."""
+    """Return the run's permanent name in this tracker; the first process that asks makes it. Raises StoreError."""
     key = f"{place}.json"
     store.put_if_absent(key, json.dumps({"id": uuid4().hex[:16]}).encode())
     return str(json.loads(store.get(key))["id"])
@@ -148,7 +148,7 @@ def open_tracker(order: PublishRequest, identifier: str) -> Tracker:
 
 
 def place_of(tracker: Wandb | Mlflow) -> str:
-    """Where the run's store has what it knows of its run there."""
+    """Return where the run's store has what it knows of its run there."""
     return f"trackers/{type(tracker).__name__.lower()}"
 
 
@@ -198,7 +198,7 @@ def _follow_driver(ending: threading.Event) -> None:
 
 
 def _private_output() -> TextIO:
-    """The way to the driver, which no client prints to: standard output and error lead nowhere from now on."""
+    """Return the way to the driver, which no client prints to: standard output and error lead nowhere from now on."""
     notes = os.fdopen(os.dup(1), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

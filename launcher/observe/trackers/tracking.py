@@ -108,7 +108,7 @@ def tracking(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
 
 
 def orders(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> list[PublishRequest]:
-    """One for each tracker that the recipe names."""
+    """Return one for each tracker that the recipe names."""
     trackers: list[Wandb | Mlflow | None] = [recipe.logging.wandb, recipe.logging.mlflow]
     return [
         PublishRequest(
@@ -125,5 +125,5 @@ def orders(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> list[Publis
 
 
 def _folder(store: Store) -> str | None:
-    """Where a client may keep files of its own: beside the run, unless the operator says where."""
+    """Return where a client may keep files of its own: beside the run, unless the operator says where."""
     return str(store.root) if isinstance(store, LocalStore) and "WANDB_DIR" not in os.environ else None

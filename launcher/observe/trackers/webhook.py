@@ -46,7 +46,7 @@ _TRANSIENT = frozenset({408, 425, 429})  # of the answers that blame the request
 
 
 def address_of(events: Events) -> "Webhook | None":
-    """Where to post. Raises Refused, which says why, if there is no such place."""
+    """Return where to post. Raises Refused, which says why, if there is no such place."""
     if events.webhook_env is None:
         return None
     url = os.environ.get(events.webhook_env, "")
@@ -59,7 +59,7 @@ def address_of(events: Events) -> "Webhook | None":
 
 
 def _why_no_address(url: str) -> str | None:
-    """What is wrong with `url`, without any part of it; None if it can be posted to."""
+    """Return what is wrong with `url`, without any part of it; None if it can be posted to."""
     nothing = "is no http(s) URL"
     if not (url.isascii() and url.isprintable()) or " " in url:
         return nothing
@@ -139,7 +139,7 @@ def _answered(code: int) -> NotDelivered | Refused:
 
 
 def _spoken(reason: object) -> str:
-    """What kind of failure it was."""
+    """Return what kind of failure it was."""
     match reason:
         case TimeoutError():
             return "no answer in time"

@@ -10,13 +10,13 @@ _LONGEST = 300  # characters
 
 
 def spell_event(event: Record) -> str:
-    """What happened, on one line."""
+    """Return what happened, on one line."""
     spelled = _WORDS.get(event["kind"], _plain)
     return one_line(spelled(_Fields(event)))[:_LONGEST]
 
 
 def is_trouble(event: Record) -> bool:
-    """Whether somebody should know of it."""
+    """Return whether somebody should know of it."""
     return event["kind"] in _TROUBLE
 
 

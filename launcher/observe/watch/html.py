@@ -44,7 +44,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def axes(chosen: Axis) -> str:
-    """What the curves lie over, to choose."""
+    """Return what the curves lie over, to choose."""
     links = "".join(
         f'<a href="?axis={axis}" data-axis="{axis}"{" aria-current=true" if axis == chosen else ""}>{axis}</a>'
         for axis in AXES
@@ -53,8 +53,8 @@ def axes(chosen: Axis) -> str:
 
 
 def guarded(what: str, make: Callable[[], Sections]) -> Sections:
-    """What `make` makes; or, of records that do not hold what they should, a note that says so: the rest of the page
-    is shown all the same."""
+    """Return what `make` makes; or, of records that do not hold what they should, a note that says so: the rest of
+    the page is shown all the same."""
     try:
         return make()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -67,7 +67,7 @@ _RELOAD_S = 10  # a browser that runs no script
 
 
 def standing(view: View[Any]) -> dict[str, object]:
-    """How old a page is, and what is in its way: for its script. Seconds."""
+    """Return how old a page is, and what is in its way: for its script. Seconds."""
     return {
         "age": round(view.age, 1) if view.value is not None else None,
         "error": view.error,
@@ -77,12 +77,12 @@ def standing(view: View[Any]) -> dict[str, object]:
 
 
 def version(sections: Sections) -> str:
-    """A string that changes whenever the content does."""
+    """Return a string that changes whenever the content does."""
     return sha256(json.dumps(sections).encode()).hexdigest()[:16]
 
 
 def waiting(uri: str, view: View[Any]) -> Sections:
-    """The sections of a page about which nothing is known yet."""
+    """Return the sections of a page about which nothing is known yet."""
     problem = (
         f"{view.error[:1].upper()}{view.error[1:]}." if view.error else "It is being read for the first time."
     )
@@ -93,7 +93,7 @@ def waiting(uri: str, view: View[Any]) -> Sections:
 
 
 def document(title: str, sections: Sections, state: dict[str, object], up: str = "") -> str:
-    """The page as HTML. `up`: to the page above it, a link."""
+    """Return the page as HTML. `up`: to the page above it, a link."""
     body = "".join(f'<section id="s-{name}">{content}</section>' for name, content in sections.items())
     known = text(json.dumps({"version": version(sections), **state}))
     reload = f'<noscript><meta http-equiv="refresh" content="{_RELOAD_S}"></noscript>'

@@ -23,7 +23,7 @@ _ROUTINE = ("commit",)  # has a table of its own
 
 
 def run_sections(seen: SeenRun, axis: Axis) -> Sections:
-    """The page's sections by name, in order, as HTML."""
+    """Return the page's sections by name, in order, as HTML."""
     below = guarded("tables", lambda: page.sections(seen.subject, seen.account, folded=True))
     return {
         "head": _head(seen),
@@ -99,7 +99,7 @@ def _ranks(seen: SeenRun) -> Iterator[tuple[str, str]]:
 
 
 def _machines(events: Sequence[Record]) -> list[str]:
-    """Those that the newest start examined."""
+    """Return those that the newest start examined."""
     found = [event for event in events if event["kind"] == "preflight"]
     newest = max((event["attempt"] for event in found), default=0)
     hosts = [str(event.get("host", "?")) for event in found if event["attempt"] == newest]
@@ -150,7 +150,7 @@ _HEADS = ("run", "state", "progress", "loss", "held out", "tokens/s", "checkpoin
 
 
 def chosen(folder: SeenFolder, asked: Sequence[str]) -> dict[str, int]:
-    """The runs to compare and the colour of each: those that were asked for, or the ones that ran last."""
+    """Return the runs to compare and the colour of each: those that were asked for, or the ones that ran last."""
     names = sorted(folder.runs)
     known = [name for name in dict.fromkeys(asked) if name in folder.runs][:MOST]
     if not asked:
@@ -171,7 +171,7 @@ def folder_sections(
     views: Mapping[str, View[SeenRun]],
     axis: Axis,
 ) -> Sections:
-    """The page's sections by name, in order, as HTML. `views`: of the runs to compare."""
+    """Return the page's sections by name, in order, as HTML. `views`: of the runs to compare."""
     running = sum(isinstance(run, RunStatus) and run.state == "running" for run in folder.runs.values())
     title = uri.rstrip("/").rpartition("/")[2] or uri
     count = f"{len(folder.runs):,} runs, {running:,} running"
@@ -229,7 +229,7 @@ def _cells(run: RunStatus | Unreadable) -> list[str]:
 
 
 def link_to(name: str) -> str:
-    """The page of one of the runs."""
+    """Return the page of one of the runs."""
     return f"/run/{quote(name, safe='')}"
 
 

@@ -79,7 +79,7 @@ class RunReader:
         self._beside: tuple[float, _Results] | None = None
 
     def read(self) -> SeenRun:
-        """Raises RunError: there is no run, or its files are damaged. StoreError: the store cannot be read."""
+        """Raises RunError if there is no run, or its files are damaged. StoreError: the store cannot be read."""
         run = self._sketch.read()
         self._records.update()
         found = status_by(run, self._records.recent, self._clock(), brief=True)
@@ -125,7 +125,7 @@ class FolderReader:
         self._known: dict[str, tuple[float, RunStatus | Unreadable]] = {}
 
     def read(self) -> SeenFolder:
-        """Raises RunError: there is no run. StoreError: the folder cannot be read."""
+        """Raises RunError if there is no run. StoreError: the folder cannot be read."""
         names = [uri.rpartition("/")[2] for uri in runs_at(self._uri, self._store)]
         found = dict(zip(names, together(self._look, names), strict=True))
         for gone in self._known.keys() - found.keys():
@@ -197,7 +197,7 @@ class Watched(Generic[T]):
         self._began: float | None = None
 
     def look(self, patience_s: float = _FIRST_S) -> View[T]:
-        """What is known now. A first read is waited for, so long at most after it was woken up."""
+        """Return what is known now. A first read is waited for, so long at most after it was woken up."""
         with self._changed:
             self._looked = self._clock()
             if not self._running:

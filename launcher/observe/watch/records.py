@@ -43,7 +43,8 @@ class _Kept:
         return float(self.summary.last[-1]) if self.summary.records else -1.0
 
     def add(self, table: StepTable) -> bool:
-        """The next records. False, and nothing is changed, if they supersede some, so that all must be read anew."""
+        """Return the next records. False, and nothing is changed, if they supersede some, so that all must be read
+        anew."""
         rows = table.columns.get("step", np.empty(0))
         evaluations = [record for _, record in table.others]
         done = [self._evaluated, *(int(record["step"]) for record in evaluations)]
@@ -166,7 +167,7 @@ def _whole(store: Store) -> _Kept:
 
 
 def _restarted(after: dict[int, int], listed: dict[int, list[Stretch]]) -> bool:
-    """Whether something is gone that was there: the run was deleted, and made anew perhaps."""
+    """Return whether something is gone that was there: the run was deleted, and made anew perhaps."""
     return any(attempt not in listed or _last(listed[attempt]) < last for attempt, last in after.items())
 
 
@@ -175,7 +176,7 @@ def _last(stretches: list[Stretch]) -> int:
 
 
 def _newest(recent: StepHistory, columns: dict[str, Floats]) -> StepHistory:
-    """The last of both."""
+    """Return the last of both."""
     if not len(columns.get("step", ())):
         return recent
     names = recent.fields | columns.keys()

@@ -140,7 +140,7 @@ class Site:
 
 
 def _news(page: _Page, known: str) -> Response:
-    """What is new since the version `known`: all sections, or none."""
+    """Return what is new since the version `known`: all sections, or none."""
     current = version(page.sections)
     news: dict[str, object] = {"version": current, "title": page.title, **page.state}
     if current != known:
@@ -174,7 +174,7 @@ _HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Listens on `host` and `port` (0: any free port). Raises OptionError: it cannot.
+    """Listens on `host` and `port` (0: any free port). Raises OptionError if it cannot.
 
     Attributes:
         site: what answers.
@@ -205,8 +205,8 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
 
     def is_named(self, host: str | None) -> bool:
-        """Whether a request's Host header means this machine: one of `names` or any address, with any port, for a
-        tunnel may have another one."""
+        """Return whether a request's Host header means this machine: one of `names` or any address, with any port,
+        for a tunnel may have another one."""
         try:
             name = urlsplit(f"//{host or ''}").hostname
         except ValueError:
@@ -306,7 +306,7 @@ def _plain(status: HTTPStatus, text: str) -> Response:
 
 
 def _is_any(host: str) -> bool:
-    """Whether it stands for all addresses of this machine."""
+    """Return whether it stands for all addresses of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 

@@ -19,7 +19,7 @@ from launcher.runtime.recipe.timeline import term_weights
 
 
 def impossible(recipe: Recipe) -> list[RecipeIssue]:
-    """Every impossible combination in `recipe`; empty when it can run."""
+    """Return every impossible combination in `recipe`; empty when it can run."""
     return [
         *_start(recipe),
         *_weights(recipe),
@@ -42,7 +42,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
 
 
 def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[RecipeIssue]:
-    """What keeps `tokenizer` from being used with `recipe`."""
+    """Return what keeps `tokenizer` from being used with `recipe`."""
     return [*_vocabulary(recipe, tokenizer), *_words(recipe, tokenizer)]
 
 
@@ -201,7 +201,8 @@ def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _beginnings(recipe: Recipe) -> list[int]:
-    """The first step of each phase, and the last one: between two steps in which a term weighs something, it does."""
+    """Return the first step of each phase, and the last one: between two steps in which a term weighs something, it
+    does."""
     lengths = [phase.steps for phase in recipe.phases]
     return [*(sum(lengths[:index]) for index in range(len(lengths))), sum(lengths) - 1]
 

@@ -59,11 +59,11 @@ class _Found:
 
 
 def continued(folder: str) -> Recipe:
-    """The recipe that continues the model, or the pair of networks, in `folder`, a local one or s3://.
+    """Return the recipe that continues the model, or the pair of networks, in `folder`, a local one or s3://.
 
     Raises:
         ModelError: no model there, or one that we do not have. RunError: one network of a pair, without the other.
-        StoreError: it cannot be read.
+        StoreError: if it cannot be read.
     """
     store = open_store(folder)
     found = _find(store, folder)
@@ -119,7 +119,7 @@ def _bundled(recipe: Recipe) -> str:
 
 
 def _base(config: ModelConfig, *, pair: bool) -> str:
-    """The bundled recipe of a family, or of its generator and discriminator where there is one."""
+    """Return the bundled recipe of a family, or of its generator and discriminator where there is one."""
     return (config.pair_recipe if pair else None) or config.recipe
 
 
@@ -163,9 +163,9 @@ def _architectures(configs: Path) -> list[str]:
 
 
 def _task(found: _Found, base: Recipe) -> dict[str, Any]:
-    """The objective and input: as in the family's bundled recipe, but without a pair task if the folder has no head for
-    it, since its rows would differ from the model's for no gain. XLNet's lanes are as long as the model's rows. XLM
-    goes on with text in each of its languages; translations are the user's to add."""
+    """Return the objective and input: as in the family's bundled recipe, but without a pair task if the folder has no
+    head for it, since its rows would differ from the model's for no gain. XLNet's lanes are as long as the model's
+    rows. XLM goes on with text in each of its languages; translations are the user's to add."""
     objective, config = base.objective, found.config
     if isinstance(config, XlnetConfig) and objective.plm is not None:
         length = _length(config)
@@ -195,13 +195,13 @@ def _length(config: ModelConfig) -> int:
 
 
 def _name(folder: str) -> str:
-    """A recipe's name: the folder's, in the characters that a name may have."""
+    """Return a recipe's name: the folder's, in the characters that a name may have."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rpartition("/")[2]).strip("-.")
     return f"continued-{name or 'model'}"
 
 
 def _tokenizer(store: Store, folder: str) -> str:
-    """Where the model's tokenizer lies: in its folder, or beside the weights of a discriminator."""
+    """Return where the model's tokenizer lies: in its folder, or beside the weights of a discriminator."""
     for part in (".", PARTS[1]):
         if holds_tokenizer(store if part == "." else store.at(part)):
             return folder if part == "." else f"{folder.rstrip('/')}/{part}"

@@ -87,7 +87,7 @@ def dotted(path: Path) -> str:
 
 
 def parse(text: str, name: str, words: Words = RECIPE) -> Document:
-    """The document in `text`. Raises `words.error` for broken YAML, duplicate keys, no mapping at the top."""
+    """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, no mapping at the top."""
     try:
         check_extent(text, _Loader)
         node = yaml.compose(text, Loader=_Loader)
@@ -143,7 +143,7 @@ def validate(model: type[M], document: Document) -> M:
 
 
 def _merged(problems: Sequence[str]) -> list[str]:
-    """One line a place: a value that fits no variant of a union has a problem for each of them."""
+    """Return one line a place: a value that fits no variant of a union has a problem for each of them."""
     reasons: dict[str, list[str]] = {}
     for problem in problems:
         place, separator, reason = problem.rpartition(": ")
@@ -237,7 +237,7 @@ def _explain(detail: ErrorDetails, document: Document, schema: dict[str, object]
 
 
 def _data_path(location: Path, data: object, kind: str) -> Path:
-    """The error's path in the data. Pydantic inserts tags of unions, which the data does not have."""
+    """Return the error's path in the data. Pydantic inserts tags of unions, which the data does not have."""
     path: list[str | int] = []
     for depth, part in enumerate(location):
         child = _child(data, part)
@@ -286,12 +286,12 @@ class _Union:
     variants: Mapping[str, dict[str, object]]
 
     def values_with(self, key: str, root: dict[str, object]) -> list[str]:
-        """The values with which there is such a key."""
+        """Return the values with which there is such a key."""
         return [value for value, node in self.variants.items() if key in _keys(_variants(node, root))]
 
 
 def _choice_at(schema: dict[str, object], path: Path, data: object) -> _Union | None:
-    """What decides the keys at `path`; None where nothing does."""
+    """Return what decides the keys at `path`; None where nothing does."""
     for node in _nodes_at(schema, path):
         rule = _mapping(node.get("discriminator"))
         tag, value = (
@@ -312,7 +312,7 @@ def keys_at(schema: dict[str, object], path: Path, data: object) -> set[str]:
 
 
 def _nodes_at(schema: dict[str, object], path: Path) -> list[dict[str, object]]:
-    """What may stand at `path`, unions not yet taken apart."""
+    """Return what may stand at `path`, unions not yet taken apart."""
     nodes = [schema]
     for part in path:
         variants = [variant for node in nodes for variant in _variants(node, schema)]

@@ -80,8 +80,8 @@ def flatten(data: object, prefix: str = "") -> Flat:
 
 
 def identity(recipe: Recipe) -> Flat:
-    """The identity fields of `recipe`, by dotted path. Fields that were added later are left out while they have the
-    value that runs had before."""
+    """Return the identity fields of `recipe`, by dotted path. Fields that were added later are left out while they
+    have the value that runs had before."""
     fields = flatten(recipe.to_data()).items()
     return {
         path: value for path, value in fields if kind_of(path) == "identity" and not _as_before(path, value)
@@ -118,7 +118,7 @@ def _as_before(path: str, value: object) -> bool:
 
 
 def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """The fields that differ or are in one of the two only, in path order."""
+    """Return the fields that differ or are in one of the two only, in path order."""
     absent = object()
     return [
         path for path in sorted(old.keys() | new.keys()) if old.get(path, absent) != new.get(path, absent)
@@ -126,7 +126,7 @@ def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
 
 
 def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """One readable line per changed field, in path order: `- model.layers: 12 -> 24`."""
+    """Return one readable line per changed field, in path order: `- model.layers: 12 -> 24`."""
     lines: list[str] = []
     for path in changed(old, new):
         if path not in new:

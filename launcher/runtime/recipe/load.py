@@ -17,7 +17,7 @@ _FORMER_KEYS = {"replicas": "weight_check"}
 def load(
     name_or_path: str, assignments: tuple[str, ...] = (), sections: Mapping[str, object] | None = None
 ) -> Recipe:
-    """A bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
+    """Return a bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
 
     `sections` replace whole sections of it before that, such as `corpus`; a source keeps the languages that the
     recipe's own of its name has. Raises RecipeError naming file, line, path, value and remedy of everything wrong with
@@ -44,7 +44,7 @@ def _in_its_languages(document: Document, sections: Mapping[str, object]) -> Map
 
 
 def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Those of a recipe that are written as they should be."""
+    """Return those of a recipe that are written as they should be."""
     corpus = data.get("corpus")
     sources = corpus.get("sources") if isinstance(corpus, dict) else None
     if not isinstance(sources, dict):
@@ -58,7 +58,7 @@ def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
 
 
 def loads(text: str, name: str) -> Recipe:
-    """The recipe in `text`; `name` is what messages call it. Raises RecipeError."""
+    """Return the recipe in `text`; `name` is what messages call it. Raises RecipeError."""
     return from_document(parse(text, name))
 
 

@@ -123,7 +123,7 @@ class RecipeObjective(Choice):
 
 
 def row_facts(rows: Input, masking: Masking) -> RowFacts:
-    """What terms look at of rows that are cut and masked so."""
+    """Return what terms look at of rows that are cut and masked so."""
     label: Label | None = "next" if isinstance(rows, SegmentPairs | SentencePairs) else None
     return RowFacts(
         packing=rows.packing,
@@ -139,7 +139,7 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
 def objective_module(
     config: ModelConfig, objective: RecipeObjective, *, checkpoint_activations: bool = False
 ) -> ObjectiveModule:
-    """The module that trains `objective` on a model of `config`; weights not yet initialised (`initialise`).
+    """Return the module that trains `objective` on a model of `config`; weights not yet initialised (`initialise`).
 
     Raises ModelError: the terms do not go together or not with this family, or the vocabulary is unknown.
     """
@@ -147,7 +147,7 @@ def objective_module(
 
 
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
-    """Which heads of a single network a class of transformers can hold: its language-model head, and BERT's and
+    """Return which heads of a single network a class of transformers can hold: its language-model head, and BERT's and
     ALBERT's pair head. None for an encoder alone, whose terms train no such head."""
     trained = {term.exported for term in objective.terms.values()}
     has_pair_class = isinstance(config, AlbertConfig) or (
@@ -160,7 +160,7 @@ def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
 
 
 def task_encoder(module: ObjectiveModule) -> AnyEncoder:
-    """The encoder that is used after pretraining: the only one, or the discriminator's."""
+    """Return the encoder that is used after pretraining: the only one, or the discriminator's."""
     network = module.discriminator if isinstance(module, ReplacedTokenDetection) else module
     encoder = network.encoder
     assert isinstance(encoder, AnyEncoder)
@@ -173,6 +173,6 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def meta_module(config: ModelConfig, objective: RecipeObjective) -> ObjectiveModule:
-    """The module without memory: for its names, shapes and size."""
+    """Return the module without memory: for its names, shapes and size."""
     with on_meta():
         return objective_module(config, objective)

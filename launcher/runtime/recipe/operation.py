@@ -49,7 +49,7 @@ class Mlflow(BaseModel):
 
 
 def holds_login(uri: str) -> bool:
-    """Whether the URI may contain a user name or a password."""
+    """Return whether the URI may contain a user name or a password."""
     try:
         return "@" in urlsplit(uri).netloc
     except ValueError:

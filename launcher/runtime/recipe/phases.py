@@ -60,7 +60,7 @@ def during(recipe: Recipe, phase: RecipePhase) -> Recipe:
 
 
 def layer_settings(recipe: Recipe, phase: RecipePhase) -> dict[str, float]:
-    """What layers are set to in a phase, by the names of the keys that some phase sets."""
+    """Return what layers are set to in a phase, by the names of the keys that some phase sets."""
     used = (key for key in KEYS if key.in_layers and key.is_used(recipe))
     return {key.name: key.value(recipe, phase) for key in used}
 
@@ -92,7 +92,7 @@ def layer_key(
 
 
 def is_staged(recipe: Recipe) -> bool:
-    """Whether its sources are read on from phase to phase."""
+    """Return whether its sources are read on from phase to phase."""
     return any(phase.mixture is not None for phase in recipe.phases)
 
 
@@ -102,7 +102,7 @@ def planned_steps(phase: RecipePhase) -> int:
 
 
 def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None:
-    """The share of each source in the tokens of a phase; None if it is the corpora's sizes that decide."""
+    """Return the share of each source in the tokens of a phase; None if it is the corpora's sizes that decide."""
     given = {name: source.weight for name, source in recipe.corpus.sources.items()}
     weights = {name: weight for name, weight in given.items() if weight != "auto"}
     if phase.mixture is not None and phase.mixture.weights is not None:

@@ -53,7 +53,7 @@ class RecipePart(BaseModel):
 
 
 def _spell_bytes(size: int) -> str:
-    """The exact size in the largest binary unit that divides it: 8589934592 -> "8GiB"."""
+    """Return the exact size in the largest binary unit that divides it: 8589934592 -> "8GiB"."""
     for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size and size % (1 << shift) == 0:
             return f"{size >> shift}{unit}"

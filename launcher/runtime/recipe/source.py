@@ -22,7 +22,7 @@ def bundled() -> dict[str, str]:
 
 
 def source_text(name_or_path: str) -> str:
-    """A recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
+    """Return a recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
     path = Path(name_or_path)
     try:
         if path.is_file():

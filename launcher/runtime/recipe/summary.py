@@ -21,7 +21,8 @@ _ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to
 
 
 def kind(recipe: Recipe) -> str:
-    """The name that the model is known by: its family's, or, if two share a family, told apart by the objective."""
+    """Return the name that the model is known by: its family's, or, if two share a family, told apart by the
+    objective."""
     return recipe.model.title(recipe.objective.terms)
 
 
@@ -65,7 +66,7 @@ def state_bytes(recipe: Recipe, count: int) -> int:
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:
-    """Those of the discriminator as it is used after training; None if there is none."""
+    """Return those of the discriminator as it is used after training; None if there is none."""
     if recipe.objective.rtd is None:
         return None
     with on_meta():
@@ -73,7 +74,7 @@ def discriminator_parameters(recipe: Recipe) -> int | None:
 
 
 def teacher_parameters(recipe: Recipe) -> int:
-    """Those of all teachers together; 0 without any."""
+    """Return those of all teachers together; 0 without any."""
     if recipe.objective.distil is None:
         return 0
     vocabulary = known(recipe.model).vocab
@@ -138,7 +139,7 @@ def _phase(phase: RecipePhase, recipe: Recipe) -> str:
 
 
 def has_automatic(recipe: Recipe) -> bool:
-    """Whether memory decides on the microbatches of some phase."""
+    """Return whether memory decides on the microbatches of some phase."""
     return any(map(recipe.is_automatic, recipe.phases))
 
 

@@ -36,14 +36,14 @@ class Stretch:
 
 
 def phase_at(recipe: Recipe, step: int) -> tuple[int, int]:
-    """The phase of a step, and the first step of that phase; after the last step, the last phase."""
+    """Return the phase of a step, and the first step of that phase; after the last step, the last phase."""
     starts = [0, *accumulate(phase.steps for phase in recipe.phases[:-1])]
     number = bisect_right(starts, step) - 1
     return number, starts[number]
 
 
 def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
-    """The rate of a step, counted from 0. `peak`: the optimizer's; phases may have their own.
+    """Return the rate of a step, counted from 0. `peak`: the optimizer's; phases may have their own.
 
     A schedule of a phase counts its steps from 0. The run's schedule counts those of all phases, also of phases that
     have their own.
@@ -57,7 +57,7 @@ def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
 
 
 def step_batches(recipe: Recipe, phase: RecipePhase) -> StepBatches:
-    """The batch of each step of a phase, in rows or in tokens, as its batch is given."""
+    """Return the batch of each step of a phase, in rows or in tokens, as its batch is given."""
     rows, tokens, warmup = phase.batch.sequences, phase.batch.tokens, phase.batch.warmup
     full = rows or tokens
     assert full is not None  # a batch has exactly one of the two
@@ -78,13 +78,14 @@ def tokens_before(recipe: Recipe, step: int) -> int:
 
 
 def recipe_after(recipe: Recipe, steps: int) -> Recipe:
-    """The recipe with the model as it was in the last of the first `steps` steps: what a commit of that step is."""
+    """Return the recipe with the model as it was in the last of the first `steps` steps: what a commit of that step
+    is."""
     number, _ = phase_at(recipe, max(0, steps - 1))
     return recipe.model_copy(update={"model": during(recipe, recipe.phases[number]).model})
 
 
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
-    """The weight in a step of each term that is not a mere number all the time, by name."""
+    """Return the weight in a step of each term that is not a mere number all the time, by name."""
     number, start = phase_at(recipe, step)
     own = recipe.phases[number].weights or {}
     of_run = {
@@ -96,7 +97,7 @@ def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
 
 
 def changing_weights(recipe: Recipe) -> list[str]:
-    """The terms whose weight is a schedule, or another one in some phase."""
+    """Return the terms whose weight is a schedule, or another one in some phase."""
     set_by_phases = {name for phase in recipe.phases for name in phase.weights or {}}
     return [
         name
@@ -106,14 +107,14 @@ def changing_weights(recipe: Recipe) -> list[str]:
 
 
 def curve_at(recipe: Recipe, step: int) -> str:
-    """What the learning rate does at a step: warmup, stable, or the name of a decay."""
+    """Return what the learning rate does at a step: warmup, stable, or the name of a decay."""
     number, start = phase_at(recipe, step)
     return [name for first, name in _curves(recipe, recipe.phases[number], start) if first <= step][-1]
 
 
 def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
-    """The run from its first step to its last, cut wherever a phase, a part of a schedule or a rise of the batch begins
-    or ends. `rate`: step -> learning rate."""
+    """Return the run from its first step to its last, cut wherever a phase, a part of a schedule or a rise of the
+    batch begins or ends. `rate`: step -> learning rate."""
     found: list[Stretch] = []
     start = 0
     for number, phase in enumerate(recipe.phases):
@@ -141,7 +142,7 @@ def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
 
 
 def _weight_edges(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
-    """Where schedules of weights that a phase follows end, by the run's steps."""
+    """Return where schedules of weights that a phase follows end, by the run's steps."""
     own = phase.weights or {}
     ends = [start + weight.steps for weight in own.values() if isinstance(weight, WeightSchedule)]
     of_run = [term.weight for name, term in recipe.objective.terms.items() if name not in own]
@@ -154,7 +155,7 @@ def _weights_between(recipe: Recipe, first: int, last: int) -> dict[str, tuple[f
 
 
 def _curves(recipe: Recipe, phase: RecipePhase, start: int) -> list[tuple[int, str]]:
-    """The parts of the schedule that a phase follows, by the run's steps."""
+    """Return the parts of the schedule that a phase follows, by the run's steps."""
     if phase.schedule is None:
         return schedules.stretches(recipe.schedule, recipe.total_steps)
     return [(start + step, name) for step, name in schedules.stretches(phase.schedule, phase.steps)]

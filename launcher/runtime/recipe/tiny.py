@@ -89,7 +89,7 @@ def tiny(recipe: Recipe) -> Recipe:
 
 
 def _student(recipe: Recipe, longest: int) -> ModelConfig:
-    """The model; one that has fewer layers than its teacher has fewer than a small teacher has."""
+    """Return the model; one that has fewer layers than its teacher has fewer than a small teacher has."""
     small = _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences))
     if recipe.objective.distil is None:
         return small

@@ -30,7 +30,7 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
     """Create the run at `uri`.
 
     Raises:
-        RunError: there is a run already, or something else under way there.
+        RunError: if there is a run already, or something else under way there.
         CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
         StoreError: no permission, no space, no such bucket.
 
@@ -110,7 +110,7 @@ def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
 
 
 def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
-    """The identity fields and inputs that differ, by dotted path."""
+    """Return the identity fields and inputs that differ, by dotted path."""
     before, after = (
         identity.still_identity(record.identity) | record.inputs.fields() for record in (old, new)
     )
@@ -120,7 +120,7 @@ def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
 def record_of(
     recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[ForkOrigin, ...] = (), data_begins: int = 0
 ) -> RunRecord:
-    """The record of a run with this resolved recipe and these inputs."""
+    """Return the record of a run with this resolved recipe and these inputs."""
     fields = identity.identity(recipe)
     further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
     return RunRecord(

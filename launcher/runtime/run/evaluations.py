@@ -72,7 +72,7 @@ class Figure(BaseModel):
 
 
 def named(figures: Iterable[Figure], measure: str) -> list[Figure]:
-    """The figures of one measure, in order."""
+    """Return the figures of one measure, in order."""
     return [figure for figure in figures if figure.measure == measure]
 
 
@@ -137,7 +137,7 @@ class Evaluated:
 
 
 def read_commit(store: Store, mark: CheckpointName) -> CommitWeights | None:
-    """What is known of a commit; None if nothing is. Raises StoreError."""
+    """Return what is known of a commit; None if nothing is. Raises StoreError."""
     return read(store, _commit_path(mark), CommitWeights)
 
 
@@ -147,7 +147,7 @@ def write_commit(store: Store, mark: CheckpointName, weights: str) -> None:
 
 
 def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
-    """The cell's result; None if it was not computed yet, or cannot be read. Raises StoreError."""
+    """Return the cell's result; None if it was not computed yet, or cannot be read. Raises StoreError."""
     return read(store, cell.path, DiagnosticResult)
 
 
@@ -158,12 +158,12 @@ def write_result(store: Store, result: DiagnosticResult) -> bool:
 
 
 def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
-    """All that is known of some weights, by name. Raises StoreError."""
+    """Return all that is known of some weights, by name. Raises StoreError."""
     return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), DiagnosticResult)
 
 
 def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
-    """Whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
+    """Return whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
     commit = read_commit(store, mark)
     if commit is None:
         return True
@@ -180,7 +180,7 @@ class EvaluationReader:
         self._results = SealedReader(store, DiagnosticResult)
 
     def read(self) -> list[Evaluated]:
-        """Every commit of which something was measured, by step and attempt, those that are deleted included.
+        """Return every commit of which something was measured, by step and attempt, those that are deleted included.
 
         One listing, and a request for each object that is new. Raises StoreError.
         """

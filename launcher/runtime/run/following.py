@@ -73,7 +73,8 @@ def read_events(
 
 
 def _event(line: bytes, name: str) -> Record | None:
-    """The event in a line of the segment `name`; None if it is none. Raises RunError: a newer version wrote it."""
+    """Return the event in a line of the segment `name`; None if it is none. Raises RunError if a newer version wrote
+    it."""
     try:
         event = parse_line(line, name)
     except (ValueError, RecursionError):
@@ -97,8 +98,8 @@ class EventFollower:
             self._after[OPERATOR] = max((stretch.last for stretch in self._stretches(OPERATOR)), default=-1)
 
     def new(self) -> list[Record]:
-        """What has come since the last call, in order of time, without what is no event. Raises StoreError; RunError: a
-        newer version wrote some of it. A later call goes on from there."""
+        """Return what has come since the last call, in order of time, without what is no event. Raises StoreError;
+        RunError: a newer version wrote some of it. A later call goes on from there."""
         found: list[Record] = []
         try:
             for event in self._unread():
@@ -175,7 +176,8 @@ class LineageFollower:
         self._newest: tuple[CheckpointName, tuple[LineageSegment, ...]] | None = None
 
     def new(self, most: int = 4096) -> News:
-        """What was not returned yet, `most` records at a time. Raises StoreError; a later call goes on from there."""
+        """Return what was not returned yet, `most` records at a time. Raises StoreError; a later call goes on from
+        there."""
         lineage = self._lineage()
         if lineage is None:
             return News(None, (), False, ())
@@ -215,7 +217,7 @@ class _Taking:
         return len(self.records) >= self.most
 
     def take(self, part: LineageSegment, cursor: Cursor) -> Cursor:
-        """What `part` has left, and where to go on. `cursor` is in it."""
+        """Return what `part` has left, and where to go on. `cursor` is in it."""
         after, reached, evaluated = cursor.after, cursor.taken[-1].stop, cursor.evaluated
         for number, name, data in unread(self.store, METRICS, part.attempt, after, self.damage):
             for line, record in parse(name, data):
@@ -240,7 +242,8 @@ class _Taking:
 
 
 def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
-    """The cursor on what `lineage` has in common with what was returned, and where that ends if more was returned."""
+    """Return the cursor on what `lineage` has in common with what was returned, and where that ends if more was
+    returned."""
     taken = cursor.taken
     common = 0
     while common < len(taken) and common < len(lineage) and taken[common] == lineage[common]:
@@ -261,7 +264,7 @@ def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cur
 
 
 def _at(cursor: Cursor, part: LineageSegment) -> Cursor:
-    """The cursor in `part`: at its beginning unless it is there already. The part before it is over."""
+    """Return the cursor in `part`: at its beginning unless it is there already. The part before it is over."""
     last = cursor.taken[-1] if cursor.taken else None
     if last is not None and (last.attempt, last.start) == (part.attempt, part.start):
         return cursor

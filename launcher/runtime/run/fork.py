@@ -77,10 +77,10 @@ def fork(
         keep_position: let the data go on at the place that the step has in it, even if it is other data.
 
     Raises:
-        RunError: there is a run at `uri`, no such checkpoint, nothing left to train, or no stable rate to decay from.
-        RunChanged: the model would be another one.
-        CheckpointError: the checkpoint's moments are not those of the new recipe's optimizer; and as for `export`.
-        RecipeError, CorpusError, TokenizerError, StoreError: as for `init` and `export`.
+        RunError: if there is a run at `uri`, no such checkpoint, nothing left to train, or no stable rate to decay
+        from. RunChanged: the model would be another one. CheckpointError: the checkpoint's moments are not those of
+        the new recipe's optimizer; and as for `export`. RecipeError, CorpusError, TokenizerError, StoreError: as for
+        `init` and `export`.
     """
     store = free_place(uri)
     manifest = select_checkpoint(source, step)
@@ -113,8 +113,8 @@ def fork(
 
 
 def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
-    """The checkpoint with everything that `source` knows about data left out. If the data is other data, none of that
-    is kept, nor the usual losses of the spike policy."""
+    """Return the checkpoint with everything that `source` knows about data left out. If the data is other data, none
+    of that is kept, nor the usual losses of the spike policy."""
     if restarted:
         state = {name: value for name, value in manifest.state.items() if name not in (SKIPS, RECENT)}
     else:
@@ -124,7 +124,7 @@ def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> C
 
 
 def _start(source: Run) -> str:
-    """The option of `init` by which a new run starts from the weights of `source`."""
+    """Return the option of `init` by which a new run starts from the weights of `source`."""
     return f"--set {shell_word(f'start={source.uri}')}"
 
 

@@ -97,7 +97,7 @@ class StepHistory:
         return len(self.numbers)
 
     def newest(self, count: int) -> "StepHistory":
-        """The last `count` records, or all if there are fewer, read into memory. Raises StoreError."""
+        """Return the last `count` records, or all if there are fewer, read into memory. Raises StoreError."""
         parts: list[_Part] = []
         while len(parts) < len(self._parts) and sum(len(part.steps) for part in parts) < count:
             parts.insert(0, self._parts[-1 - len(parts)])
@@ -159,8 +159,8 @@ class History:
 
 
 def read_history(store: Store, latest: int | None = None) -> History:
-    """The history of the run stored at `store`, without what is damaged. Raises StoreError; RunError: a newer version
-    wrote some of it.
+    """Return the history of the run stored at `store`, without what is damaged. Raises StoreError; RunError: a newer
+    version wrote some of it.
 
     `latest`: read so many segments of metrics and of operators' events only, the newest, or one pack where there are
     fewer; no events of attempts then.
@@ -232,7 +232,7 @@ class _Lineage:
 
 
 def _selected(found: dict[int, list[Stretch]], latest: int | None) -> dict[int, list[Stretch]]:
-    """Each segment once; the newest `latest` objects if that is asked for, and nothing before a pack."""
+    """Return each segment once; the newest `latest` objects if that is asked for, and nothing before a pack."""
     whole = {attempt: once(stretches) for attempt, stretches in found.items()}
     if latest is None:
         return whole

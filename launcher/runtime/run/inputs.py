@@ -61,14 +61,15 @@ class Inputs(BaseModel):
 
 
 def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
-    """The sections `corpus` and `tokenizer` of a recipe that trains on these corpora, from what their manifests say.
+    """Return the sections `corpus` and `tokenizer` of a recipe that trains on these corpora, from what their
+    manifests say.
 
     Args:
         corpora: as on the command line, see `CorpusOption`; the tokenizer is the first one's, if none is given.
 
     Raises:
         RecipeError: two corpora of one name. CorpusError: no corpus there, or with different held-out shares.
-        StoreError: a store cannot be read.
+        StoreError: if a store cannot be read.
     """
     given = [CorpusOption.parse(text) for text in corpora]
     sources: dict[str, object] = {}
@@ -117,7 +118,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
             similar words there, or one of another tokenizer.
         TokenizerError: it was made by another tokenizer.
         RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
-        StoreError: a store cannot be read.
+        StoreError: if a store cannot be read.
     """
     problems = unsuitable(recipe, tokenizer)
     if problems:
@@ -142,7 +143,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 
 def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
-    """The hash of the table of similar words, once it is checked; None without one."""
+    """Return the hash of the table of similar words, once it is checked; None without one."""
     if recipe.similar_words is None:
         return None
     return identify_similar_words(recipe.similar_words.uri, tokenizer_hash).hash

@@ -27,8 +27,8 @@ def keep(store: Store, tokenizer: Tokenizer) -> None:
 
 
 def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
-    """The tokenizer with this fingerprint: the copy in the run's `store`; or, if an older version created the run, the
-    one that `recipe` names, or a corpus's copy.
+    """Return the tokenizer with this fingerprint: the copy in the run's `store`; or, if an older version created the
+    run, the one that `recipe` names, or a corpus's copy.
 
     Raises:
         TokenizerError: none of these places has it complete.

@@ -34,8 +34,8 @@ _LARGEST_SEGMENT = 4 << 20  # bytes
 
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
-    """Held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, and the perplexity of
-    the language-model term, if there is one."""
+    """Return the record of held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, with
+    the perplexity of the language-model term, if there is one."""
     record: dict[str, object] = {"kind": "evaluation", "step": step}
     if token_term(figures) is not None:
         record["perplexity"] = math.exp(min(token_loss(figures), 700.0))  # beyond it a double overflows
@@ -43,8 +43,8 @@ def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, obje
 
 
 def token_loss(figures: Mapping[str, Any]) -> float:
-    """The loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with; the whole loss
-    where no tokens are predicted."""
+    """Return the loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with; the
+    whole loss where no tokens are predicted."""
     term = token_term(figures)
     return float(figures["loss" if term is None else f"{term}_loss"])
 
@@ -56,10 +56,10 @@ class RunLog:
     one's, are packed by a thread (`launcher.runtime.run.packing`).
 
     Args:
-        flush_seconds: between two segments of metrics.
-        note: shows a line to the operator: that the store does not take records, and that some are lost.
-        most_waiting: bytes of records that may wait.
-        again_s: seconds before a write that failed is repeated.
+        flush_seconds: seconds between two segments of metrics.
+        note: function that tells the operator that the store does not take records, or that some are lost.
+        most_waiting: largest number of bytes of records that may wait.
+        again_s: seconds before a failed write is repeated.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class RunLog:
         self._packer = Packer(store, attempt)
 
     def metric(self, record: Mapping[str, object]) -> None:
-        """A step's or an evaluation's record; the schema is in infra/docs/records.md."""
+        """Add the record of a step or an evaluation; infra/docs/records.md has the schema."""
         self._metrics.append(record)
 
     def event(self, kind: str, time: float, **fields: object) -> None:
-        """`time`: seconds since 1970. Events are rare, so each is written at once."""
+        """Add an event. `time`: seconds since 1970. Events are rare, so each is written at once."""
         self._events.append({"time": time, "kind": kind, "attempt": self._attempt, **fields})
         self._submit()
 
@@ -181,13 +181,13 @@ class _Segments:
             )
 
     def take_lost(self) -> int:
-        """Records that gave way since the last time."""
+        """Return the number of records dropped since the last call."""
         with self._changed:
             lost, self._lost = self._lost, 0
             return lost
 
     def _seal(self) -> bytes | None:
-        """The next segment's bytes; None if there is nothing to write."""
+        """Return the next segment's bytes; None if there is nothing to write."""
         with self._changed:
             if self._sealed is None and self._pending:
                 lines, size = [], 0
@@ -200,7 +200,7 @@ class _Segments:
 
 
 def operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
-    """An event between attempts (an accepted change of recipe, say), durable on return."""
+    """Record an event between attempts (for example an accepted change of the recipe). It is durable on return."""
     line = encode({"time": time, "kind": kind, "attempt": OPERATOR, **fields}).encode()
     number = sum(1 for _ in store.list(segment_prefix("events", OPERATOR)))
     while not store.put_if_absent(segment_key("events", OPERATOR, number), line):
@@ -208,7 +208,7 @@ def operator_event(store: Store, kind: str, time: float, **fields: object) -> No
 
 
 def encode(record: Mapping[str, object]) -> str:
-    """One line of strict JSON; a number that is not finite (a skipped step's loss) becomes null."""
+    """Return one line of strict JSON; a number that is not finite (a skipped step's loss) becomes null."""
     return json.dumps(_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
 
 

@@ -78,7 +78,7 @@ class Metric:
         return (self.within or f"{self.title.lower()} {{}}").format(self.spell(value))
 
     def about(self, when: str = "") -> str:
-        """What it is, for a tile: `throughput now, tokens/s`."""
+        """Return what it is, for a tile: `throughput now, tokens/s`."""
         return f"{self.title.lower()}{when and f' {when}'}{self.unit and f', {self.unit}'}"
 
 
@@ -188,18 +188,18 @@ _SUMMED = {LOSS, "skipped", *(name for metric in STEP for name in (metric.name, 
 
 
 def shown_on(display: Display, metrics: tuple[Metric, ...] = STEP) -> Iterator[Metric]:
-    """The rows that a display shows, in order."""
+    """Return the rows that a display shows, in order."""
     return (metric for metric in metrics if display in metric.on)
 
 
 def is_summed(field: str) -> bool:
-    """Whether curves and totals need this field of step records."""
+    """Return whether curves and totals need this field of step records."""
     return field in _SUMMED or field.endswith(_SUFFIXES)
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """A step's (`train/...`) or an evaluation's (`heldout/...`) figures, as TensorBoard and trackers show them; those
-    that were not finite are left out."""
+    """Return a step's (`train/...`) or an evaluation's (`heldout/...`) figures, as TensorBoard and trackers show
+    them; those that were not finite are left out."""
     group, metrics = ("heldout", HELD_OUT) if record["kind"] == "evaluation" else ("train", STEP)
     found = {name: value for name, value in record.items() if name == LOSS or name.endswith(_SUFFIXES)}
     found |= {metric.name: metric.of(record) for metric in shown_on("tracker", metrics)}
@@ -207,7 +207,8 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """The mean after one more step: of about the ten newest. A single step says little. None: there is none yet."""
+    """Return the mean after one more step: of about the ten newest. A single step says little. None: there is none
+    yet."""
     return value if before is None else _KEPT * before + (1 - _KEPT) * value
 
 
@@ -221,8 +222,8 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def token_term(figures: Mapping[str, Any]) -> str | None:
-    """The term that is the loss on hidden tokens: the one that a record's perplexity belongs to. None where no tokens
-    are predicted."""
+    """Return the term that is the loss on hidden tokens: the one that a record's perplexity belongs to. None where no
+    tokens are predicted."""
     return next((term for term in ("plm", "mlm") if term + TERM_LOSS.suffix in figures), None)
 
 

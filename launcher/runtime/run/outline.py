@@ -90,10 +90,10 @@ class Outline:
     """A run as commands see it that only look.
 
     Attributes:
-        total_steps: that its recipe asks for.
-        flush_seconds: how old records may be, at most, before they are in the store.
-        recipe: its YAML text.
-        corpora, tokenizer: where they lie.
+        total_steps: number of steps of its recipe.
+        flush_seconds: largest age of records before they are written to the store.
+        recipe: YAML text of its recipe.
+        corpora, tokenizer: places of the corpora and the tokenizer.
     """
 
     uri: str
@@ -111,7 +111,7 @@ class Outline:
         return self.record.origins
 
     def facts(self) -> dict[str, str]:
-        """What else a page says of it, by name: fingerprints, origins, where its data lie, versions."""
+        """Return what else a page says of it, by name: fingerprints, origins, where its data lie, versions."""
         inputs = self.record.inputs
         origins = {
             f"forked from{'' if number == 1 else f' ({number})'}": f"{origin.run} at step {origin.step:,}"
@@ -132,10 +132,10 @@ class Outline:
 
 
 def open_outline(uri: str, store: Store | None = None) -> Outline:
-    """Of the run at `uri`, read from its `store`.
+    """Return the outline of the run at `uri`, read from its `store`.
 
     Raises:
-        RunError: there is no run, or its files are damaged. StoreError: the store cannot be read.
+        RunError: if there is no run, or its files are damaged. StoreError: the store cannot be read.
     """
     store = store or open_store(uri)
     record, text = read_files(uri, store)
@@ -143,7 +143,7 @@ def open_outline(uri: str, store: Store | None = None) -> Outline:
 
 
 def read_files(uri: str, store: Store) -> tuple[bytes, bytes]:
-    """The run's record and its recipe. Raises RunError, StoreError."""
+    """Return the run's record and its recipe. Raises RunError, StoreError."""
     try:
         record = store.get(RECORD)
     except KeyMissing as error:
@@ -155,7 +155,7 @@ def read_files(uri: str, store: Store) -> tuple[bytes, bytes]:
 
 
 def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
-    """Of the two files' contents. Raises RunError: they are damaged."""
+    """Return the outline from the contents of the two files. Raises RunError if they are damaged."""
     try:
         made = Record.model_validate_json(record)
     except ValidationError as error:
@@ -181,7 +181,7 @@ def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
 
 
 def free_place(uri: str) -> Store:
-    """The store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
+    """Return the store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
     store = open_store(uri)
     if found := control_characters(uri):
         raise RunError(
@@ -207,7 +207,7 @@ def no_recipe(uri: str) -> RunError:
 
 
 def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunError:
-    """What is wrong with the bytes of run.json."""
+    """Return what is wrong with the bytes of run.json."""
     where = f"{uri.rstrip('/')}/{RECORD}"
     if is_newer(record, known=1, error=error):
         return RunError(newer(where), remedy=REMEDY)
@@ -215,10 +215,10 @@ def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunErr
 
 
 def runs_at(uri: str, store: Store | None = None) -> list[str]:
-    """The URI of the run at `uri`, or those of the runs in the folder there, by name.
+    """Return the URI of the run at `uri`, or those of the runs in the folder there, by name.
 
     Raises:
-        RunError: there is none. StoreError: the store cannot be read.
+        RunError: if there is none. StoreError: the store cannot be read.
     """
     store = store or open_store(uri)
     if store.size(RECORD) is not None:

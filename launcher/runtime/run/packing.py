@@ -123,7 +123,7 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MO
 
 
 def _choose(free: list[Stretch], most_segments: int) -> tuple[list[Stretch], bool]:
-    """The first segments that follow one another, at least two of them, and whether they fill a pack."""
+    """Return the first segments that follow one another, at least two of them, and whether they fill a pack."""
     chosen: list[Stretch] = []
     size = 0
     for stretch in free:

@@ -105,7 +105,7 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def warnings(run: Run) -> list[str]:
-    """What will work but is probably a mistake: very many epochs, a vocabulary other than the tokenizer's."""
+    """Return what will work but is probably a mistake: very many epochs, a vocabulary other than the tokenizer's."""
     found: list[str] = []
     text = _training_tokens(run)
     epochs = _readings(run)
@@ -144,7 +144,7 @@ def _alone(spec: StreamSpec) -> StreamSpec:
 
 
 def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:
-    """The phase's batch and its epoch, in rows or in tokens."""
+    """Return the phase's batch and its epoch, in rows or in tokens."""
     phase = run.recipe.phases[number]
     spec = stream_spec(run, tokenizer, number)
     stream = Stream(_alone(spec))
@@ -177,7 +177,7 @@ def _fitting(run: Run, epochs: Mapping[int, int]) -> str:
 
 
 def _readings(run: Run) -> float:
-    """How often the run reads its text, about."""
+    """Return how often the run reads its text, about."""
     recipe = run.recipe
     manifests = [load_manifest(open_store(source.uri)) for source in recipe.corpus.sources.values()]
     if isinstance(recipe.input, TextPairs | RepeatedSentences):

@@ -39,11 +39,11 @@ BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later 
 
 
 class RunRecord(BaseModel):
-    """run.json: what must stay as it was at `init`.
+    """The content of run.json, which must not change after `init`.
 
     Attributes:
-        origins: what it was forked from, the oldest first; empty for a run of its own.
-        data_begins: the step that takes the first samples of the data; not 0 only in a fork whose data is another.
+        origins: checkpoints from which the run was forked, the oldest first; empty if it was not forked.
+        data_begins: step that takes the first samples of the data; it is not 0 only in a fork with other data.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,7 +61,7 @@ class RunRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run: where it is, what it was asked to be, and what it was when created."""
+    """An opened run: its store, its present recipe, and the record of its creation."""
 
     uri: str
     store: Store
@@ -78,31 +78,32 @@ class Run:
 
     @property
     def flush_seconds(self) -> float:
-        """How old records may be, at most, before they are in the store."""
+        """Largest age of records, in seconds, before they are written to the store."""
         return self.recipe.logging.flush_seconds
 
     @property
     def origins(self) -> tuple[ForkOrigin, ...]:
-        """What it was forked from, the oldest first."""
+        """The checkpoints from which the run was forked, the oldest first."""
         return self.record.origins
 
     def tokenizer(self) -> Tokenizer:
-        """The one that it is recorded with, from its own copy. Raises as `launcher.runtime.run.kept_tokenizer.kept`."""
+        """Return the one that it is recorded with, from its own copy. Raises as
+        `launcher.runtime.run.kept_tokenizer.kept`."""
         return kept(self.store, self.record.inputs.tokenizer, self.recipe)
 
     def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
-        """Its own, unless `recipe` names another place than its own recipe. Raises as `tokenizer`."""
+        """Return the run's tokenizer, or that of `recipe` if `recipe` names another place. Raises as `tokenizer`."""
         if recipe.tokenizer == self.recipe.tokenizer:
             return self.tokenizer()
         return load_tokenizer(recipe.tokenizer.uri)
 
 
 def open_run(uri: str) -> Run:
-    """The run at `uri`. Never creates one: a mistyped URI is an error.
+    """Return the run at `uri`. Never creates one: a mistyped URI is an error.
 
     Raises:
-        RunError: there is no run, its files are damaged, or a newer version wrote them.
-        StoreError: the store cannot be read.
+        RunError: if there is no run, its files are damaged, or a newer version wrote them.
+        StoreError: if the store cannot be read.
     """
     store = open_store(uri)
     try:
@@ -123,7 +124,7 @@ def _stored_recipe(store: Store) -> Recipe:
 
 
 def dump(record: RunRecord) -> bytes:
-    """The bytes of run.json."""
+    """Return the bytes of run.json."""
     return (record.model_dump_json(indent=1) + "\n").encode()
 
 
@@ -131,11 +132,11 @@ _log = logging.getLogger(__name__)
 
 
 def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
-    """The checkpoint of `step`; if several attempts saved that step, the newest attempt's. `step` None: the newest
-    checkpoint that verifies; newer ones that do not are named in a warning.
+    """Return the checkpoint of `step`; if several attempts saved that step, the newest attempt's. `step` None: the
+    newest checkpoint that verifies; newer ones that do not are named in a warning.
 
     Raises:
-        RunError: there is no such checkpoint.
+        RunError: if there is no such checkpoint.
         CheckpointError: it, or all of them, are damaged. StoreError: they cannot be read.
     """
     if step is None:

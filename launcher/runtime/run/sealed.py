@@ -42,21 +42,22 @@ class _Stored(BaseModel):
 
 
 def name_of(parts: object) -> str:
-    """32 hexadecimal digits of plain JSON, the same for the same values."""
+    """Return a hash of plain JSON values, 32 hexadecimal digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return digest(text.encode())
 
 
 def seal(content: Sealed) -> bytes:
-    """The object's bytes: the same for the same content."""
+    """Return the object's bytes: the same for the same content."""
     data = content.model_dump_json()
     return f'{{"digest": "{digest(data.encode())}", "content": {data}}}\n'.encode()
 
 
 def keep(store: Store, content: M) -> M:
-    """Store it, unless somebody was faster: then theirs, which stays. Bytes that are no such object give way.
+    """Store an object and return it. If another process has stored one, keep and return that. Bytes that are no such
+    object are replaced.
 
-    Raises StoreError kinds.
+    Raises StoreError and its subclasses.
     """
     while not store.put_if_absent(content.path, seal(content)):
         theirs = read(store, content.path, type(content))
@@ -67,11 +68,11 @@ def keep(store: Store, content: M) -> M:
 
 
 def read(store: Store, path: str, kind: type[M]) -> M | None:
-    """What is stored at `path`. None if it is absent, or is no such object, however often it is read: damaged, or one
-    that belongs elsewhere.
+    """Return what is stored at `path`. None if it is absent, or is no such object, however often it is read: damaged,
+    or one that belongs elsewhere.
 
     Raises:
-        RunError: it is whole, and this version cannot read it.
+        RunError: if it is whole, and this version cannot read it.
         StoreError kinds, but KeyMissing.
     """
     for _ in range(ATTEMPTS):
@@ -88,7 +89,7 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
 
 
 def read_all(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
-    """Those of `paths` that can be read, in their order. Raises as `read`."""
+    """Return those of `paths` that can be read, in their order. Raises as `read`."""
     return [found for found in together(lambda path: read(store, path, kind), paths) if found is not None]
 
 
@@ -105,7 +106,8 @@ class SealedReader(Generic[M]):
         self._known: dict[str, tuple[str, M]] = {}
 
     def read(self, listed: Iterable[Entry]) -> list[M]:
-        """Those of `listed` that can be read, in their order. What is not listed is forgotten. Raises as `read`."""
+        """Return those of `listed` that can be read, in their order. What is not listed is forgotten. Raises as
+        `read`."""
         entries = list(listed)
         new = [entry for entry in entries if not self._knows(entry)]
         found = together(lambda entry: read(self._store, entry.key, self._kind), new)
@@ -123,7 +125,7 @@ class SealedReader(Generic[M]):
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether the content has its digest, whatever it is."""
+    """Return whether the content has its digest, whatever it is."""
     head, separator, rest = data.partition(b'", "content": ')
     content = rest.removesuffix(b"}\n")
     return bool(separator) and head == b'{"digest": "' + digest(content).encode() and content != rest

@@ -73,7 +73,8 @@ def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
 
 
 def stored(store: Store, prefix: str) -> dict[int, list[Stretch]]:
-    """What lies below a prefix, by attempt, in order: segments and packs, including segments that are in a pack too.
+    """Return what lies below a prefix, by attempt, in order: segments and packs, including segments that are in a
+    pack too.
 
     Lists twice. A segment may be packed while the first listing is under way: then that listing can miss both, the
     segment because it was deleted, the pack because it came later. The second listing finds the pack.
@@ -150,7 +151,7 @@ class DamagedPack(RunError):
 
 
 def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
-    """A pack of segments numbered from `first`. `names`: theirs to people."""
+    """Return a pack of segments numbered from `first`. `names`: theirs to people."""
     builder = TableBuilder()
     for index, (data, name) in enumerate(zip(segments, names, strict=True)):
         builder.add(first + index, name, data)
@@ -268,5 +269,5 @@ def _bytes(value: tuple[Any, ...]) -> Any:
 
 
 def others_after(table: StepTable, number: int) -> Iterator[Record]:
-    """The evaluation records of segments after `number`."""
+    """Return the evaluation records of segments after `number`."""
     return (record for segment, record in table.others if segment > number)

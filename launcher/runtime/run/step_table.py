@@ -90,7 +90,7 @@ class TableBuilder:
 def parse(name: str, data: bytes) -> Iterator[tuple[int, Record | NotARecord]]:
     """The records of a segment by their line's number from 1, or what is wrong with a line. `name`: of the segment.
 
-    Raises RunError: a newer version wrote one.
+    Raises RunError if a newer version wrote one.
     """
     for number, line in enumerate(data.splitlines(), start=1):
         try:
@@ -100,8 +100,8 @@ def parse(name: str, data: bytes) -> Iterator[tuple[int, Record | NotARecord]]:
 
 
 def parse_line(line: bytes, name: str) -> Any:
-    """What is in one line of the segment `name`. Raises ValueError, RecursionError: no JSON. RunError: a newer version
-    wrote it."""
+    """Return what is in one line of the segment `name`. Raises ValueError, RecursionError: no JSON. RunError: a newer
+    version wrote it."""
     found = json.loads(line)
     if says_newer(found):
         raise RunError(newer(name), remedy=REMEDY)

@@ -55,5 +55,5 @@ def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: floa
 
 
 def here() -> str:
-    """Who asks, for people."""
+    """Return who asks, for people."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

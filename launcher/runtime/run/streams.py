@@ -31,10 +31,10 @@ RECENT = "spikes"
 
 @dataclass(frozen=True)
 class Lost:
-    """What a resume knows of data left out and of rewinds.
+    """The data that a run leaves out, and its rewinds, as a resume knows them.
 
     Attributes:
-        spans: the ranges left out.
+        spans: the ranges of data that are left out.
         gone_back: the rewinds so far, the oldest first.
     """
 
@@ -47,7 +47,8 @@ class Lost:
 
 
 def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
-    """As rank 0 reads it, for all. Raises StoreError, on all."""
+    """Read the left-out data and the rewinds on rank 0, and return them on all ranks. Raises StoreError on all
+    ranks."""
 
     def read() -> JsonValue:
         return [rewind.model_dump(mode="json") for rewind in rewinds(run.store)]
@@ -59,7 +60,7 @@ def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
 
 
 def left_out(run: Run) -> tuple[Range, ...]:
-    """The ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
+    """Return the ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
     good = newest_good(run.store, Alone(), full=False)
     return read_lost(run, good.manifest if good else None, Alone()).ranges
 
@@ -68,7 +69,7 @@ LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
 
 
 class StreamLength(Protocol):
-    """How long a stream's epochs are, in samples and in tokens."""
+    """The lengths of a stream's epochs, in samples and in tokens."""
 
     @property
     def samples_per_epoch(self) -> int: ...
@@ -77,7 +78,7 @@ class StreamLength(Protocol):
 
 
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
-    """The training samples of one phase."""
+    """Return the training samples of one phase."""
     batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
     masking = during(run.recipe, run.recipe.phases[phase]).objective.masking
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
@@ -93,7 +94,7 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
 
 
 def _stages(run: Run, last: int) -> tuple[Stage, ...]:
-    """The phases up to `last`, but those that ended before the run's data begin."""
+    """Return the phases up to `last`, but those that ended before the run's data begin."""
     found, start = [], 0
     for number, phase in enumerate(run.recipe.phases[: last + 1]):
         begin = max(0, run.record.data_begins - start)
@@ -105,7 +106,7 @@ def _stages(run: Run, last: int) -> tuple[Stage, ...]:
 
 
 def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
-    """A phase that takes data from its step `begin` on. Of the last one it does not matter how long it is."""
+    """Return a phase that takes data from its step `begin` on. Of the last one it does not matter how long it is."""
     phase, before = recipe.phases[number], step_batches(recipe, recipe.phases[number]).before
     planned = planned_steps(phase) if planned_steps(phase) > begin else phase.steps
     units, mixture = before(planned) - before(begin), phase.mixture or PhaseMixture()
@@ -122,14 +123,16 @@ def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
-    """The held-out samples, as long as the last phase's, cut in one way, under the objective's own masks of epoch 0."""
+    """Return the held-out samples, as long as the last phase's, cut in one way, under the objective's own masks of
+    epoch 0."""
     last = run.recipe.phases[-1]
     spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
     return spec.model_copy(update={"input": run.recipe.input.once()})
 
 
 def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:
-    """From step to samples, given each phase's stream, without the ranges that the run leaves out."""
+    """Return the map from steps to samples, given the stream of each phase, without the ranges that the run leaves
+    out."""
     phases = [_phase(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
     return Positions(phases, skips, begin=run.record.data_begins)
 

@@ -65,7 +65,8 @@ def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = Non
 
 
 def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
-    """The teachers that `run` was created with, whole. Raises as `read_teacher`, and RunError for other weights."""
+    """Return the teachers that `run` was created with, whole. Raises as `read_teacher`, and RunError for other
+    weights."""
     found = []
     for number, known in enumerate(run.record.inputs.teachers):
         teacher = read_teacher(run.recipe, number, tokenizer, known.step)
@@ -83,8 +84,8 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
     """Teacher `number` of `recipe`, for rows of `tokenizer`; `step` of its run in place of the newest.
 
     Raises:
-        RunError: there is none, it is not as the recipe says, or it reads text by another tokenizer.
-        ModelError, CheckpointError, TokenizerError, StoreError: it cannot be read.
+        RunError: if there is none, it is not as the recipe says, or it reads text by another tokenizer.
+        ModelError, CheckpointError, TokenizerError, StoreError: if it cannot be read.
     """
     source, path = _sources(recipe)[number], _path(number)
     store = open_store(source.uri)

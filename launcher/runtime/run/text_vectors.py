@@ -46,7 +46,8 @@ def put_modules(store: Store, files: dict[str, bytes]) -> None:
 
 
 def kept_modules(store: Store) -> dict[str, bytes]:
-    """The files that a run keeps, by their place in the folder; empty if it does not start from such a folder."""
+    """Return the files that a run keeps, by their place in the folder; empty if it does not start from such a
+    folder."""
     keys = [entry.key for entry in store.list(f"{_KEPT}/")]
     return {key.removeprefix(f"{_KEPT}/"): store.get(key) for key in keys}
 
@@ -59,7 +60,7 @@ def write_modules(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def prompts_in(files: dict[str, bytes]) -> dict[str, str]:
-    """The texts put before what is encoded, by name."""
+    """Return the texts put before what is encoded, by name."""
     prompts = _object(files.get(SETTINGS, b"{}"), SETTINGS).get("prompts")
     return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
 
@@ -83,7 +84,7 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
 
 
 def _object(data: bytes, where: str) -> dict[str, object]:
-    """The JSON object in a file of the folder. Raises ModelError."""
+    """Return the JSON object in a file of the folder. Raises ModelError."""
     try:
         found = foreign_json(data)
     except ValueError as error:
@@ -94,7 +95,7 @@ def _object(data: bytes, where: str) -> dict[str, object]:
 
 
 def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
-    """The encoder's settings with the length of texts, which version 6 keeps with the tokenizer."""
+    """Return the encoder's settings with the length of texts, which version 6 keeps with the tokenizer."""
     if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
         return {}
     length = _object(folder.get(_TOKENIZER), f"{folder.uri.rstrip('/')}/{_TOKENIZER}").get("model_max_length")

@@ -129,8 +129,8 @@ class _Drawn:
 
 
 def draw(chart: Chart, *, readings: bool = False) -> str:
-    """The chart as an HTML figure; empty text if no series has a point. `readings`: with the values and their places,
-    for a script that shows them where somebody points."""
+    """Return the chart as an HTML figure; empty text if no series has a point. `readings`: with the values and their
+    places, for a script that shows them where somebody points."""
     drawn = [_Drawn.of(series) for series in chart.series if len(series.x)]
     if not drawn:
         return ""
@@ -165,7 +165,7 @@ def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats
 
 
 def _bounds(chart: Chart, drawn: Sequence[_Drawn]) -> tuple[float, float]:
-    """The y range: the bulk of curves and bands (one spike must not flatten the rest) and every level."""
+    """Return the y range: the bulk of curves and bands (one spike must not flatten the rest) and every level."""
     means = np.concatenate([one.mean for one in drawn])
     edges = [float(means.min()), float(np.percentile(means, 99.5)), *(float(one.mean[-1]) for one in drawn)]
     edges += [float(np.median(band)) for one in drawn for band in (one.low, one.high)]
@@ -236,12 +236,12 @@ def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:
 
 
 def _place(chart: Chart, x: float) -> str:
-    """A point of the x axis in words."""
+    """Return a point of the x axis in words."""
     return f"step {x:,.0f}" if chart.x_name == "step" else f"{chart.x_format(x)} {chart.x_name}"
 
 
 def _spoken(chart: Chart, drawn: Sequence[_Drawn]) -> str:
-    """The chart for those who hear it."""
+    """Return the chart for those who hear it."""
     ends = (
         f"{one.series.name} {chart.format(one.mean[-1])}, at first {chart.format(one.mean[0])}"
         for one in drawn

@@ -137,7 +137,7 @@ def _interrupted(gap: Interruption) -> str:
 
 
 def _happened(event: Record) -> str:
-    """What is worth a mark besides interruptions."""
+    """Return what is worth a mark besides interruptions."""
     if event["kind"] == "straggler":
         return f"rank {event['rank']} held up the others"
     if event["kind"] == "commit_failed":
@@ -159,7 +159,7 @@ _BEGINS = ("start", "resume")
 
 
 def draw_timeline(told: Sequence[Record]) -> str:
-    """An SVG figure of a run's events; empty text without two of them to span a time."""
+    """Return an SVG figure of a run's events; empty text without two of them to span a time."""
     events = [event for event in told if event["attempt"] > 0]
     if len(events) < 2 or events[-1]["time"] <= events[0]["time"]:
         return ""

@@ -30,7 +30,7 @@ class _Curve:
 
 
 def evaluations(found: Sequence[Evaluated], events: Sequence[Record]) -> str:
-    """The section's HTML; empty if nothing was measured and nothing went wrong."""
+    """Return the section's HTML; empty if nothing was measured and nothing went wrong."""
     curves = _curves(on_lineage(found, events))
     drawn = "".join(draw(chart) for curve in curves for chart in _charts(curve))
     tables = "".join(_anisotropy(curve) for curve in curves if curve.task.anisotropy)
@@ -104,7 +104,7 @@ def _last_layer(figures: Sequence[Figure], measure: str) -> dict[str, Figure]:
 def _chart(
     curve: _Curve, title: str, unit: str, kinds: Mapping[str, Figure], levels: tuple[Level, ...] = ()
 ) -> Chart:
-    """A line for each of `kinds`, the last ones if there are too many."""
+    """Return a line for each of `kinds`, the last ones if there are too many."""
     shown = list(kinds.items())[-TONES:]
     series = tuple(_series(curve, name, kind, tone) for tone, (name, kind) in enumerate(shown, start=1))
     return Chart(title, unit, series, x_end=float(curve.steps[-1]), levels=levels)
@@ -146,7 +146,7 @@ def _number(value: float | None) -> str:
 
 
 def _problems(events: Sequence[Record]) -> str:
-    """What could not be measured, and which commits were passed over."""
+    """Return what could not be measured, and which commits were passed over."""
     lines = []
     for event in events:
         if event["kind"] == "evaluation_failed":

@@ -88,7 +88,7 @@ def column(records: Sequence[Record], name: str) -> Floats:
 
 
 def measure(history: History) -> Figures:
-    """The figures of a history; zeros before the first step."""
+    """Return the figures of a history; zeros before the first step."""
     steps = history.steps
     sums = {name: float(np.nansum(steps.column(name))) for name in SUMMED}
     done = int(steps.numbers[-1]) + 1 if len(steps) else 0
@@ -140,12 +140,12 @@ def median(values: Floats) -> float | None:
 
 
 def interruptions(history: History) -> list[Interruption]:
-    """Every gap between one attempt and the next, and the one that a stopped run is in."""
+    """Return every gap between one attempt and the next, and the one that a stopped run is in."""
     return gaps(history.events)
 
 
 def gaps(of: Sequence[Record]) -> list[Interruption]:
-    """The same, from a run's events in order of time."""
+    """Return the same, from a run's events in order of time."""
     events = [event for event in of if event["kind"] in (*_BEGINS, *_CAUSES, *_ENDS) or event["attempt"]]
     begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
     attempts = [events[begin:end] for begin, end in zip(begins, [*begins[1:], None], strict=False)]
@@ -154,7 +154,7 @@ def gaps(of: Sequence[Record]) -> list[Interruption]:
 
 
 def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Interruption | None:
-    """What ended an attempt, given its events and those of the next; None if nothing cut it short."""
+    """Return what ended an attempt, given its events and those of the next; None if nothing cut it short."""
     told = _told(attempt)
     if (told is not None and told["kind"] in _ENDS) or (told is None and not following):
         return None
@@ -174,8 +174,8 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
 
 
 def _told(attempt: Sequence[Record]) -> Record | None:
-    """The event that says most about an attempt's end. A death follows from other events, so it is taken only if there
-    is no other."""
+    """Return the event that says most about an attempt's end. A death follows from other events, so it is taken only
+    if there is no other."""
     about = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
     telling = [event for event in about if event["kind"] != "death"] or about
     return telling[-1] if telling else None

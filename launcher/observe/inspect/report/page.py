@@ -54,7 +54,7 @@ class ReportSubject:
 
 
 def render(subject: ReportSubject, history: History, now: datetime) -> str:
-    """The page's HTML."""
+    """Return the page's HTML."""
     account = Account.of(history)
     body = [
         _header(subject, account, now),
@@ -68,14 +68,14 @@ def render(subject: ReportSubject, history: History, now: datetime) -> str:
 def drawings(
     subject: ReportSubject, account: Account, axis: Axis = "steps", *, readings: bool = False
 ) -> str:
-    """The curves, and where the time went. `readings`: as `chart.draw` has it."""
+    """Return the curves, and where the time went. `readings`: as `chart.draw` has it."""
     curves = (draw(chart, readings=readings) for chart in charts(account, subject.baselines, axis))
     return f'<div class="charts">{"".join(curves)}{draw_timeline(account.events)}</div>'
 
 
 def sections(subject: ReportSubject, account: Account, *, folded: bool = False) -> dict[str, str]:
-    """What stands below the curves, by name and in order; empty text where there is nothing to say. `folded`: the
-    recipe is shown when somebody asks for it."""
+    """Return what stands below the curves, by name and in order; empty text where there is nothing to say. `folded`:
+    the recipe is shown when somebody asks for it."""
     events = account.events
 
     def of(*kinds: str) -> list[Record]:
@@ -161,7 +161,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
 
 
 def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
-    """What the page says about the run besides its history."""
+    """Return what the page says about the run besides its history."""
     computed: dict[str, float] = {}
     objective = run.recipe.objective
     if with_baselines and (
@@ -174,7 +174,7 @@ def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
 
 
 def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
-    """The same of a run in outline. Raises StoreError."""
+    """Return the same of a run in outline. Raises StoreError."""
     return ReportSubject(
         name=run.name,
         uri=run.uri,

@@ -13,14 +13,14 @@ def text(value: object) -> str:
 
 
 def document(title: str, sections: Iterable[str]) -> str:
-    """A page without references to anything outside it."""
+    """Return a page without references to anything outside it."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
     page = f"<body><main>{''.join(sections)}</main></body>"
     return f'<!doctype html><html lang="en"><head>{head}<style>{CSS}</style></head>{page}</html>\n'
 
 
 def header(title: str, badge: str = "", *lines: str) -> str:
-    """The head of a page; `badge` and the lines below the title are HTML already."""
+    """Return the head of a page; `badge` and the lines below the title are HTML already."""
     below = f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
     return f"<header><h1>{text(title)}</h1>{badge}</header>{below}"
 
@@ -39,7 +39,7 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int) -> str:
-    """An HTML table. Columns from `first_number` on that hold numbers only are set right-aligned."""
+    """Return an HTML table. Columns from `first_number` on that hold numbers only are set right-aligned."""
     body = list(rows)
     numeric = {
         index

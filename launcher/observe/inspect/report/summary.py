@@ -33,7 +33,7 @@ class _Column:
 
     @classmethod
     def of(cls, values: Floats) -> "_Column":
-        """A bin for each value; one that is no number counts for nothing."""
+        """Return a bin for each value; one that is no number counts for nothing."""
         known = np.isfinite(values)
         return cls(
             np.where(known, values, 0.0),
@@ -144,7 +144,7 @@ class Summary:
         return Curve(self._middles(axis)[known], means, column.lows[known], column.highs[known])
 
     def along(self, done: Sequence[float] | Floats, axis: Axis) -> Floats:
-        """Where a number of steps done lies on an axis: [n] float64 for n of them."""
+        """Return where a number of steps done lies on an axis: [n] float64 for n of them."""
         at = np.asarray(done, dtype=np.float64)
         if axis == "steps" or not self.records:
             return at
@@ -166,7 +166,7 @@ class Summary:
         return before + np.append(0.0, np.cumsum(sums)) / unit
 
     def _wide_enough(self, numbers: Floats) -> float:
-        """A width that keeps the bins few, a power of two."""
+        """Return a width that keeps the bins few, a power of two."""
         begin = float(self.first[0]) if self.records else float(numbers[0])
         width = self._width
         while (float(numbers[-1]) - begin) / width >= _MOST_BINS:
@@ -201,5 +201,5 @@ def of_steps(metric: Metric, fields: Container[str], column: Callable[[str], Flo
 
 
 def _starts(numbers: Floats, width: float) -> NDArray[np.int64]:
-    """Where the bins begin among rising step numbers."""
+    """Return where the bins begin among rising step numbers."""
     return np.append(0, np.flatnonzero(np.diff(numbers // width)) + 1).astype(np.int64)

@@ -79,8 +79,8 @@ def checkpoints(commits: Sequence[Record]) -> str:
 
 
 def nodes(events: Sequence[Record]) -> str:
-    """What was found wrong with machines: by their preflight, by ranks that were slow, by weights that differed; what
-    every start finds anew, once."""
+    """Return what was found wrong with machines: by their preflight, by ranks that were slow, by weights that
+    differed; what every start finds anew, once."""
     first: dict[tuple[str, str], float] = {}
     for event in events:
         for complaint in _complaints(event):
@@ -123,7 +123,7 @@ def changes(events: Sequence[Record]) -> str:
 
 
 def damage(lines: Sequence[str]) -> str:
-    """What could not be read."""
+    """Return what could not be read."""
     if not lines:
         return ""
     different = list(dict.fromkeys(lines))  # an object may have been read for each of its fields

@@ -108,7 +108,7 @@ def terminal_table(rows: Sequence[TableRow]) -> Table:
 
 
 def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
-    """The cells of the table, as texts, without the heads."""
+    """Return the cells of the table, as texts, without the heads."""
     found = [_line(row, rows) for row in rows]
     for checkpoint, step, average in averages(rows):
         found.append((checkpoint, _step(step), "average", "", f"{100 * average:.2f}", "", "", "", "", ""))
