@@ -29,6 +29,7 @@ from launcher.runtime.capacity.workload import executed, microbatch_shape, phase
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import known, parameters
 from launcher.runtime.run.create import create_run
+from launcher.runtime.run.inputs import read_inputs
 
 _BLOCK_TOKENS = 500_000
 _BATCHES = 8  # at least so many in an epoch
@@ -284,7 +285,7 @@ def prepare(trial: Trial, folder: str) -> str:
     text = _text(recipe, vocabulary)
     write_corpus(open_store(corpus), blocks, text, vocabulary=vocabulary, tokenizer=tokenizer)
     uri = f"{folder}/run"
-    create_run(trial.at(corpus, f"{corpus}/tokenizer"), uri, datetime.now(UTC))
+    create_run(trial.at(corpus, f"{corpus}/tokenizer"), uri, datetime.now(UTC), read_inputs)
     return uri
 
 

@@ -114,7 +114,20 @@ class Trial:
             heldout=Heldout(fraction=HELDOUT),
         )
         mixing = self.recipe.mixing.model_copy(update={"translations": None})
-        changes = {"corpus": sources, "mixing": mixing, "tokenizer": TokenizerRef(uri=tokenizer)}
+        objective = self.recipe.objective
+        if objective.distil is not None:  # ranks make random ones of the same shapes
+            teachers = tuple(
+                source.model_copy(update={"uri": f"{corpus}/no-teacher"})
+                for source in objective.distil.teachers
+            )
+            distil = objective.distil.model_copy(update={"teachers": teachers})
+            objective = objective.model_copy(update={"distil": distil})
+        changes = {
+            "objective": objective,
+            "corpus": sources,
+            "mixing": mixing,
+            "tokenizer": TokenizerRef(uri=tokenizer),
+        }
         return self.recipe.model_copy(update=changes)
 
 

@@ -1,5 +1,6 @@
 """Creates a run, once (`init`), and checks a run against another recipe before it starts (`reconcile`)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -9,6 +10,7 @@ from platform import python_version
 from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.evaluation import EvaluationTask
@@ -26,7 +28,9 @@ from launcher.runtime.run.text_vectors import keep_modules
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
 
 
-def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
+def create_run(
+    recipe: Recipe, uri: str, now: datetime, read: Callable[[Recipe, Tokenizer], Inputs] = read_all_inputs
+) -> Run:
     """Create the run at `uri`.
 
     Raises:
@@ -34,13 +38,14 @@ def create_run(recipe: Recipe, uri: str, now: datetime) -> Run:
         CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
         StoreError: no permission, no space, no such bucket.
 
-    Whether the tasks of `evaluation` can be measured the caller checks (`launcher.after.tasks.measurable`).
+    `read` fingerprints the inputs; steps that are only measured need no teachers. Whether the tasks of `evaluation`
+    can be measured the caller checks (`launcher.after.tasks.measurable`).
     """
     store = free_place(uri)
     resolved = absolute(recipe)
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
-    run = Run(uri, store, resolved, record_of(resolved, read_all_inputs(resolved, tokenizer), now))
+    run = Run(uri, store, resolved, record_of(resolved, read(resolved, tokenizer), now))
     check_rows(run, tokenizer)
     check_mixture(run, tokenizer)
     reserve(store, resolved)

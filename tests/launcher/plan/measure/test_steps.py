@@ -34,11 +34,7 @@ def taken(name: str, folder: Path, *settings: str) -> list[dict[str, Any]]:
     recipe = tiny(load(name))
     distil = recipe.objective.distil
     teachers = range(len(distil.teachers)) if distil is not None else ()
-    alike = [
-        f"objective.distil.teachers.{number}.{setting}"
-        for number in teachers
-        for setting in (*SMALL, f"uri={folder}/teacher")
-    ]
+    alike = [f"objective.distil.teachers.{number}.{setting}" for number in teachers for setting in SMALL]
     recipe = reload(recipe, (*SMALL, *alike, *settings))
     run = prepare(choose(recipe, recipe.phases[0], MACHINE), str(folder))
     found: list[dict[str, Any]] = run_ranks(measures.take, WORLD, run, 0.2)
