@@ -120,8 +120,8 @@ def test_words_follow_the_stretches_that_are_held_out(tmp_path: Path) -> None:
             {"words": ["天", "下"]},
             r"text.jsonl, line 3: field 'words' does not hold the words of the text: word 1 is '下'",
         ),
-        ({"words": ["天"]}, r"line 3: .*after the last word the text goes on '地'"),
-        ({}, r"line 3: field 'words' holds nothing, not words"),
+        ({"words": ["天"]}, r"line 3: field 'words'.*'地'"),
+        ({}, r"line 3: field 'words'.*\bnothing\b"),
         ({"words": [1]}, r"line 3: field 'words' holds int, not text"),
     ],
 )

@@ -214,8 +214,8 @@ def without_a_layer(path: Path) -> None:
     ("spoil", "message"),
     [
         (without_safetensors, r"has no model\.safetensors\n.*pickled weights"),
-        (cut_short, r"is truncated or damaged: it has [\d,]+ bytes, its header says [\d,]+"),
-        (cut_in_its_header, r"is truncated or is not safetensors \(200 bytes\)"),
+        (cut_short, r"model\.safetensors\b.*\btruncated\b.*[\d,]{6,} bytes.*\bheader\b.*[\d,]{6,}"),
+        (cut_in_its_header, r"model\.safetensors\b.*\btruncated\b.*\(200 bytes\)"),
         (of_another_shape, r"position_embeddings\.weight is \(63, \d+\), not \(64, \d+\)"),
         (without_a_layer, r"does not hold the expected parameters: missing .*layer\.1\."),
     ],

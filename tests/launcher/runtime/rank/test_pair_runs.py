@@ -133,8 +133,8 @@ def test_loops_of_users_get_texts_as_rows_and_how_many_make_an_example(run: Run)
     ("recipe", "names", "settings", "problem"),
     [
         ("contrastive-base", ["text"], (), "is a corpus of running text, and input.packing pairs"),
-        ("simcse-base", ["news"], (), "is a corpus of pairs, and input.packing sentences"),
-        ("bert-base", ["web"], (), "is a corpus of pairs, and input.packing segment_pair"),
+        ("simcse-base", ["news"], (), "input.packing sentences"),
+        ("bert-base", ["web"], (), "input.packing segment_pair"),
         (
             "contrastive-base",
             ["web"],
