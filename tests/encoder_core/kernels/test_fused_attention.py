@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -75,14 +75,32 @@ forms = st.builds(
 ).filter(lambda form: form.table_a or not form.own_r)
 
 
+ONE_TOKEN = Form(
+    heads=1,
+    width=19,
+    table_a=True,
+    table_b=True,
+    table_c=True,
+    own_r=True,
+    segments=True,
+    signs=True,
+    dropout=True,
+    carried=4,
+    dtype=torch.float16,
+)
+"""Nearly all of its attention is on one key, so its gradients all but cancel."""
+
+
 def check(lengths: list[int], form: Form, seed: int, cuts: Cuts | None) -> None:
     given = problem(lengths, form, seed)
-    assert_same(fused(given, cuts), expected(given), TOLERANCE[form.dtype])
+    scale = expected(given, cancels=False)
+    assert_same(fused(given, cuts), expected(given), TOLERANCE[form.dtype], scale)
 
 
 @settings(
     max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )  # a smaller failure takes minutes
+@example([1], ONE_TOKEN, 480, 16)
 @given(st.lists(st.integers(0, 33), max_size=2), forms, st.integers(0, 2**32), st.sampled_from([16, 32]))
 def test_equals_the_formula_whatever_the_terms(lengths: list[int], form: Form, seed: int, size: int) -> None:
     check(lengths, form, seed, even(size))

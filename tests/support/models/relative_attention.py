@@ -124,8 +124,10 @@ def _signs(draws: np.random.Generator, lengths: list[int]) -> Tensor:
     return torch.from_numpy(1 - 2 * draws.integers(2, size=len(lengths))).int().to(DEVICE)
 
 
-def formula(given: Problem, *, rounded: bool = False) -> Tensor:
-    """The context [M, N, D], from every score. `rounded`: to bf16 where flash attention rounds."""
+def formula(given: Problem, *, rounded: bool = False, cancels: bool = True) -> Tensor:
+    """The context [M, N, D], from every score. `rounded`: to bf16 where flash attention rounds. Without `cancels` the
+    gradients lack the part of a softmax's that cancels the other where one probability is nearly 1.
+    """
     context = 0.0 * given.q
     for row, (start, stop) in enumerate(pairwise(given.layout.cu_seqlens.tolist())):
         positions = torch.arange(stop - start)
@@ -139,7 +141,7 @@ def formula(given: Problem, *, rounded: bool = False) -> Tensor:
             if rounded:
                 mixed = _Flash.apply(scores, given.v[keys], kept)
             else:
-                mixed = torch.einsum("nqk,knd->qnd", _softmax(scores) * kept, given.v[keys])
+                mixed = torch.einsum("nqk,knd->qnd", _softmax(scores, cancels) * kept, given.v[keys])
             context = context.index_copy(0, queries, mixed)
     return context
 
@@ -168,8 +170,11 @@ def _bf16(x: Tensor) -> Tensor:
     return x.bfloat16().to(x.dtype)
 
 
-def _softmax(scores: Tensor) -> Tensor:
+def _softmax(scores: Tensor, cancels: bool = True) -> Tensor:
     """A query that sees nothing has no weights."""
+    if not cancels:
+        whole = scores.logsumexp(-1, keepdim=True).detach()
+        return (scores - whole.nan_to_num(neginf=0.0)).exp()
     return scores.softmax(-1).masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
 
 
@@ -234,10 +239,10 @@ def fused(given: Problem, cuts: Cuts | None = None) -> dict[str, Tensor]:
     return outcome(fused_attention(given.q, given.k, given.v, given.terms, given.layout, cuts), given)
 
 
-def expected(given: Problem) -> dict[str, Tensor]:
+def expected(given: Problem, *, cancels: bool = True) -> dict[str, Tensor]:
     """What the formula makes of it, in fp64 on the CPU."""
     wide = converted(given, torch.float64)
-    return outcome(formula(wide), wide)
+    return outcome(formula(wide, cancels=cancels), wide)
 
 
 def converted(given: Problem, dtype: torch.dtype) -> Problem:
@@ -256,12 +261,20 @@ def converted(given: Problem, dtype: torch.dtype) -> Problem:
     return Problem(q, k, v, Terms(**{n: moved(x) for n, x in vars(given.terms).items()}), Layout(**layout))
 
 
-def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
-    """Each within `tolerance` of the largest number of its kind."""
+def assert_same(
+    found: dict[str, Tensor],
+    wanted: dict[str, Tensor],
+    tolerance: float,
+    scale: dict[str, Tensor] | None = None,
+) -> None:
+    """Each within `tolerance` of the largest number of its kind, in `wanted` or in `scale`.
+
+    `scale`: gradients before they cancel. A kernel rounds the context before it takes the part that cancels from it, so
+    what is left of a gradient that is nearly 0 has the error of what was there before.
+    """
     assert found.keys() == wanted.keys()
     for name, tensor in {name: tensor.cpu() for name, tensor in wanted.items()}.items():
         if tensor.numel():
-            error = (found[name].double().cpu() - tensor.double()).abs().max() / tensor.abs().max().clamp(
-                min=1e-9
-            )
+            most = max(float(each[name].detach().abs().max()) for each in (wanted, scale or wanted))
+            error = float((found[name].double().cpu() - tensor.double()).abs().max()) / max(most, 1e-9)
             assert error <= tolerance, f"{name}: {error:.1e}"
