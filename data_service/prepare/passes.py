@@ -153,7 +153,7 @@ def read_chunk(task: ReadTask) -> PassReceipt:
     """
     sink = _Sink(task.layout, task.index, task.run)
     ids = Hashes()
-    for found in read_documents(task):
+    for _, found in read_documents(task):
         sink.counts.entered += 1
         ids.add(found.id, found.id)
         if isinstance(found, DroppedDocument):
@@ -166,32 +166,33 @@ def read_chunk(task: ReadTask) -> PassReceipt:
     return sink.finish(store, task, ids.store(store, task.layout.hashed(IDS, task.index)))
 
 
-def read_documents(task: ReadTask) -> Iterator[Document | DroppedDocument]:
-    """Yield the documents of a chunk; those that are empty or could not be read as dropped ones."""
+def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:
+    """Yield (place, document) of all documents of a chunk; empty and bad ones are dropped."""
     named = task.options.metadata_fields or ()
-    places: dict[str, int] = {name: named.index(field) for name, field in task.entry.fields.items()}
+    numbers: dict[str, int] = {name: named.index(field) for name, field in task.entry.fields.items()}
     for record in read_records(task.split, task.options):
+        place = record.place
+        assert place is not None, "read with metadata_fields"
         if isinstance(record, BadRecord):
-            name = _place_name(record.place, task.entry)
-            yield DroppedDocument(name, task.entry.source, READ, "bad_record", record.reason)
+            name = _place_name(place, task.entry)
+            yield place, DroppedDocument(name, task.entry.source, READ, "bad_record", record.reason)
             continue
-        found = _document(record, task.entry, places)
+        found = _document(record, place, task.entry, numbers)
         if record.blank:
-            yield DroppedDocument(found.id, found.source, READ, "empty")
+            yield place, DroppedDocument(found.id, found.source, READ, "empty")
         else:
-            yield found
+            yield place, found
 
 
-def _document(record: Text, entry: Input, places: dict[str, int]) -> Document:
-    values = {name: record.metadata[place] for name, place in places.items()}
+def _document(record: Text, place: RecordPlace, entry: Input, numbers: dict[str, int]) -> Document:
+    values = {name: record.metadata[number] for name, number in numbers.items()}
     constants: dict[str, str] = {str(name): value for name, value in entry.constants.items()}
 
     def of(name: str) -> str | None:
         return values.get(name) or constants.get(name)
 
-    assert record.place is not None, "read with metadata_fields"
     return Document(
-        of("id") or _place_name(record.place, entry),
+        of("id") or _place_name(place, entry),
         record.text,
         entry.source,
         url=of("url"),

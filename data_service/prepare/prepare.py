@@ -12,6 +12,7 @@ interrupted preparation repeats only tasks without a receipt.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.inputs import PREPARATION, PREPARED_DOCUMENTS, STATISTICS, InputListing
@@ -37,7 +38,6 @@ from data_service.prepare.configuration import (
     refuse_difference,
     short_hash,
 )
-from data_service.prepare.documents import DroppedDocument
 from data_service.prepare.duplicates import CompareReceipt, clusters_of, compare, plan_compare
 from data_service.prepare.layout import DROPPED, PrepareLayout
 from data_service.prepare.passes import (
@@ -236,16 +236,11 @@ def plan_passes(preparation: Preparation) -> list[Pass]:
 
 
 def _find(task: ReadTask, ordinal: int) -> tuple[str, str]:
-    """Return the id of a chunk's document, and the files that hold it."""
+    """Return the id of a chunk's document, and its place."""
     if task.split.streamed:
         task = task.handed(PieceReader().read(task.split.streamed, task.options))
-    for number, found in enumerate(read_documents(task)):
-        if number == ordinal:
-            uris = [piece.file.uri for piece in task.split.pieces]
-            more = f" or one of {len(uris) - 1:,} others" if len(uris) > 1 else ""
-            kind = "bad record" if isinstance(found, DroppedDocument) else "document"
-            return found.id, f"{kind} {number + 1:,} of {uris[0]}{more}"
-    raise AssertionError("the chunk has as many documents as were hashed")
+    place, found = next(islice(read_documents(task), ordinal, None))
+    return found.id, str(place)
 
 
 def _nothing_left(statistics: Statistics) -> PrepareError:

@@ -27,9 +27,14 @@ FIELDS = {"id": "id", "url": "url", "licence": "licence", "language": "lang", "d
 
 
 def run(
-    inputs: list[dict[str, Any]], stages: list[dict[str, Any]], out: Path, workers: int = 1
+    inputs: list[dict[str, Any]],
+    stages: list[dict[str, Any]],
+    out: Path,
+    *,
+    workers: int = 1,
+    chunk: int = 1 << 14,
 ) -> Statistics:
-    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": 1 << 14})
+    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": chunk})
     return prepare(made, str(out), workers, ignore_progress)
 
 
@@ -166,7 +171,7 @@ def test_a_filter_that_drops_everything_names_what_dropped(
 def test_ids_twice_name_the_id_and_both_places(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "one.jsonl", [{"text": f"text {i}", "id": i} for i in range(5)])
     two = write_lines(tmp_path / "two.jsonl", [{"text": f"other {i}", "id": i + 4} for i in range(5)])
-    with pytest.raises(InputError, match=r"'4': document 5 of .*one\.jsonl.* document 1 of .*two\.jsonl"):
+    with pytest.raises(InputError, match=r"'4': .*one\.jsonl, line 5.* .*two\.jsonl, line 1"):
         run([one | {"fields": {"id": "id"}}, two | {"fields": {"id": "id"}}], [], tmp_path / "out")
 
 
@@ -181,16 +186,17 @@ def test_bad_records_are_refused_by_place_or_dropped_with_their_reason(tmp_path:
     assert statistics.stages[0].dropped == {"bad_record": 2}
     assert [row["id"].rpartition("/")[2] for row in table(tmp_path / "out/dropped")] == [
         "a.jsonl:byte-17",
-        "a.jsonl:byte-49",
+        "a.jsonl:byte-48",
     ]
 
 
 def test_a_page_of_a_hundred_megabytes_is_refused_by_place_or_dropped(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"text": "small"}, {"text": "big " * (25 << 20)}])
     with pytest.raises(InputError, match="line 2"):
-        run([source], [], tmp_path / "out")
-    assert run([source | {"on_bad_records": "skip"}], [], tmp_path / "out").documents_kept == 1
-    large = run([source | {"max_document_bytes": 128 << 20}], [], tmp_path / "large")
+        run([source], [], tmp_path / "out", chunk=64 << 20)
+    skipped = run([source | {"on_bad_records": "skip"}], [], tmp_path / "out", chunk=64 << 20)
+    assert skipped.documents_kept == 1
+    large = run([source | {"max_document_bytes": 128 << 20}], [], tmp_path / "large", chunk=64 << 20)
     assert large.text_bytes_kept == (100 << 20) + 5
 
 
