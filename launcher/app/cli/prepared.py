@@ -21,7 +21,7 @@ from launcher.app.cli.texts import automatic_workers
 from launcher.format import human_bytes
 from launcher.runtime.recipe.document import Words, parse, validate
 
-_WORDS = Words("preparation", "infra/docs/data.md, preparing documents", PrepareError)
+_WORDS = Words("preparation", "infra/docs/prepare.md", PrepareError)
 _ROWS = 20
 
 
