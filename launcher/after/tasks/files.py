@@ -47,7 +47,7 @@ class TaskFolder:
                 )
                 return InputFile(store.uri, entry.key, entry.size, "txt", compression, entry.version)
         raise TaskError(
-            f"the task {self.task} needs the file {whole}, which does not exist",
+            f"{whole} is not there; the task {self.task} needs this file",
             remedy=f"get the file from {self.published}, and pass its folder with --data (Maskfleet downloads nothing)",
         )
 

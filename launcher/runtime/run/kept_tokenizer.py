@@ -1,5 +1,5 @@
-"""A run's own copy of its tokenizer, stored under its fingerprint, so that the run does not depend on the place it came
-from."""
+"""A run's own copy of its tokenizer, stored under the tokenizer's fingerprint. With it, the run does not depend on the
+folder that the tokenizer came from."""
 
 from collections.abc import Iterator
 
@@ -27,12 +27,14 @@ def keep(store: Store, tokenizer: Tokenizer) -> None:
 
 
 def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
-    """Return the tokenizer with this fingerprint: the copy in the run's `store`; or, if an older version created the
-    run, the one that `recipe` names, or a corpus's copy.
+    """Return the tokenizer with this fingerprint, from the first place that has it.
+
+    The places are the copy in the run's `store`, the tokenizer that `recipe` names, and the corpora's copies. The run's
+    own copy is missing if an older version created the run.
 
     Raises:
         TokenizerError: none of these places has it complete.
-        StoreError: the run's store cannot be read; or another store cannot, which may have it.
+        StoreError: the run's store cannot be read; or no place has it, and one of the others cannot be read.
     """
     tried, unread = list[str](), list[StoreError]()
     for place in _places(store, fingerprint, recipe):
