@@ -57,7 +57,7 @@ def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
         (
             "roberta-base",
             ("phases.0.mixture={weights: {wep: 1}}",),
-            "weighs wep, which is no source",
+            "the phase weighs wep",
             "add corpus",
         ),
         ("roberta-base", ("phases.0.mixture={weights: {english: 0}}",), "sources weigh 0", "above 0"),
