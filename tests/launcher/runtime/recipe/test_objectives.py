@@ -108,7 +108,7 @@ PAIRS = "{packing: segment_pair}"
             "33 lanes",
             "an even number",
         ),
-        (XLNET, ("phases.0.length=260",), "phases.0.length", "no place for 256 reused tokens", "at least 261"),
+        (XLNET, ("phases.0.length=260",), "phases.0.length", "256 reused tokens", "at least 261"),
         (XLNET, ("model.reuse=128",), "model.reuse", "the next row begins 256 ", "model.reuse to 256"),
         (
             XLNET,
