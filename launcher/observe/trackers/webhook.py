@@ -55,13 +55,13 @@ def address_of(events: Events) -> "Webhook | None":
         raise Refused(f"the environment variable {events.webhook_env} is not set")
     reason = _why_no_address(url)
     if reason is not None:
-        raise Refused(f"what the environment variable {events.webhook_env} holds {reason}")
+        raise Refused(f"the value of the environment variable {events.webhook_env} {reason}")
     return Webhook(url)
 
 
 def _why_no_address(url: str) -> str | None:
     """Return what is wrong with `url`, without repeating any part of it; None if it is valid."""
-    nothing = "is no http(s) URL"
+    nothing = "is not an http(s) URL"
     if not (url.isascii() and url.isprintable()) or " " in url:
         return nothing
     try:
@@ -215,7 +215,7 @@ class Announcer:
         if not self._complained:
             self._complained = True
             self._note(
-                f"webhook: an event was not delivered: {reason}; the run goes on, further ones are tried"
+                f"webhook: an event was not delivered: {reason}; training continues, further events are tried"
             )
 
 

@@ -58,7 +58,7 @@ def guarded(what: str, make: Callable[[], Sections]) -> Sections:
     try:
         return make()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        note = f"The {what} cannot be shown: what is stored for them is not as it should be"
+        note = f"The {what} cannot be shown: their records do not have the expected content"
         return {what: f'<p class="notice bad">{text(f"{note} ({type(error).__name__}: {error}).")}</p>'}
 
 

@@ -85,7 +85,7 @@ def _ranks(seen: SeenRun) -> Iterator[tuple[str, str]]:
     if status.since is not None:
         yield "since", ago(status.since)
     if status.heard is not None:
-        yield "last sign of life", ago(status.heard)
+        yield "last heartbeat", ago(status.heard)
     if status.stop_requested is not None:
         yield "asked to stop", text(f"by {status.stop_requested}")
     if status.checkpoint is not None:

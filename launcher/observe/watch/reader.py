@@ -243,7 +243,7 @@ class Watched(Generic[T]):
         except UserError as error:
             return None, error.problem
         except Exception as error:  # any program may have written the records: show it, and read again
-            return None, f"what is stored there cannot be used: {type(error).__name__}: {error}"
+            return None, f"its records cannot be used: {type(error).__name__}: {error}"
 
     def _take(self, value: T | None, error: str | None, now: float) -> None:
         if error is None:

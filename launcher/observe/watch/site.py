@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> Response:
         if not self.server.is_named(self.headers.get("Host")):
-            return _plain(HTTPStatus.FORBIDDEN, "this host is not served here; --host says which is")
+            return _plain(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
         try:
             return self.server.site.answer(self.path)
         except Exception as error:  # an unexpected request or record: the next request may succeed

@@ -118,12 +118,12 @@ def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None
 
 
 def _no_mixture(recipe: Recipe) -> tuple[str, str] | None:
-    apart = "rows that go on from step to step" if isinstance(recipe.input, Lanes) else ""
+    apart = "rows that continue from step to step" if isinstance(recipe.input, Lanes) else ""
     apart = "batches of one source" if recipe.mixing.batches == "one_source" else apart
     if not apart:
         return None
     return (
-        f"{apart} take as many of each source in every phase",
+        f"{apart} read the same share of each source in every phase",
         "leave it out, and give the sources of the corpus their weights",
     )
 

@@ -62,7 +62,7 @@ def reserve(store: Store, recipe: Recipe) -> None:
     text = recipe.to_yaml().encode()
     if not store.put_if_absent(RECIPE, text) and store.get(RECIPE) != text:
         raise RunError(
-            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init that was interrupted, or is under way",
+            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init was interrupted there, or is running",
             remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE}",
         )
 
@@ -95,8 +95,8 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
     if changes and not accept_changes:
         raise RunChanged(
             f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
-            remedy=f"restore them, or let a new run go on from here with them: maskfleet runs fork "
-            f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes goes on regardless, on record",
+            remedy=f"restore the old settings, or fork the run with the new ones: maskfleet runs fork "
+            f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
     keep(run.store, tokenizer)  # a run of an older version has no copy, nor a run that changes its tokenizer
     if changes:

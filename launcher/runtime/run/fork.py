@@ -146,8 +146,8 @@ def _check_model(
     if fixed:
         lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
         raise RunChanged(
-            f"a fork of {source.uri} has its model:\n" + "\n".join(f"  {line}" for line in lines),
-            remedy=f"a new run that starts from its weights may differ in more: {_start(source)}",
+            f"a fork of {source.uri} must keep its model:\n" + "\n".join(f"  {line}" for line in lines),
+            remedy=f"to change the model, create a new run that starts from its weights: {_start(source)}",
         )
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = meta_module(config, recipe.objective)
@@ -156,7 +156,7 @@ def _check_model(
     if differing:
         raise RunChanged(
             f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
-            remedy=f"a new run that starts from its weights may: {_start(source)}",
+            remedy=f"for that, create a new run that starts from its weights: {_start(source)}",
         )
     ensure_kinds(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
 
@@ -164,12 +164,12 @@ def _check_model(
 def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
     if any(mark != CheckpointName(BEFORE, step) for mark in there):
         raise RunError(
-            f"{uri} holds another checkpoint already: a fork that was interrupted, or is under way",
-            remedy="choose another URI, or delete what lies there",
+            f"{uri} holds another checkpoint already: a fork was interrupted there, or is running",
+            remedy="choose another URI, or delete that folder",
         )
     if step >= recipe.total_steps:
         raise RunError(
-            f"the checkpoint is of step {step:,}, and the phases end at step {recipe.total_steps:,}",
+            f"the checkpoint is of step {step:,}, but the phases end at step {recipe.total_steps:,}",
             remedy="give the fork more steps (--set phases.0.steps=...), or take an earlier checkpoint (--step)",
         )
 

@@ -98,7 +98,7 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
     if len(set(shares.values())) > 1:
         listed = ", ".join(f"{uri} {share:g}" for uri, share in shares.items())
         raise CorpusError(
-            f"the corpora hold different shares of their documents out: {listed}",
+            f"the corpora hold out different shares of their documents: {listed}",
             remedy="build them with the same --heldout",
         )
     uri = tokenizer or f"{given[0].uri.rstrip('/')}/{TOKENIZER}"
@@ -196,8 +196,8 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
     stated = recipe.corpus.heldout.fraction
     if manifest.heldout_fraction != stated:
         raise CorpusError(
-            f"{uri} keeps {manifest.heldout_fraction:g} of its documents from training, "
-            f"the recipe's corpus.heldout.fraction says {stated:g}",
+            f"{uri} holds out {manifest.heldout_fraction:g} of its documents, but the recipe's "
+            f"corpus.heldout.fraction is {stated:g}",
             remedy=f"set corpus.heldout.fraction to {manifest.heldout_fraction:g}, or build the corpus again",
         )
 
@@ -208,7 +208,7 @@ def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None
     if recipe.objective.nsp is None or manifest.train.sentences.sum() > manifest.train.documents.sum():
         return
     raise CorpusError(
-        f"{uri} has no document of two sentences, and objective.nsp asks which sentence follows another",
+        f"{uri} has no document of two sentences, but objective.nsp asks which sentence follows another",
         remedy="build the corpus from text in which sentences end, with a newline or a mark such as . ! ? that no "
         "lower-case letter follows; or leave nsp out",
     )

@@ -50,11 +50,11 @@ def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
             continue
         if found.hash == fingerprint:
             return found
-        tried.append(f"{place.uri} holds another one ({found.hash[:12]})")
+        tried.append(f"{place.uri} holds another tokenizer ({found.hash[:12]})")
     if unread:
         raise unread[0]
     raise TokenizerError(
-        f"the tokenizer that the run at {store.uri} was made with ({fingerprint[:12]}) is nowhere to be found:\n"
+        f"the tokenizer with which the run at {store.uri} was created ({fingerprint[:12]}) cannot be found:\n"
         + "\n".join(f"  {line}" for line in tried),
         remedy=f"put its files back into one of these folders; the run's own is {_copy(store, fingerprint).uri}",
     )

@@ -161,7 +161,7 @@ class _Segments:
             first = self._lost > 0 and before == 0
         if first:
             self._note(
-                f"{self._most:,} bytes of {self.folder} wait for the store, and no more can: the oldest are lost"
+                f"more than {self._most:,} bytes of {self.folder} wait for the store: the oldest are lost"
             )
 
     def write(self) -> None:

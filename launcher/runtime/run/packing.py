@@ -159,4 +159,4 @@ def _delete_held(store: Store, held_by: Stretch, singles: list[Stretch]) -> None
         if same:
             store.delete(stretch.key)
         else:
-            _log.warning("%s/%s is not what %s holds of it", store.uri, stretch.key, held_by.key)
+            _log.warning("%s/%s differs from its copy in %s", store.uri, stretch.key, held_by.key)

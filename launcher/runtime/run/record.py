@@ -150,7 +150,7 @@ def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
         for damaged in good.passed_over:
             _log.warning("a newer checkpoint of %s is damaged: %s", run.uri, damaged)
         if good.passed_over:
-            _log.warning("so the checkpoint of step %s is taken", f"{good.manifest.step:,}")
+            _log.warning("so the checkpoint of step %s is used", f"{good.manifest.step:,}")
         return good.manifest
     marks = committed(run.store)
     chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first

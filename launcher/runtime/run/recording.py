@@ -49,7 +49,7 @@ class Recorder:
             self._waiting.append(write)
             if len(self._waiting) > self._capacity:
                 self._waiting.popleft()
-                self._tell("lost", "wait to be written, more than fit in memory: the oldest are lost")
+                self._tell("lost", "that wait to be written no longer fit in memory: the oldest are lost")
             self._changed.notify_all()
 
     def drain(self, patience_s: float) -> bool:
@@ -89,7 +89,7 @@ class Recorder:
                 return
             except StoreError as error:
                 _log.warning("a record waits: %s", error.problem)
-                self._tell("waiting", f"wait to be written, which fails: {error.problem}; training goes on")
+                self._tell("waiting", f"cannot be written yet: {error.problem}; training continues")
             except Exception as error:
                 _log.exception("a record could not be made")
                 self._note(f"a record could not be made: {type(error).__name__}: {error}")

@@ -82,7 +82,7 @@ def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
             raise RunError(
                 f"{_path(number)}.uri: {_sources(run.recipe)[number].uri} holds other weights than when "
                 f"{run.uri} was created",
-                remedy="put back the model that it was, or create a new run with this one",
+                remedy="put the former model back, or create a new run with this one",
             )
         found.append(teacher)
     return found
@@ -161,7 +161,7 @@ def _check_fit(
     student = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if found.vocab != student.vocab:
         raise RunError(
-            f"{path}.uri: {source.uri} has {found.vocab:,} ids, and the student {student.vocab:,}",
+            f"{path}.uri: {source.uri} has {found.vocab:,} ids, but the student has {student.vocab:,}",
             remedy=f"set model.vocab to {found.vocab}",
         )
     longest = max(phase.length for phase in recipe.phases)

@@ -133,7 +133,7 @@ def small(**changes: object) -> str:
             lambda f: taught_by(f / "teacher", "phases.0.length=80", "model.max_length=80"),
             "rows of 64 tokens at most",
         ),
-        (lambda f: taught_by(f / "teacher", "model.vocab=400"), "has 320 ids, and the student 400"),
+        (lambda f: taught_by(f / "teacher", "model.vocab=400"), "has 320 ids, but the student has 400"),
         (lambda f: taught_by(f / "stranger"), "another tokenizer"),
         (lambda f: taught_by("s3://your-bucket/runs/teacher"), "placeholders"),
         (lambda f: taught_by(f / "teacher", step="5"), "no checkpoint of step 5"),
