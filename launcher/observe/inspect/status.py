@@ -258,10 +258,10 @@ def _mean(steps: StepHistory, name: str) -> float | None:
 
 
 def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | Unreadable]:
-    """Yield the statuses of the runs at `uris` or directly below them.
+    """Return an iterator over the statuses of the runs at `uris` or directly below them.
 
-    A single run has its whole status unless `brief`. Several runs have brief ones; those that cannot be read are
-    yielded as `Unreadable`.
+    A single run has its whole status unless `brief`. Several runs have brief ones; a run that cannot be read is
+    `Unreadable`.
 
     Raises:
         RunError, StoreError: there is no run, or the only one cannot be read.

@@ -38,7 +38,7 @@ HOST_HALVES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
 
 
 class MlmTerm(MlmConfig, MlmMasking):
-    """Both halves of masked language modelling."""
+    """Masked language modelling: its settings for the device and for the host."""
 
     @model_serializer(mode="wrap")
     def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
@@ -49,7 +49,7 @@ class MlmTerm(MlmConfig, MlmMasking):
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
-    """Both halves of permuted language modelling."""
+    """Permuted language modelling: its settings for the device and for the host."""
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Yield also a refusal for every phase whose rows are too short for the targets."""

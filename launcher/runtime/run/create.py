@@ -1,4 +1,5 @@
-"""Creates a run, once (`init`), and checks a run against another recipe before it starts (`reconcile`)."""
+"""Creates a run (`create_run`, for `init`), and checks before a start whether its recipe or inputs have changed
+(`reconcile`)."""
 
 from collections.abc import Callable
 from dataclasses import replace
