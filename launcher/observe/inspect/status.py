@@ -77,10 +77,8 @@ class RunStatus:
         figures: medians of the newest steps, by name.
         step_seconds, tokens_per_second: two of these medians.
         eta_seconds: seconds until the last step, at the present rate.
-        checkpoint: the newest checkpoint.
-        checkpoint_problem: reason why it cannot be read.
-        microbatch: number of rows of a microbatch in each phase, if memory decides it.
-        microbatch_why: how these numbers were found.
+        checkpoint, checkpoint_problem: the newest checkpoint, or the reason why it cannot be read.
+        microbatch, microbatch_why: rows of a microbatch in each phase, if memory decides them, and how they were found.
         interruptions, goodput, repeated_steps: figures of the whole run; None in a brief status.
         origins: checkpoints that it was forked from.
         evaluation_problem: reason why the newest evaluation beside training failed.

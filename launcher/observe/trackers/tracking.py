@@ -92,7 +92,7 @@ class Publishing:
     def _complain(self, reason: str) -> None:
         if not self._complained:
             self._complained = True
-            self._note(f"{self._name}: not published: {reason}; training continues")
+            self._note(f"{self._name}: not published: {reason}; the run continues")
 
 
 @contextmanager
