@@ -143,7 +143,8 @@ def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOption
     if len(data) > options.max_document_bytes:
         raise too_long(place, options.max_document_bytes)
     data, offset = without_mark(data, offset)
-    return decode(data, options, place, offset)
+    found = decode(data, options, place, offset)
+    return found if options.metadata_fields is None else replace(found, place=place)
 
 
 def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:

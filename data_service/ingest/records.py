@@ -39,12 +39,16 @@ class Text:
         replaced: whether bytes that were not UTF-8 were replaced by U+FFFD.
         others: positive and negatives of the example; empty for a document.
         words: where the words of the input begin, as `spelt_words` returns it; empty if the input holds no words.
+        place: place of the record; None unless the options ask for other fields than the text.
+        metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
     """
 
     text: str
     replaced: bool
     others: tuple[str, ...] = ()
     words: bytes = b""
+    place: "RecordPlace | None" = None
+    metadata: tuple[str | None, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -218,7 +222,25 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
             raise BadRecord(
                 place, f"field {name!r} does not hold the words of the text: {error}", _WORDS
             ) from error
+    if options.metadata_fields is not None:
+        values = (_metadata(record.get(name), name, place) for name in options.metadata_fields)
+        found = replace(found, place=place, metadata=tuple(values))
     return found
+
+
+def _metadata(value: object, name: str, place: RecordPlace) -> str | None:
+    """Return a value beside the text as a string; None for an empty one."""
+    match value:
+        case bytes():
+            found = value.decode(errors="replace")
+        case None | str() | bool() | int() | float():
+            found = "" if value is None else str(value)
+        case _:
+            reason = f"field {name!r} holds {type(value).__name__}, not a text or a number"
+            raise BadRecord(
+                place, reason, "name a field with one value under `fields`, or correct the record"
+            )
+    return found.encode(errors="replace").decode().strip() or None
 
 
 def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:
