@@ -20,6 +20,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
 from data_service.ingest.tasks import FilePiece, Split
+from data_service.ingest.warc import read_warc
 
 _ROWS = 256
 _READ_AHEAD = 64 * 1024
@@ -71,6 +72,8 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
             return read_parquet(piece, options)
         case "arrow":
             return read_arrow(piece, options)
+        case "warc":
+            return read_warc(piece, options)
         case other:
             assert_never(other)
 

@@ -160,7 +160,7 @@ def _data_files(store: Store, key: str) -> set[str]:
     return names
 
 
-Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]
+Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "warc"]
 Compression = Literal["", "gz", "zst"]
 
 _LINES: dict[str, Format] = {
@@ -170,6 +170,8 @@ _LINES: dict[str, Format] = {
     ".json": "jsonl",
     ".csv": "csv",
     ".tsv": "tsv",
+    ".warc": "warc",
+    ".wet": "warc",
 }
 _COMPRESSIONS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
 SUFFIXES: dict[str, tuple[Format, Compression]] = {

@@ -23,7 +23,7 @@ _AROUND = 32 * 1024  # bytes before and behind a bad one, from which the encodin
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _P = ParamSpec("_P")
 
-Unit = Literal["", "byte", "line", "row"]
+Unit = Literal["", "byte", "line", "row", "record"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
 LISTED = 100

@@ -28,7 +28,7 @@ _PER_FILE = 16 * 1024  # opening a file costs about as much as reading this many
 _SMALLEST = 4 * MIB  # small corpora are cut into about 16 splits, but not below this
 _SPLITS = 16
 _WHOLE = 4  # a compressed file of more splits than this is cut; below, that is not worth a second task
-_UNCUT = ("csv", "tsv", "arrow")  # where a record begins is only known from the beginning
+_UNCUT = ("csv", "tsv", "arrow", "warc")  # where a record begins is only known from the beginning
 
 
 @dataclass(frozen=True)

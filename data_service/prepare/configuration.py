@@ -10,6 +10,7 @@ from data_service.errors import InputError, PrepareError
 from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.inputs import PREPARATION, InputListing, LeftOut, list_inputs
 from data_service.ingest.options import MIB, BuildOptions
+from data_service.ingest.warc import require_packages
 from data_service.prepare.stages import Stage
 from data_service.store.base import Store
 
@@ -113,6 +114,8 @@ def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
     owners: dict[str, str] = {}
     for entry, listing in zip(preparation.inputs, listings, strict=True):
         for file in listing.files:
+            if file.format == "warc":
+                require_packages(file)
             if file.uri.startswith(store.uri.rstrip("/") + "/"):
                 raise InputError(
                     f"the output {store.uri} holds the input {file.uri}",

@@ -1,0 +1,122 @@
+"""Reads web archives: the text of WET files, and of the HTML pages in WARC files (warcio, trafilatura).
+
+A document is a `conversion` record, or a `response` of status 200 that holds HTML. Requests, metadata, redirects and
+images are no documents. Fields: `id`, `url`, `date` and `language` are those of the record's headers.
+"""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from data_service.errors import InputError
+from data_service.ingest.files import open_bytes
+from data_service.ingest.formats import LINE_PER_DOCUMENT
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, too_long
+from data_service.ingest.tasks import FilePiece
+
+_HEADERS = {
+    "id": "WARC-Record-ID",
+    "url": "WARC-Target-URI",
+    "date": "WARC-Date",
+    "language": "WARC-Identified-Content-Language",
+}
+_NEEDED = ("WARC-Type", "WARC-Record-ID", "Content-Length")
+_HTML = ("text/html", "application/xhtml+xml")
+
+
+def require_packages(file: InputFile) -> None:
+    """Raise InputError if the packages that read web archives are not installed."""
+    try:
+        import trafilatura  # noqa: F401
+        import warcio  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"{file.uri}: a web archive is read by {error.name}, which is not installed",
+            remedy="pip install 'maskfleet[prepare]'",
+        ) from error
+
+
+def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """Yield the documents of a whole archive.
+
+    Raises:
+        InputError: the archive is damaged or cut short, or a package is missing.
+    """
+    file = piece.file
+    require_packages(file)
+    with open_bytes(file) as stream:
+        for number, record in enumerate(_records(stream, file)):
+            place = Numbered(file, "record", number)
+            _refuse_no_record(record, place)
+            if _is_document(record):
+                yield accept(options, _document, record, options, place)
+            _refuse_cut(record, place)
+
+
+def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
+    from warcio.archiveiterator import ArchiveIterator
+    from warcio.exceptions import ArchiveLoadFailed
+
+    records = ArchiveIterator(stream)
+    number = 0
+    while True:
+        try:
+            record = next(records, None)
+        # warcio raises the last two where the headers of a record end too early
+        except (ArchiveLoadFailed, EOFError, ValueError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"{file.uri}, record {number}: damaged or cut short: {error}",
+                remedy="fetch the archive again; no document of it was used",
+            ) from error
+        if record is None:
+            return
+        yield record
+        number += 1
+
+
+def _is_document(record: Any) -> bool:
+    if record.rec_type == "conversion":
+        return True
+    if record.rec_type != "response" or record.http_headers is None:
+        return False
+    kind = (record.http_headers.get_header("Content-Type") or "").partition(";")[0].strip().lower()
+    return record.http_headers.get_statuscode() == "200" and kind in _HTML
+
+
+def _document(record: Any, options: BuildOptions, place: Numbered) -> Text:
+    most = options.max_document_bytes * LINE_PER_DOCUMENT
+    data = record.content_stream().read(most + 1)
+    if len(data) > most:
+        raise too_long(place, most)
+    values: dict[str, object] = {
+        name: record.rec_headers.get_header(header) for name, header in _HEADERS.items()
+    }
+    values[options.text_field] = data if record.rec_type == "conversion" else _text_of(data, values["url"])
+    return document(values, options, place)
+
+
+def _text_of(page: bytes, url: object) -> str:
+    from trafilatura import extract
+
+    return extract(page, url=str(url) if url else None) or ""
+
+
+def _refuse_no_record(record: Any, place: Numbered) -> None:
+    """Raise InputError if a record lacks the headers that all have."""
+    if missing := [name for name in _NEEDED if record.rec_headers.get_header(name) is None]:
+        raise InputError(
+            f"{place}: no record of a web archive, or one cut short: {missing[0]} is missing",
+            remedy="fetch the archive again, or name it by what it is; no document of it was used",
+        )
+
+
+def _refuse_cut(record: Any, place: Numbered) -> None:
+    """Raise InputError if the file ends within the record."""
+    while record.raw_stream.read(1 << 20):
+        pass
+    if getattr(record.raw_stream, "limit", 0) > 0:
+        raise InputError(
+            f"{place}: the archive is cut short: {record.raw_stream.limit:,} bytes of the record are missing",
+            remedy="fetch the archive again; no document of it was used",
+        )
