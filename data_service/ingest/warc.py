@@ -22,6 +22,7 @@ _HEADERS = {
     "language": "WARC-Identified-Content-Language",
 }
 _NEEDED = ("WARC-Type", "WARC-Record-ID", "Content-Length")
+_END = b"\r\n\r\n"
 _HTML = ("text/html", "application/xhtml+xml")
 
 
@@ -58,7 +59,8 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
-    records = ArchiveIterator(stream)
+    tail = _Tail(stream)
+    records = ArchiveIterator(tail)
     number = 0
     while True:
         try:
@@ -69,10 +71,28 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
                 f"{file.uri}, record {number}: damaged or cut short: {error}",
                 remedy="fetch the archive again; no document of it was used",
             ) from error
+        if record is None and tail.last != _END:  # warcio takes headers that end too early for the end
+            raise InputError(
+                f"{file.uri}, record {number}: cut short, or no web archive: it does not end as a record does",
+                remedy="fetch the archive again; no document of it was used",
+            )
         if record is None:
             return
         yield record
         number += 1
+
+
+class _Tail:
+    """A stream that knows the last bytes that were read of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.last = b""
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.last = (self.last + data[-len(_END) :])[-len(_END) :]
+        return data
 
 
 def _is_document(record: Any) -> bool:

@@ -35,7 +35,7 @@ InputsArgument = Annotated[
     typer.Argument(
         metavar="INPUT",
         help="Files, folders or globs, local or s3://: .txt, .jsonl, .json (a value a line), .csv and .tsv, each also "
-        "with .gz or .zst; .parquet; .arrow, as in folders that Hugging Face datasets saves.",
+        "with .gz or .zst; .warc and .wet; .parquet; .arrow, as in folders that Hugging Face datasets saves.",
     ),
 ]
 TextFieldOption = Annotated[
