@@ -40,9 +40,10 @@ def decided(path: Path, text: str, sha256: str, **settings: Any) -> Document | D
 def test_the_language_is_found_and_written(tmp_path: Path) -> None:
     pytest.importorskip("fasttext", reason="needs maskfleet[prepare]")
     sha256 = write_model(tmp_path / "lid.bin")
-    found = decided(tmp_path / "lid.bin", "the dog\nand the cat", sha256)
+    text = "the dog\nand the cat"
+    found = decided(tmp_path / "lid.bin", text, sha256)
     assert isinstance(found, Document)
-    assert (found.language, found.text) == ("en", "the dog\nand the cat")
+    assert (found.language, found.text) == ("en", text)
     other = decided(tmp_path / "lid.bin", "der Hund und", sha256, languages=("en",))
     assert isinstance(other, Drop)
     assert (other.reason, other.detail[:2]) == ("other_language", "de")

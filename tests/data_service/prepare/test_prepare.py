@@ -182,7 +182,7 @@ def test_a_corpus_is_built_of_what_was_kept_alone(whole: Path, tmp_path: Path) -
 def test_a_half_prepared_output_is_no_input(tmp_path: Path, sources: list[dict[str, Any]]) -> None:
     out = tmp_path / "out"
     assert dies_at(60, lambda: run(sources, [LENGTH, EXACT], out))
-    with pytest.raises(InputError, match="not complete"):
+    with pytest.raises(InputError, match="/out"):
         list_inputs([str(out)])
 
 
