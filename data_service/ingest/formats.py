@@ -31,6 +31,7 @@ from data_service.ingest.records import (
     example,
     guessed_remedy,
     too_long,
+    with_provenance,
 )
 from data_service.ingest.tasks import FilePiece
 
@@ -143,7 +144,7 @@ def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOption
     if len(data) > options.max_document_bytes:
         raise too_long(place, options.max_document_bytes)
     data, offset = without_mark(data, offset)
-    return decode(data, options, place, offset)
+    return with_provenance(decode(data, options, place, offset), {}, options, place)
 
 
 def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
@@ -249,7 +250,8 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
         options.max_document_bytes * _ROW_PER_DOCUMENT
     )  # of the whole process, which reads no other
     rows, names = _rows(file, options)
-    columns = {name: _column(name, names, file) for name in options.fields}
+    there = [name for name in options.further_fields if name in names]
+    columns = {name: _column(name, names, file) for name in (*options.fields, *there)}
     while True:
         place = Numbered(file, "line", rows.line_num + 1)
         try:

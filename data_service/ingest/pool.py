@@ -10,7 +10,15 @@ from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, find_re
 from data_service.store.base import Store
 
 Stage = Literal[
-    "measuring", "reading", "comparing", "dividing", "writing", "assembling", "already built", "clearing up"
+    "measuring",
+    "reading",
+    "comparing",
+    "comparing ids",
+    "dividing",
+    "writing",
+    "assembling",
+    "already built",
+    "clearing up",
 ]
 T = TypeVar("T", bound=BuildTask)
 R = TypeVar("R", bound=TaskReceipt)

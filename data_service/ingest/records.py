@@ -10,6 +10,7 @@ from typing import Literal, ParamSpec, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from data_service.corpus.provenance import Provenance
 from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
@@ -26,6 +27,10 @@ _P = ParamSpec("_P")
 Unit = Literal["", "byte", "line", "row"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
+_PROVENANCE = (
+    "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
+    "documents lack it (may_lack)"
+)
 LISTED = 100
 _CHUNK = 1 << 20
 
@@ -39,12 +44,15 @@ class Text:
         replaced: whether bytes that were not UTF-8 were replaced by U+FFFD.
         others: positive and negatives of the example; empty for a document.
         words: where the words of the input begin, as `spelt_words` returns it; empty if the input holds no words.
+        provenance: what is known of it, if that is recorded; and `place`: where it was read.
     """
 
     text: str
     replaced: bool
     others: tuple[str, ...] = ()
     words: bytes = b""
+    provenance: Provenance | None = None
+    place: "RecordPlace | None" = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -218,7 +226,24 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
             raise BadRecord(
                 place, f"field {name!r} does not hold the words of the text: {error}", _WORDS
             ) from error
-    return found
+    return with_provenance(found, record, options, place)
+
+
+def with_provenance(
+    found: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+) -> Text:
+    """Return the text with what its record says of it, if the options ask for that and it is not blank.
+
+    Raises:
+        BadRecord: the record lacks something that is to be recorded.
+    """
+    if options.provenance is None or found.blank:
+        return found
+    try:
+        known = options.provenance.read(record, place.file.uri)
+    except ValueError as error:
+        raise BadRecord(place, str(error), _PROVENANCE) from error
+    return replace(found, provenance=known, place=place)
 
 
 def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:
@@ -271,7 +296,7 @@ def example(
             f"an example of more than {options.max_document_bytes:,} bytes",
             "shorten its texts, whose ends training truncates anyway, or raise --max-document-bytes",
         )
-    return made
+    return with_provenance(made, record, options, place)
 
 
 def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
