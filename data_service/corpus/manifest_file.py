@@ -27,6 +27,7 @@ from data_service.corpus.manifest import (
     HeldoutRule,
     PairTexts,
     StoredFile,
+    sidecar_of,
 )
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError
@@ -97,6 +98,8 @@ class _Content(_Strict):
         shards = {*self.train.shards, *self.heldout.shards}
         if shards != set(self.shard_sizes) or shards != set(self.shard_digests):
             raise ValueError("the shards with sizes and hashes are not the shards that hold the blocks")
+        if self.provenance and set(self.provenance) != {sidecar_of(shard) for shard in shards}:
+            raise ValueError("the sidecars are not those of the shards")
         for table in (self.train, self.heldout):
             for shard, offset, length in zip(table.shard, table.offset, table.length, strict=True):
                 if offset + length > self.shard_sizes[table.shards[shard]]:
