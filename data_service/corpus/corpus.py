@@ -256,17 +256,9 @@ def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[Sh
     """
     corpus = open_corpus(uri)
     table = corpus.table(split)
-    ends = np.cumsum(table.documents)
-    total = int(ends[-1]) if len(ends) else 0
-    if not 0 <= index < total:
-        raise CorpusError(
-            f"{corpus.store.uri}: no document {index} in split {split}",
-            remedy=f"choose a lower number: the split has {total} documents, numbered from 0",
-        )
+    block, first = _find_document(corpus, split, index)
     tokenizer = corpus.tokenizer()
     shown: list[ShownDocument] = []
-    block = int(np.searchsorted(ends, index, side="right"))
-    first = index - int(ends[block] - table.documents[block])
     while block < len(table) and len(shown) < count:
         documents = list(
             _show_block(
@@ -276,6 +268,36 @@ def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[Sh
         shown.extend(documents)
         block, first = block + 1, 0
     return shown
+
+
+def place_document(corpus: Corpus, split: Part, index: int) -> tuple[int, int, int]:
+    """Return (block, start, stop): the block that holds document `index` of a split, and the document's tokens in it.
+
+    Documents are numbered in the order of the split's blocks, as for `show_documents`.
+
+    Raises:
+        CorpusError: the split has no document `index`.
+        CorruptBlock, StoreError: the block cannot be read.
+    """
+    number, document = _find_document(corpus, split, index)
+    block = read_block(corpus.store, corpus.table(split), number)
+    start, stop = block.sentences[block.documents[document : document + 2]]
+    return number, int(start), int(stop)
+
+
+def _find_document(corpus: Corpus, split: Part, index: int) -> tuple[int, int]:
+    """Return the block of document `index` of a split, and the document's number in it. Raises CorpusError: there is no
+    such document."""
+    table = corpus.table(split)
+    ends = np.cumsum(table.documents)
+    total = int(ends[-1]) if len(ends) else 0
+    if not 0 <= index < total:
+        raise CorpusError(
+            f"{corpus.store.uri}: no document {index} in split {split}",
+            remedy=f"choose a lower number: the split has {total} documents, numbered from 0",
+        )
+    block = int(np.searchsorted(ends, index, side="right"))
+    return block, index - int(ends[block] - table.documents[block])
 
 
 def _show_block(

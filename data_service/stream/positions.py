@@ -207,6 +207,40 @@ class Positions:
         stretches = self._stretches(number, self._used(number, step), self._used(number, step + 1))
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
+    def joined(self, start: int, stop: int) -> tuple[Range, ...]:
+        """Return the samples of steps `start` to `stop`, in order; adjacent ranges are joined."""
+        found: list[Range] = []
+        for span in (span for step in range(start, stop) for span in self.ranges(step)):
+            last = found[-1] if found else None
+            if last and (last.phase, last.epoch, last.stop) == (span.phase, span.epoch, span.start):
+                found[-1] = Range(span.phase, span.epoch, last.start, span.stop)
+            else:
+                found.append(span)
+        return tuple(found)
+
+    def step_of(self, phase: int, epoch: int, sample: int) -> tuple[int, int] | None:
+        """Return (step, row): the step of a phase that takes a sample, and the sample's number in it. None if no step
+        takes it: it is skipped, or the phase begins behind it or ends before it."""
+        begin, end = self._first_step(phase), self._ends[phase]
+        unit = self._phases[phase].axis.unit(epoch, sample)
+        steps = range(begin, end)
+        index = bisect_right(steps, unit, key=lambda step: self._unit(phase, self._used(phase, step))) - 1
+        if index < 0:
+            return None
+        row = 0
+        for span in self.ranges(steps[index]):
+            if span.epoch == epoch and span.start <= sample < span.stop:
+                return steps[index], row + sample - span.start
+            row += span.stop - span.start
+        return None
+
+    def epochs(self, phase: int) -> range:
+        """Return the epochs of which a phase may take samples."""
+        used, locate = self._used(phase, self._ends[phase]), self._phases[phase].axis.locate
+        if used <= 0:
+            return range(0)
+        return range(locate(self._unit(phase, 0))[0], locate(self._unit(phase, used - 1))[0] + 1)
+
     def _first_step(self, number: int) -> int:
         """Return the first step of a phase that takes data; if none does, the step at which the phase ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)

@@ -8,7 +8,7 @@ only the few slabs in which its ranks' rows lie. The layout does not change the 
 ranks, so it remains valid when ranks join or leave.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows
+from data_service.stream.exposure import SampleFinder, TextPlace
 from data_service.stream.plan import BlockRows, EpochLayout, Window
 from data_service.stream.sources import Corpora, Opener
 from data_service.stream.stages import make_plan
@@ -252,6 +253,10 @@ class Stream:
             stretches=rows.stretches(origin.row),
             tokens=rows.text(block, origin.row, origin.row + 1),
         )
+
+    def find(self, places: Sequence[TextPlace], epochs: range) -> Iterator[tuple[TextPlace, int, int]]:
+        """Yield the samples of `epochs` that hold a token of `places`, as `SampleFinder.find`."""
+        return SampleFinder(self.plan, self._corpora).find(places, epochs)
 
     def _layout(self, window: int) -> SlabLayout:
         return SlabLayout.sliced(self.plan.epoch_layout.size(window), self._slab_rows)

@@ -1,7 +1,7 @@
 """`maskfleet runs`: shows the state of runs, stops a run, and forks a new run from a checkpoint."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,10 @@ from launcher.app.cli.options import (
 )
 from launcher.app.cli.recipe import SetOption
 
-group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one.")
+if TYPE_CHECKING:
+    from launcher.observe.inspect.exposure import DocumentName
+
+group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
 
 
 def register(app: typer.Typer) -> None:
@@ -178,3 +181,55 @@ def fork(
     why = f"begins anew ({', '.join(made.restarted)})" if made.restarted else "goes on where it was"
     typer.echo(f"its data {why}")
     typer.echo(f"next: maskfleet train {shell_word(new)}")
+
+
+@group.command()
+def exposure(
+    run: RunArgument,
+    document: Annotated[
+        list[str],
+        typer.Option(
+            "--document",
+            metavar="SOURCE:NUMBER",
+            help="A training document, by the name of its source in the recipe and its number in "
+            "`maskfleet corpus show --index`. May be repeated.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row and line.")] = False,
+) -> None:
+    """Show every step and row that trains on documents, or that none does. Computed, not searched: a run of weeks
+    needs no longer than a short one.
+
+    It holds for finished, running and future runs. Steps that a run went back from are listed, as undone.
+
+    Example: `maskfleet runs exposure s3://bucket/runs/base --document news:81023`
+    """
+    require_run(run)
+    names = [_document_name(text) for text in document]
+    import json
+    from dataclasses import asdict
+
+    from launcher.observe.inspect.exposure import find_exposures, summary, table
+    from launcher.output import print_table
+    from launcher.progress import work
+    from launcher.runtime.run.record import open_run
+
+    with work("finding rows"):
+        report = find_exposures(open_run(run), names)
+    if as_json:
+        for each in report.found:
+            typer.echo(json.dumps(asdict(each) | {"document": str(each.document)}))
+        return
+    if report.found:
+        print_table(table(report))
+    for line in summary(report):
+        typer.echo(line)
+
+
+def _document_name(text: str) -> "DocumentName":
+    from launcher.observe.inspect.exposure import DocumentName
+
+    source, _, number = text.rpartition(":")
+    if not source or not number.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not SOURCE:NUMBER, as in news:81023", param_hint="--document")
+    return DocumentName(source, int(number))

@@ -3,7 +3,7 @@ rewinds."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from pydantic import JsonValue
 
@@ -11,8 +11,8 @@ from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest, LineageSegment
-from checkpoints.listing import SKIPS, Rewind, Span, committed, on, record
-from data_service.stream.positions import Positions, Range
+from checkpoints.listing import SKIPS, Rewind, committed, on, record
+from data_service.stream.positions import Positions
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import StepReport, means
 from encoder_core.train.step import gather_sums
@@ -122,7 +122,7 @@ class SpikeGuard:
                 began=began,
                 reached=reached,
                 cause=cause,
-                skips=(*self.lost.spans, *self._spans(verdict.to.step, reached)),
+                skips=(*self.lost.spans, *map(astuple, self.positions.joined(verdict.to.step, reached))),
             )
             try:
                 self._record(rewind)
@@ -149,17 +149,6 @@ class SpikeGuard:
             skipped=[list(span) for span in new],
             samples=sum(stop - start for _, _, start, stop in new),
         )
-
-    def _spans(self, start: int, stop: int) -> tuple[Span, ...]:
-        """Return the ranges of the data of steps `start` to `stop`; adjacent ranges are joined."""
-        found: list[Range] = []
-        for span in (span for step in range(start, stop) for span in self.positions.ranges(step)):
-            last = found[-1] if found else None
-            if last and (last.phase, last.epoch, last.stop) == (span.phase, span.epoch, span.start):
-                found[-1] = Range(span.phase, span.epoch, last.start, span.stop)
-            else:
-                found.append(span)
-        return tuple((span.phase, span.epoch, span.start, span.stop) for span in found)
 
 
 def _norm_of(turn: str) -> str:

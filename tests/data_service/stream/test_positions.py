@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import PlanError
@@ -117,6 +117,44 @@ def test_every_step_takes_what_follows_the_step_before(
     skips = skips_of_first(phases[0], drawn)
     positions, literal = Positions(phases, skips), one_by_one(phases, skips)
     assert [samples(positions.ranges(step)) for step in range(positions.steps)] == literal
+
+
+@settings(max_examples=40)
+@given(sample_phases, drawn_skips, st.data())
+def test_the_step_of_a_sample_is_the_one_that_takes_it(
+    phases: list[PhaseBatches], drawn: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    steps = sum(phase.steps for phase in phases)
+    positions = Positions(phases, skips_of_first(phases[0], drawn), data.draw(st.integers(0, steps - 1)))
+    takers, phase_epochs = {}, [set[int]() for _ in phases]
+    for step in range(positions.steps):
+        try:
+            taken = positions.ranges(step)
+        except IndexError:
+            continue  # it is before the data begin
+        for row, (epoch, sample) in enumerate(samples(taken)):
+            takers[taken[0].phase, epoch, sample] = (step, row)
+            phase_epochs[taken[0].phase].add(epoch)
+    for number, phase in enumerate(phases):
+        assert set(positions.epochs(number)) >= phase_epochs[number]
+        for epoch in range(max(phase_epochs[number], default=0) + 2):
+            for sample in range(phase.samples_per_epoch):
+                expected = takers.get((number, epoch, sample))
+                assert positions.step_of(number, epoch, sample) == expected
+
+
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=12), st.integers(1, 30), st.integers(1, 25))
+def test_the_step_of_a_sample_of_token_batches(lengths: list[int], batch: int, steps: int) -> None:
+    assume(batch <= sum(lengths))
+    positions = Positions([PhaseBatches(steps, batch, len(lengths), UnevenAxis(tuple(lengths)))])
+    takers = {
+        place: (step, row)
+        for step in range(steps)
+        for row, place in enumerate(samples(positions.ranges(step)))
+    }
+    for epoch in range(positions.epochs(0).stop + 1):
+        for sample in range(len(lengths)):
+            assert positions.step_of(0, epoch, sample) == takers.get((epoch, sample))
 
 
 def test_skips_of_a_later_phase() -> None:

@@ -276,5 +276,7 @@ def assert_same(
     for name, tensor in {name: tensor.cpu() for name, tensor in wanted.items()}.items():
         if tensor.numel():
             most = max(float(each[name].detach().abs().max()) for each in (wanted, scale or wanted))
-            error = float((found[name].double().cpu() - tensor.double()).abs().max()) / max(most, 1e-9)
+            error = float((found[name].detach().double().cpu() - tensor.detach().double()).abs().max()) / max(
+                most, 1e-9
+            )
             assert error <= tolerance, f"{name}: {error:.1e}"

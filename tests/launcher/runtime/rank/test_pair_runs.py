@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -132,21 +133,21 @@ def test_loops_of_users_get_texts_as_rows_and_how_many_make_an_example(run: Run)
 @pytest.mark.parametrize(
     ("recipe", "names", "settings", "problem"),
     [
-        ("contrastive-base", ["text"], (), "is a corpus of running text, and input.packing pairs"),
-        ("simcse-base", ["news"], (), "input.packing sentences"),
-        ("bert-base", ["web"], (), "input.packing segment_pair"),
+        ("contrastive-base", ["text"], (), r"/corpus\b.*\binput\.packing pairs\b"),
+        ("simcse-base", ["news"], (), r"/news\b.*\binput\.packing sentences\b"),
+        ("bert-base", ["web"], (), r"/web\b.*\binput\.packing segment_pair\b"),
         (
             "contrastive-base",
             ["web"],
             ("input.negatives=2",),
-            "has 1 negatives for each query, and input.negatives",
+            r"/web\b.*\b1 negatives\b.*\binput\.negatives\b",
         ),
         ("contrastive-base", ["news", "web"], ("phases.0.batch.sequences=48",), "source web"),
         (
             "contrastive-base",
             ["web"],
             ("phases.0.batch.sequences=80",),
-            "a batch of 80 rows is larger than an epoch",
+            r"\b80 rows\b",
         ),
     ],
 )
@@ -162,7 +163,7 @@ def test_corpora_that_will_not_do_are_refused_before_there_is_a_run(
 ) -> None:
     places = [inputs / "corpus" if name == "text" else corpora / name for name in names]
     assert init(recipe, tmp_path / "run", places, *settings) == 2
-    assert problem in " ".join(capsys.readouterr().err.split())
+    assert re.search(problem, " ".join(capsys.readouterr().err.split()))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,119 @@
+"""Finds the samples that hold given text: the inverse of the plan.
+
+A stretch of a block lies in known rows of that block, because a block is cut alike in all readings of one way. A row
+has a number in its source's line, the line is divided into epochs and windows by arithmetic, and a window's order is a
+permutation that can be inverted. So the samples of a document are found without a look at other documents: one block
+is read, and one permutation is inverted for each sample that holds the text.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.result_cache import RecentResults
+from data_service.samples.make import cut, structure_key
+from data_service.stream.plan import StreamPlan
+from data_service.stream.sources import Corpora
+
+_ORDERS_KEPT = 8  # windows whose inverted order is kept
+
+
+@dataclass(frozen=True, order=True)
+class TextPlace:
+    """Tokens `start` to `stop` of block `block` of source number `source`, in the split of the stream."""
+
+    source: int
+    block: int
+    start: int
+    stop: int
+
+
+class SampleFinder:
+    """Finds samples of `plan` by the text that they hold. `corpora`: the corpora of the plan's spec."""
+
+    def __init__(self, plan: StreamPlan, corpora: Corpora) -> None:
+        self._plan, self._corpora = plan, corpora
+        self._orders: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_ORDERS_KEPT)
+
+    def find(self, places: Sequence[TextPlace], epochs: range) -> Iterator[tuple[TextPlace, int, int]]:
+        """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place.
+
+        The places of one block follow each other, and so do the samples of one place; a sample that holds several
+        places comes once for each.
+
+        Raises:
+            CorruptBlock, StoreError: a block cannot be read.
+        """
+        by_block: dict[tuple[int, int], list[TextPlace]] = {}
+        for place in places:
+            by_block.setdefault((place.source, place.block), []).append(place)
+        for (source, block), together in by_block.items():
+            cuts = _Cuts(self._corpora, source, block)
+            for place in together:
+                for epoch in epochs:
+                    for row in self._rows(place, epoch, cuts):
+                        yield place, epoch, self._sample(source, epoch, row)
+
+    def _rows(self, place: TextPlace, epoch: int, cuts: "_Cuts") -> Iterator[int]:
+        """Yield the rows of the source's line that the epoch takes and that hold a token of the place."""
+        start = self._plan.rows_before(place.source, epoch, 0)
+        stop = start + self._plan.epoch_layout.quotas[place.source]
+        if start == stop:
+            return
+        line = self._plan.lines[place.source]
+        for reading in range(line.reading(start)[0], line.reading(stop - 1)[0] + 1):
+            first = line.row_of(reading, place.block, 0)
+            for row in cuts.holding(place, reading):
+                if start <= first + row < stop:
+                    yield first + row
+
+    def _sample(self, source: int, epoch: int, row: int) -> int:
+        """Return the sample of an epoch that is row `row` of a source's line."""
+        plan, layout = self._plan, self._plan.epoch_layout
+        windows = range(layout.windows)
+        window = (
+            bisect_right(windows, row, key=lambda number: plan.rows_before(source, epoch, number)) - 1
+        )  # the last window that begins at the row or before it: those after it that are empty begin behind
+        others = sum(
+            layout.before(other, window + 1) - layout.before(other, window) for other in range(source)
+        )
+        thing = others + row - plan.rows_before(source, epoch, window)
+        positions = self._orders.get((epoch, window), lambda: self._positions(epoch, window))
+        return layout.start(window) + int(positions[thing])
+
+    def _positions(self, epoch: int, window: int) -> NDArray[np.int64]:
+        """Return [N] int64, the position in a window of each of its rows, which are counted piece after piece."""
+        order = self._plan.window(epoch, window).order
+        things = order.many(np.arange(order.size))
+        positions = np.empty_like(things)
+        positions[things] = np.arange(order.size)
+        return positions
+
+
+class _Cuts:
+    """The text of the rows of one block. The block is read once."""
+
+    def __init__(self, corpora: Corpora, source: int, block: int) -> None:
+        self._spec, self._source, self._number = corpora.spec, source, block
+        self._block = corpora.read(source, block)
+        self._found: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def holding(self, place: TextPlace, reading: int) -> list[int]:
+        """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
+        rows, starts, stops = self._stretches(reading)
+        held = (starts < place.stop) & (stops > place.start)
+        return [int(row) for row in np.unique(rows[held])]
+
+    def _stretches(self, reading: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
+        way = reading % self._spec.input.structures
+        if way not in self._found:
+            key = structure_key(self._spec, self._source, self._number, reading)
+            rows = cut(self._block, self._spec, key, self._source)
+            found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.stretches(row)]
+            columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
+            self._found[way] = (columns[0], columns[1], columns[2])
+        return self._found[way]
