@@ -36,6 +36,10 @@ class CorpusError(UserError):
     """A built corpus that cannot be used as requested: it is absent, too small, or does not match."""
 
 
+class PrepareError(UserError):
+    """Documents that cannot be prepared as requested: a setting, a missing file or package, or no document is left."""
+
+
 class CorruptBlock(CorpusError):
     """Stored bytes that do not match the manifest's hash."""
 

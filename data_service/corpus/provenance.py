@@ -11,6 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 ProvenanceField = Literal["id", "source", "url", "licence", "language", "date"]
 FIELDS: tuple[ProvenanceField, ...] = get_args(ProvenanceField)
 
+LACKING_REMEDY = (
+    "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
+    "documents lack it (may_lack)"
+)
 _Name = Field(default=None, min_length=1)
 
 

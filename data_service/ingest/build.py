@@ -14,10 +14,8 @@ same bytes, and an interrupted build repeats only tasks without a receipt.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from data_service.corpus.manifest import (
-    BUILD,
     CONFIGURATION,
     TOKENIZER,
     BuildLayout,
@@ -55,18 +53,25 @@ from data_service.ingest.heldout import Documents, by_documents, by_queries, by_
 from data_service.ingest.identifiers import IdReceipt, find_twice, plan_ids, refuse_twice
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
+from data_service.ingest.pool import (
+    Pool,
+    Progress,
+    R,
+    ReportProgress,
+    StageTasks,
+    T,
+    remove_scaffolding,
+    run_stage,
+)
 from data_service.ingest.scan import ScanReceipt, ScanTask, hash_of, scan
 from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure
 from data_service.ingest.tasks import plan_splits, streamed_files
 from data_service.ingest.write import WriteReceipt, WriteTask, write
-from data_service.store.base import Entry, Store, together
+from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-
-_DELETED = 1000  # objects that one request deletes
 
 
 def build_corpus(
@@ -327,19 +332,3 @@ def _no_text(scanned: list[ScanReceipt]) -> InputError:
         f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{first})",
         remedy="check the inputs, and --text-field, --txt-documents or the fields of pairs",
     )
-
-
-def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
-    """Delete all objects that only the build needed."""
-    entries = list(store.list(BUILD))
-    batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
-    total = sum(entry.size for entry in entries)
-    done = size = 0
-    for batch in together(partial(_delete, store), batches):
-        done, size = done + len(batch), size + sum(entry.size for entry in batch)
-        progress(Progress("clearing up", done, len(entries), size, total))
-
-
-def _delete(store: Store, batch: list[Entry]) -> list[Entry]:
-    store.delete_many([entry.key for entry in batch])
-    return batch

@@ -52,11 +52,11 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
 def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
         case "txt":
-            if options.pairs is not None or options.word_fields:
+            if options.pairs is not None or options.word_fields or options.metadata_fields:
                 need = (
-                    "words are to be read from one"
-                    if options.word_fields
-                    else "pairs need a query and a positive"
+                    "pairs need a query and a positive"
+                    if options.pairs is not None
+                    else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
                 )
                 raise InputError(
                     f"{piece.file.uri}: a .txt file has no fields, but {need}",
@@ -134,9 +134,12 @@ def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterat
 def _read_rows(
     batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions
 ) -> Iterator[Text | BadRecord]:
-    columns = {name: _as_bytes(batch.column(name)) for name in options.fields}
+    beside = set(options.metadata_fields or ()) - {options.text_field}
+    columns = {
+        name: (_as_strings if name in beside else _as_bytes)(batch.column(name)) for name in options.fields
+    }
     there = (name for name in options.further_fields if name in batch.schema.names)
-    columns |= {name: _as_texts(batch.column(name)) for name in there}
+    columns |= {name: _as_strings(batch.column(name)) for name in there}
     for index in range(len(batch)):
         values = {name: column[index] for name, column in columns.items()}
         yield accept(options, _parse, values, Numbered(file, "row", row + index), options)
@@ -158,14 +161,13 @@ def _as_bytes(values: pa.Array) -> list[object]:
     return found
 
 
-def _as_texts(values: pa.Array) -> list[object]:
-    """Return texts as bytes, and dates, times and whole numbers as Arrow spells them; others as they are."""
+def _as_strings(values: pa.Array) -> list[object]:
+    """Return texts as bytes; numbers, dates and times as Arrow spells them."""
     plain = _plain(values)
     if _is_text(plain.type):
         return _as_bytes(plain)
-    if pa.types.is_temporal(plain.type) or pa.types.is_integer(plain.type):
-        plain = plain.cast(pa.string())
-    found: list[object] = plain.to_pylist()
+    as_they_are = pa.types.is_nested(plain.type) or pa.types.is_binary(plain.type)
+    found: list[object] = plain.to_pylist() if as_they_are else plain.cast(pa.string()).to_pylist()
     return found
 
 
@@ -195,8 +197,9 @@ def _group_start(group: pq.RowGroupMetaData) -> int:
 def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[str]:
     """Return the names of the columns to read. Raises InputError: one is missing, there twice, or not text."""
     lists = options.word_fields if options.pairs is None else options.pairs.negatives
+    beside = set(options.metadata_fields or ()) - {options.text_field}
     for column in options.fields:
-        _check_column(schema, file, column, lists=column in lists)
+        _check_column(schema, file, column, lists=column in lists, any_type=column in beside)
     there = [name for name in options.further_fields if name in schema.names]
     for column in there:
         _check_once(schema, file, column)
@@ -212,9 +215,11 @@ def _check_once(schema: pa.Schema, file: InputFile, column: str) -> None:
         )
 
 
-def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool) -> None:
+def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool, any_type: bool) -> None:
     _check_once(schema, file, column)
     kind = schema.field(column).type
+    if any_type:
+        return
     if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):
         raise InputError(
             f"{file.uri}: column {column!r} has type {kind}, not string",

@@ -144,7 +144,9 @@ def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOption
     if len(data) > options.max_document_bytes:
         raise too_long(place, options.max_document_bytes)
     data, offset = without_mark(data, offset)
-    return with_provenance(decode(data, options, place, offset), {}, options, place)
+    found = decode(data, options, place, offset)
+    found = found if options.metadata_fields is None else replace(found, place=place)
+    return with_provenance(found, {}, options, place)
 
 
 def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:

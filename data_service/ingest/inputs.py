@@ -37,6 +37,10 @@ _TOKENIZER_FILES = {
 }.difference(MODEL_FILES)
 _RECEIPTS = re.compile(rf"(.*/|){BUILD}[0-9a-f]{{16}}/receipts/")  # of a corpus that is not complete
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
+PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f"{BUILD}preparation.json"
+"""Of an output of `corpus prepare`: its documents, the object that completes it, and the one that says it is begun."""
+_HALF_PREPARED = "documents whose preparation is not complete"
+_NOT_KEPT = "dropped documents or statistics of a preparation"
 _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
 
 
@@ -63,10 +67,19 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
     names = _by_folder(keys)
     corpora = {folder for folder in names if _is_corpus(folder, names)}
     corpora |= {match[1] for folder in names if (match := _RECEIPTS.match(folder))}
+    prepared = {folder for folder in names if _is_prepared(folder, names)}
+    corpora -= prepared
+    half = _half_prepared(names) - prepared
+    corpora |= half
     for folder, found in names.items():
         corpus = next((corpus for corpus in corpora if folder.startswith(corpus)), None)
         if corpus is not None:
-            left_out.update((folder + name, LeftOut(f"{root}/{corpus}", _CORPUS)) for name in found)
+            reason = _HALF_PREPARED if corpus in half else _CORPUS
+            left_out.update((folder + name, LeftOut(f"{root}/{corpus}", reason)) for name in found)
+            continue
+        output = next((one for one in prepared if folder.startswith(one)), None)
+        if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
+            left_out.update((folder + name, LeftOut(f"{root}/{folder}{name}", _NOT_KEPT)) for name in found)
             continue
         for name, reason in _reasons(store, folder, found):
             left_out[folder + name] = LeftOut(f"{root}/{folder}{name}", reason)
@@ -94,6 +107,17 @@ def _is_corpus(folder: str, names: dict[str, set[str]]) -> bool:
     build, _, configuration = CONFIGURATION.rpartition("/")
     whole = MANIFEST in names[folder] and f"{folder}{TOKENIZER}/" in names and f"{folder}train/" in names
     return whole or configuration in names.get(f"{folder}{build}/", ())
+
+
+def _is_prepared(folder: str, names: dict[str, set[str]]) -> bool:
+    return STATISTICS in names[folder] and folder + PREPARED_DOCUMENTS in names
+
+
+def _half_prepared(names: dict[str, set[str]]) -> set[str]:
+    """Return the folders, among all that hold files, in which a preparation has begun."""
+    build, _, name = PREPARATION.rpartition("/")
+    begun = (folder for folder in names if name in names[folder] and f"/{folder}".endswith(f"/{build}/"))
+    return {folder.removesuffix(f"{build}/") for folder in begun}
 
 
 def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:

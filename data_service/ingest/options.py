@@ -112,6 +112,11 @@ class BuildOptions(BaseModel):
         return tuple(dict.fromkeys((self.pairs.query, self.pairs.positive, *negatives)))
 
     @property
+    def metadata_fields(self) -> tuple[str, ...] | None:
+        """Fields that are read beside the text; None: only the text is wanted, as a corpus holds no more."""
+        return None
+
+    @property
     def word_fields(self) -> tuple[str, ...]:
         """Name of the field that holds a document's words; empty if none does."""
         field = None if self.words is None else self.words.input_field

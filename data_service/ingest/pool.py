@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
+from data_service.corpus.manifest import BUILD
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, find_receipts
-from data_service.store.base import Store
+from data_service.store.base import Entry, Store, together
 
 Stage = Literal[
     "measuring",
@@ -15,11 +17,13 @@ Stage = Literal[
     "comparing",
     "comparing ids",
     "dividing",
+    "filtering",
     "writing",
     "assembling",
     "already built",
     "clearing up",
 ]
+_DELETED = 1000  # objects that one request deletes
 T = TypeVar("T", bound=BuildTask)
 R = TypeVar("R", bound=TaskReceipt)
 
@@ -111,3 +115,19 @@ def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportPr
         receipts[missing[position]] = receipt
         report_now()
     return [receipt for receipt in receipts if receipt is not None]
+
+
+def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
+    """Delete all objects that only the build needed."""
+    entries = list(store.list(BUILD))
+    batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
+    total = sum(entry.size for entry in entries)
+    done = size = 0
+    for batch in together(partial(_delete, store), batches):
+        done, size = done + len(batch), size + sum(entry.size for entry in batch)
+        progress(Progress("clearing up", done, len(entries), size, total))
+
+
+def _delete(store: Store, batch: list[Entry]) -> list[Entry]:
+    store.delete_many([entry.key for entry in batch])
+    return batch

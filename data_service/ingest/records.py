@@ -10,7 +10,7 @@ from typing import Literal, ParamSpec, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpus.provenance import Provenance
+from data_service.corpus.provenance import LACKING_REMEDY, Provenance
 from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
@@ -27,10 +27,6 @@ _P = ParamSpec("_P")
 Unit = Literal["", "byte", "line", "row"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
-_PROVENANCE = (
-    "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
-    "documents lack it (may_lack)"
-)
 LISTED = 100
 _CHUNK = 1 << 20
 
@@ -44,7 +40,9 @@ class Text:
         replaced: whether bytes that were not UTF-8 were replaced by U+FFFD.
         others: positive and negatives of the example; empty for a document.
         words: where the words of the input begin, as `spelt_words` returns it; empty if the input holds no words.
-        provenance: what is known of it, if that is recorded; and `place`: where it was read.
+        provenance: where the document comes from, if the options ask for that.
+        place: place of the record; None unless the options ask for other fields than the text.
+        metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
     """
 
     text: str
@@ -53,6 +51,7 @@ class Text:
     words: bytes = b""
     provenance: Provenance | None = None
     place: "RecordPlace | None" = None
+    metadata: tuple[str | None, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -226,6 +225,9 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
             raise BadRecord(
                 place, f"field {name!r} does not hold the words of the text: {error}", _WORDS
             ) from error
+    if options.metadata_fields is not None:
+        values = (_metadata(record.get(name), name, place) for name in options.metadata_fields)
+        found = replace(found, place=place, metadata=tuple(values))
     return with_provenance(found, record, options, place)
 
 
@@ -242,8 +244,23 @@ def with_provenance(
     try:
         known = options.provenance.read(record, place.file.uri)
     except ValueError as error:
-        raise BadRecord(place, str(error), _PROVENANCE) from error
+        raise BadRecord(place, str(error), LACKING_REMEDY) from error
     return replace(found, provenance=known, place=place)
+
+
+def _metadata(value: object, name: str, place: RecordPlace) -> str | None:
+    """Return a value beside the text as a string; None for an empty one."""
+    match value:
+        case bytes():
+            found = value.decode(errors="replace")
+        case None | str() | bool() | int() | float():
+            found = "" if value is None else str(value)
+        case _:
+            reason = f"field {name!r} holds {type(value).__name__}, not a text or a number"
+            raise BadRecord(
+                place, reason, "name a field with one value under `fields`, or correct the record"
+            )
+    return found.encode(errors="replace").decode().strip() or None
 
 
 def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:

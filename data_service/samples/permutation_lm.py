@@ -56,16 +56,16 @@ class PermutedPrediction(BaseModel):
 def factorisation_order(
     ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, permutation: int
 ) -> NDArray[np.int32]:
-    """Return [N, L] int32, an order of each row's tokens.
+    """Return [N, L] int32, the position of each token in its row's factorisation order.
 
     Each token sees exactly the tokens that it sees in zihangdai/xlnet, data_utils.py, `_local_perm`. A row has two
-    parts, the first of `reuse` tokens. In each part, the tokens that are neither targets nor functional come first,
-    together: they see each other and all of the earlier part. Then come the targets and functional tokens, one after
+    parts; the first `reuse` tokens are the first part. In each part, the tokens that are not `ordered` come first and
+    share one position: they see each other and all of the earlier part. Then come the `ordered` tokens, one after
     another in random order. So the first part sees nothing of the second.
 
     Args:
         ordered: [N, L] bool, true for targets, `<sep>` and `<cls>`.
-        keys: [N, L] random numbers.
+        keys: [N, L] random numbers, by which the `ordered` tokens of a group are sorted.
         reuse: number of tokens in the first part.
         permutation: number of tokens of a part that are permuted together. (The official code permutes all such groups
             of a part alike, here each has its own order; at the published sizes a part is one group.)

@@ -34,7 +34,8 @@ class ModernBertConfig(PreNormConfig):
 
     Attributes:
         local_attention: number of tokens in a local layer's window, half of them on each side of the query.
-        global_every: period of global layers: layers 0, `global_every`, 2 * `global_every`, ... see the whole row.
+        global_every: period of global layers. Layers 0, `global_every`, 2 * `global_every` and so on attend to the
+            whole row, the others to their window.
         global_rope_base, local_rope_base: base of the rotary positions in global and in local layers.
     """
 

@@ -149,5 +149,6 @@ def weight_at(weight: Weight, step: int) -> float:
 
 
 def last_weight(weight: Weight) -> float:
-    """Return the number, or a schedule's final weight, which weighs held-out losses in every step."""
+    """Return the weight of a term in held-out losses: a constant weight, or a schedule's final
+    weight, at every step."""
     return weight.end if isinstance(weight, WeightSchedule) else weight

@@ -1,10 +1,12 @@
 """What ranks exchange besides gradients.
 
-These are one small gather before a step, one after it, and the examples of objectives whose loss couples them
-(`CoupledObjective`). A gather (not a reduction) of float64 rows makes the result independent of the collective's
-algorithm: every rank sums the same rows in rank order, so figures are bit-identical on all ranks. It uses a gloo
-group of its own: the numbers are on the host anyway, and no other collective can interleave with it. Before a step
-(`exchange`) ranks gather target counts, and the flags on which all must act in the same way.
+Ranks gather a row of figures before each step and another after it. They also gather examples, if a loss compares the
+examples of all ranks with each other (`CoupledObjective`). Before a step (`exchange`) the figures are counts of targets
+and flags, such as "stop", on which all ranks must act in the same step.
+
+A gather (not a reduction) of float64 rows makes the result independent of the collective's algorithm: every rank sums
+the same rows in rank order, so figures are bit-identical on all ranks. The gather of figures uses a gloo group of its
+own: the numbers are on the host anyway, and no other collective can interleave with it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -188,14 +188,14 @@ def _take(child: _Child, end: int) -> None:
 def _lines(child: _Child) -> Iterator[Report]:
     *lines, child.rest = child.rest.split(b"\n")
     if len(child.rest) > _LONGEST_LINE:
-        raise TrialEnded("its process wrote into the pipe through which it reports")
+        raise TrialEnded("its process wrote something else into the pipe through which it sends reports")
     for line in lines:
         try:
             report = json.loads(line)
         except ValueError:
             report = None
         if not isinstance(report, dict):
-            raise TrialEnded("its process wrote into the pipe through which it reports")
+            raise TrialEnded("its process wrote something else into the pipe through which it sends reports")
         yield report
 
 

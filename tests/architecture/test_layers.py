@@ -37,6 +37,7 @@ DRAWN = {
         cli -> schedulers
     """,
     "data_service": """
+        prepare -> corpus ingest store
         ingest -> corpus service store tokenizers
         service -> samples store stream
         stream -> corpus samples store tokenizers

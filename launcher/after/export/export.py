@@ -32,7 +32,8 @@ class Exported:
 
     Attributes:
         step: step of the checkpoint.
-        models: class of transformers that loads each folder, by its path below the exported one ("." for that itself).
+        models: name of the transformers class that loads each folder, by the folder's path below the export's root
+            ("." for the root).
         left_out: parts of the run's model for which the class has no place.
     """
 

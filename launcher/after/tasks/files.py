@@ -47,7 +47,7 @@ class TaskFolder:
                 )
                 return InputFile(store.uri, entry.key, entry.size, "txt", compression, entry.version)
         raise TaskError(
-            f"{whole} is not there, a file of the task {self.task}",
+            f"{whole} is not there; the task {self.task} needs this file",
             remedy=f"get the file from {self.published}, and pass its folder with --data (Maskfleet downloads nothing)",
         )
 

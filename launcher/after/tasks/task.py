@@ -165,7 +165,7 @@ def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
 
 
 def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
-    """Return the `task_digest` of splits that have been read already."""
+    """Return what `task_digest` returns, from splits that have been read already."""
     settings = task.model_dump(mode="json", include=_DECISIVE)
     content = {split: digest(read) for split, read in examples.items()}
     data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)

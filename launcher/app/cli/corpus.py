@@ -122,6 +122,33 @@ def build(
     stats(out)
 
 
+@group.command()
+def prepare(
+    file: Annotated[str, typer.Argument(metavar="PREPARE.yaml", help="Inputs and stages; see the guide.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder or s3:// URI of its own.")],
+    workers: BuildWorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read documents, filter them stage by stage, and store what is kept and what is dropped, as Parquet.
+
+    Every document keeps its id, source, URL, licence, language and date; every one that is dropped has a reason. Any
+    number of workers gives the same. Given again, it continues what was interrupted. `corpus build` reads OUT.
+
+    Example: `maskfleet corpus prepare prepare.yaml s3://bucket/prepared`
+    """
+    from rich.console import Console
+
+    from launcher.app.cli.prepared import prepare_and_watch, statistics_tables
+    from launcher.output import print_table
+
+    statistics = prepare_and_watch(file, out, workers, Console(stderr=as_json))
+    if as_json:
+        print_json([statistics.model_dump(mode="json")])
+        return
+    for table in statistics_tables(statistics):
+        print_table(table)
+
+
 def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "BuildOptions") -> None:
     from rich.console import Console
 

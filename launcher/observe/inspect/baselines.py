@@ -1,10 +1,9 @@
-"""What simple counting achieves on the held-out targets: the losses that a model has to beat.
+"""Computes two baselines, losses of simple counts on the held-out targets, which a model has to beat.
 
-Both are computed on exactly the tokens that evaluation masks. The unigram baseline guesses every target by
-its frequency in the training text. The left-bigram baseline sees the true token to the left (which the
-model may find masked) and knows how often each token followed it, interpolated with the unigram as Witten
-and Bell (1991, method C) do: p(w | h) = (c(h, w) + T(h) p(w)) / (c(h) + T(h)), T(h) the number of different
-tokens seen after h.
+Both are computed on exactly the tokens that evaluation masks. The unigram baseline predicts every target by its
+frequency in the training text. The left-bigram baseline sees the true token to the left (which may be masked for the
+model) and knows how often each token followed it. It is interpolated with the unigram as by Witten and Bell (1991,
+method C): p(w | h) = (c(h, w) + T(h) p(w)) / (c(h) + T(h)), where T(h) is the number of different tokens seen after h.
 """
 
 import logging
@@ -31,7 +30,7 @@ Floats = NDArray[np.float64]
 
 _log = logging.getLogger(__name__)
 
-_BIGRAM_TOKENS = 50_000_000  # of training text to count pairs in, taken evenly from all over
+_BIGRAM_TOKENS = 50_000_000  # tokens of training text in which pairs are counted, in blocks spaced evenly
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Targets:
 
 
 def baselines(run: Run) -> Baselines:
-    """Return the run's baselines: read back if stored with it, else computed, and stored if the run may be written.
+    """Return the run's baselines. If the run does not store them, they are computed, and stored if that is possible.
 
     Raises:
         CorpusError, StoreError: the corpora cannot be read.
@@ -59,7 +58,7 @@ def baselines(run: Run) -> Baselines:
 
 
 def compute(run: Run) -> Baselines:
-    """Reads the held-out rows and up to 50 M tokens of training text."""
+    """Return the run's baselines, from its held-out rows and up to 50 M tokens of training text."""
     tokenizer = run.tokenizer()
     with work("reading held-out rows"):
         heldout = Stream(heldout_spec(run, tokenizer))
@@ -88,7 +87,7 @@ def _length(block: Block) -> int:
 
 
 def targets_of(samples: Samples, special: NDArray[np.bool_]) -> Targets:
-    """Return the targets of some rows. `special` [V] marks ids that are not text: no neighbour to count."""
+    """Return the targets of some rows. `special` [V] marks ids that are not text, which do not count as neighbours."""
     original = samples.tokens.astype(np.int64)
     original[samples.target_positions] = samples.target_ids
     left = original[samples.target_positions - 1]  # a row begins with <s>, which is never a target
@@ -113,7 +112,7 @@ class Pairs:
         self._codes, self._counts = merged, np.bincount(places, weights, len(merged)).astype(np.int64)
 
     def probabilities(self, targets: Targets, unigram: Floats) -> Floats:
-        """[M] probability of each target given its left neighbour; by frequency alone where it has none."""
+        """Return [M], the probability of each target given its left neighbour; by frequency alone if it has none."""
         history = self._codes // self._vocab
         seen = np.bincount(history, self._counts, self._vocab)  # c(h)
         kinds = np.bincount(history, minlength=self._vocab).astype(np.float64)  # T(h)
@@ -132,7 +131,7 @@ class Pairs:
 
 
 def _training_blocks(corpora: Corpora) -> Iterator[Block]:
-    """Blocks of all sources, evenly spaced, about as many tokens as are to be counted."""
+    """Yield evenly spaced blocks of all sources, with about `_BIGRAM_TOKENS` tokens in all."""
     total = sum(int(table.tokens.sum()) for table in corpora.tables)
     share = min(1.0, _BIGRAM_TOKENS / max(total, 1))
     for source, table in enumerate(corpora.tables):

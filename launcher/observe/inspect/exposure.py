@@ -1,7 +1,8 @@
-"""Which steps of a run trained on a document: computed from the recipe and the positions, for any run, past or future.
+"""Finds the steps of a run, past or future, that train on a document. They are computed from the recipe and the
+positions.
 
-Steps that a run took before it went back from a loss spike are listed, too, with the attempt that went back: their
-weights are not those of the run, but their data were read.
+Steps that a run took before it went back from a loss spike are listed, too, with the attempt that went back: the run's
+weights do not contain them, but their data were read.
 """
 
 from collections.abc import Iterator, Sequence

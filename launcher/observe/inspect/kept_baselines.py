@@ -1,5 +1,4 @@
-"""A run's baselines as its store keeps them: `baselines.py` computes them once, everything that shows them reads them
-here."""
+"""Reads the baselines that are stored with a run. `baselines.py` computes them once."""
 
 from typing import Literal
 
@@ -17,10 +16,10 @@ class Baselines(BaseModel):
     """Mean negative log-likelihood per held-out target, in nats.
 
     Attributes:
-        targets: how many.
+        targets: number of targets.
         unigram, bigram: the two losses.
-        counted: training tokens that the pairs were counted in.
-        fingerprint: the run they belong to.
+        counted: number of training tokens in which the pairs were counted.
+        fingerprint: fingerprint of the run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,16 +32,17 @@ class Baselines(BaseModel):
     fingerprint: str
 
     def named(self) -> dict[str, float]:
-        """Return the two losses as pages call them."""
+        """Return the two losses by the names that pages show."""
         return {"unigram": self.unigram, "left bigram": self.bigram}
 
 
 def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
-    """Return those of the run with this fingerprint, None if they are not there.
+    """Return the baselines of the run with this fingerprint; None if the store has none of it.
 
     Raises:
-        ValidationError: what is there is damaged. RunError: a newer version wrote it. StoreError: the store cannot be
-            read.
+        ValidationError: the stored baselines are damaged.
+        RunError: a newer version wrote them.
+        StoreError: the store cannot be read.
     """
     try:
         data = store.get(KEY)

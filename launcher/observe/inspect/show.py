@@ -1,6 +1,7 @@
-"""Any sample of any step of a run, past or future: text, masks, targets, and where it comes from.
+"""Shows a row of any step of a run, past or future: text, masks, targets, and its place in the corpus.
 
-It is computed from the recipe and the position alone, by the definition of the stream, so it is what training sees.
+The row is computed from the recipe and the position alone, by the definition of the stream, so it is what training
+sees.
 """
 
 from collections.abc import Iterator
@@ -27,15 +28,16 @@ from launcher.runtime.run.streams import left_out, sample_positions, stream_spec
 
 @dataclass(frozen=True)
 class Shown:
-    """One row of one step, and what it was made from.
+    """One row of one step, and the text that it was made from.
 
     Attributes:
-        step, row, rows: row `row` of the `rows` of step `step`, all counted from 0.
-        phase, epoch, sample: its position in the run's data.
-        input: how the phase's rows are made.
-        source: the text behind it.
-        samples: the row alone, as training gets it.
-        tokenizer: for reading it.
+        step, row: numbers of the step and of the row in it, from 0.
+        rows: number of rows in the step.
+        phase, epoch, sample: position of the row in the run's data.
+        input: settings by which the phase's rows are made.
+        source: text of the row and its place in the corpus.
+        samples: the row alone, as training receives it.
+        tokenizer: tokenizer that decodes the row.
     """
 
     step: int
@@ -50,15 +52,15 @@ class Shown:
     tokenizer: Tokenizer
 
     def __str__(self) -> str:
-        """As `maskfleet show` prints it, without colours."""
+        """Return the text that `maskfleet show` prints, without colours."""
         return "\n".join(Text.from_markup(line).plain for line in render(self))
 
 
 def find_sample(run: Run, step: int, row: int) -> Shown:
-    """Row `row` of step `step` of `run`.
+    """Return row `row` of step `step` of `run`.
 
     Raises:
-        RunError: if the run has no such step, or the step no such row.
+        RunError: the run has no such step, or no data for it, or the step has no such row.
         CorpusError, StoreError: the corpora cannot be read.
     """
     if step >= run.recipe.total_steps:
@@ -85,8 +87,8 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
 
 
 def render(shown: Shown) -> Iterator[str]:
-    """Lines in rich's markup: the position, the text with its targets marked, then a line for each target; of an
-    example of several texts, a line for each of these."""
+    """Yield lines in rich's markup: the position, the text with its targets marked, then a line for each target. An
+    example of several texts has a line for each text instead."""
     source = shown.source
     yield (
         f"[bold]step {shown.step}, row {shown.row}[/] of {shown.rows}: "
@@ -113,7 +115,7 @@ def render(shown: Shown) -> Iterator[str]:
 
 
 def _text(shown: Shown) -> Iterator[str]:
-    """The marked text: one line, or one for each segment and one for the label."""
+    """Yield the marked text: one line, or a line for each segment and one for the label."""
     samples = shown.samples
     if samples.segment_starts is None:
         yield marked_text(samples, shown.tokenizer)
@@ -128,7 +130,7 @@ def _text(shown: Shown) -> Iterator[str]:
 
 
 def _segments(shown: Shown) -> tuple[str, str]:
-    """Return what the two segments are called: in a stream of translations by their languages, if told."""
+    """Return the names of the two segments: A and B, or the languages of a translation, if they are known."""
     languages = shown.source.languages
     if not isinstance(shown.input, Translations) or not languages:
         return "A", "B"
@@ -136,7 +138,7 @@ def _segments(shown: Shown) -> tuple[str, str]:
 
 
 def _texts(shown: Shown) -> Iterator[str]:
-    """The texts of an example, a line each, with what they are to it."""
+    """Yield the texts of an example, a line each, with their part in it (such as query or positive)."""
     samples = shown.samples
     assert samples.text_starts is not None
     edges = [*samples.text_starts[0].tolist(), len(samples.tokens)]
@@ -157,14 +159,12 @@ def _meaning(rows: Input, label: int) -> str:
 
 
 def _places(source: SampleText) -> str:
-    """Return where in its block the text lies, segment by segment."""
+    """Return the place of the text in its block, segment by segment."""
     return " and ".join(f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches)
 
 
 def marked_text(samples: Samples, tokenizer: Tokenizer, part: range | None = None) -> str:
-    """Return the row, or a part of its tokens, as text in rich's markup; tokens that are to be predicted as
-    `[what stands there -> what stood]`.
-    """
+    """Return the row, or a part of its tokens, as text in rich's markup, with targets as `[input -> original]`."""
     part = range(len(samples.tokens)) if part is None else part
     target = np.full(len(samples.tokens), -1, dtype=np.int64)
     target[samples.target_positions] = samples.target_ids
@@ -190,7 +190,7 @@ def _target_line(position: int, original: int, given: int, tokenizer: Tokenizer)
 
 
 def _place(ranges: tuple[Range, ...], row: int) -> tuple[int, int, int] | None:
-    """(phase, epoch, sample) of a row of a step; None beyond its last."""
+    """Return phase, epoch and sample of a row of a step; None if the step has fewer rows."""
     for span in ranges:
         if row < span.stop - span.start:
             return span.phase, span.epoch, span.start + row

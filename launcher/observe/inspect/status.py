@@ -1,5 +1,5 @@
-"""`maskfleet runs status`: what a run is doing, as data and as people read it, from its store alone, so from anywhere
-that can read its URI."""
+"""`maskfleet runs status`: the state of a run, as data and as text. Only the run's store is read, so it works wherever
+the run's URI can be read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from launcher.runtime.run.outline import ForkOrigin, open_outline, runs_at
 from launcher.runtime.run.step_table import Record
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
-_RECENT = 100  # steps, whose median is the present rate
-_BRIEF = 16  # segments of metrics that a line of a table is made from
+_RECENT = 100  # number of newest steps whose median is the present rate
+_BRIEF = 16  # number of newest segments of metrics that are read for a line of a table
 _ENDS: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
 
 
 class OpenedRun(Protocol):
-    """A run, opened whole (`launcher.runtime.run.record`) or in outline."""
+    """A run opened with all checks (`launcher.runtime.run.record`), or its outline."""
 
     @property
     def uri(self) -> str: ...
@@ -50,7 +50,7 @@ class OpenedRun(Protocol):
 
 @dataclass(frozen=True)
 class NewestCheckpoint:
-    """Where the newest good-looking checkpoint stands. Times in seconds since 1970."""
+    """The step of the newest readable checkpoint, and when it was committed, in seconds since 1970."""
 
     step: int
     committed: float
@@ -58,29 +58,31 @@ class NewestCheckpoint:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What a run is doing. Times in seconds since 1970; None for what is not known or does not apply.
+    """The state of a run. Times are in seconds since 1970. None: not known, or does not apply.
 
     Attributes:
-        state: `dead`: it was running, and has not been heard of for too long.
-        reason: why it stopped or failed.
-        stop_requested: by whom, while it runs on.
-        attempt, host, pid, since, heard: the process that looks after it or did last, since when, and when it last
-            showed that it lives.
-        step, total_steps: steps done, of how many.
-        tokens: trained on, those of the runs that it was forked from included.
-        loss, terms: running means over the steps that were read, as the log shows them; the weighted sum, and its terms
-            by name.
-        flush_seconds: how old, at most, what is recorded of the steps of a running run may be.
-        heldout, perplexity, heldout_terms, evaluated: of the newest evaluation, after so many steps: the loss on hidden
-            tokens, its perplexity, and every term.
-        figures: medians of the newest steps, by name. step_seconds, tokens_per_second: two of them.
-        eta_seconds: until the last step, if it goes on like this.
-        checkpoint: the newest one. checkpoint_problem: why it cannot be read.
-        microbatch: rows in each phase, where memory decides; `microbatch_why`: how they were found.
-        interruptions, goodput, repeated_steps: of the whole run; None in a brief status.
-        origins: what it was forked from.
-        evaluation_problem: why the newest evaluation beside training failed, if it did.
-        damage: what of its records could not be read; the rest of the status is without it.
+        state: state of the run. `dead`: it was running, and its last heartbeat is too old.
+        reason: reason why it stopped or failed.
+        stop_requested: who asked it to stop, while it still runs.
+        attempt, host, pid: the newest attempt, and the machine and process of its command.
+        since, heard: when that command started, and when its last heartbeat was.
+        step, total_steps: number of steps done, and of steps in the recipe.
+        tokens: number of tokens trained on, including those of the runs that it was forked from.
+        loss, terms: running means over the newest steps, as the log shows them: the weighted sum, and the terms by
+            name.
+        flush_seconds: largest age, in seconds, of steps that a running run has not recorded yet.
+        heldout, perplexity, heldout_terms: figures of the newest evaluation: the loss on hidden tokens, its perplexity,
+            and the loss of each term.
+        evaluated: number of steps after which the newest evaluation was made.
+        figures: medians of the newest steps, by name.
+        step_seconds, tokens_per_second: two of these medians.
+        eta_seconds: seconds until the last step, at the present rate.
+        checkpoint, checkpoint_problem: the newest checkpoint, or the reason why it cannot be read.
+        microbatch, microbatch_why: rows of a microbatch in each phase, if memory decides them, and how they were found.
+        interruptions, goodput, repeated_steps: figures of the whole run; None in a brief status.
+        origins: checkpoints that it was forked from.
+        evaluation_problem: reason why the newest evaluation beside training failed.
+        damage: messages about records that could not be read. They are missing in the other fields.
     """
 
     uri: str
@@ -121,22 +123,23 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A run of several about which nothing can be said, and why."""
+    """A run, among several, whose status cannot be read, and the reason."""
 
     uri: str
     problem: str
 
 
 def status(run: OpenedRun, now: float, *, brief: bool = False) -> RunStatus:
-    """`brief`: from the newest metrics only, which is quick for a run of weeks, and without its interruptions.
+    """Return the status of a run. Raises StoreError if the store cannot be read.
 
-    Raises StoreError if the store cannot be read.
+    `brief`: read only the newest metrics, which is quick even for a run of weeks, and leave out interruptions.
     """
     return status_by(run, read_history(run.store, _BRIEF if brief else None), now, brief=brief)
 
 
 def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> RunStatus:
-    """By a history that was read already, of the newest steps at least. Raises StoreError."""
+    """Return the status of a run whose history was read already, at least that of its newest steps. Raises
+    StoreError."""
     found = presence(run.store, now)
     manifest, problem = _newest(run.store)
     steps = history.steps
@@ -188,7 +191,7 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
 def _state(
     run: OpenedRun, found: Presence | None, events: Sequence[Record], step: int
 ) -> tuple[State, str | None]:
-    """And why it ended, if it did and somebody said so."""
+    """Return the state, and the recorded reason if the run has ended."""
     if found is None:
         return "never started", None
     if found.state != "ended":
@@ -208,7 +211,7 @@ def _asked(found: Presence | None, events: Sequence[Record]) -> str | None:
 
 
 def _evaluation_problem(events: Sequence[Record]) -> str | None:
-    """Of the newest that failed, unless one after it did not."""
+    """Return why the newest evaluation failed; None if it did not fail."""
     for event in reversed(events):
         if event["kind"] == "evaluated" and not event["failed"]:
             return None
@@ -218,7 +221,7 @@ def _evaluation_problem(events: Sequence[Record]) -> str | None:
 
 
 def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
-    """Return the newest checkpoint's manifest, and what is wrong with it."""
+    """Return the newest checkpoint's manifest, or None and the reason why it cannot be read."""
     marks = committed(store)
     if not marks:
         return None, None
@@ -229,7 +232,7 @@ def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
 
 
 def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
-    """Of the committed past, by its checkpoint, and of the steps since."""
+    """Return the number of tokens trained on: up to the checkpoint, as its manifest states, and in the steps since."""
     before = manifest.state.get("tokens", 0) if manifest else 0
     assert isinstance(before, int)
     since = manifest.step if manifest else 0
@@ -237,14 +240,14 @@ def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
 
 
 def _terms(steps: StepHistory) -> dict[str, float]:
-    """Return the losses by term."""
+    """Return the running means of the losses by term."""
     named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
     return term_losses({name: value for name, value in named.items() if value is not None})
 
 
 def _mean(steps: StepHistory, name: str) -> float | None:
-    """Return the running mean of a field over the newest steps that were not skipped; None if it has no number
-    there."""
+    """Return the running mean of a field over the newest steps that were not skipped; None if none of them has a
+    number."""
     values, mean = steps.column(name)[-_RECENT:], None
     skipped = steps.column("skipped")[-_RECENT:] > 0
     for value in values[np.isfinite(values) & ~skipped].tolist():
@@ -253,10 +256,13 @@ def _mean(steps: StepHistory, name: str) -> float | None:
 
 
 def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | Unreadable]:
-    """Of a single run whole, unless `brief`; of several brief ones, whatever is wrong with some of them.
+    """Return an iterator over the statuses of the runs at `uris` or directly below them.
+
+    A single run has its whole status unless `brief`. Several runs have brief ones; a run that cannot be read is
+    `Unreadable`.
 
     Raises:
-        RunError, StoreError: if there is no run, or a single one cannot be read.
+        RunError, StoreError: there is no run, or the only one cannot be read.
     """
     found = [run for uri in uris for run in runs_at(uri)]
     if len(found) == 1:
@@ -271,11 +277,11 @@ def _one_of_several(uri: str, now: float) -> RunStatus | Unreadable:
         return Unreadable(uri, error.problem)
 
 
-_SHOWN = 5  # interruptions, the newest
+_SHOWN = 5  # number of newest interruptions, or of damaged records, that are shown
 
 
 def describe(run: RunStatus, now: float) -> Iterator[str]:
-    """Everything about one run, a line a subject. `now` in seconds since 1970."""
+    """Yield lines that describe one run, a line for each subject. `now`: seconds since 1970."""
     yield f"{run.name}  {run.uri}"
     yield f"{'state':<12}{_state_line(run, now)}"
     share = f" ({run.step / run.total_steps:.1%})"
@@ -303,7 +309,7 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
 
 
 def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
-    """A line a run."""
+    """Return a table with a line for each run."""
     heads = ("run", "state", "step", "of", "loss", "held out", "tokens/s", "to go", "checkpoint", "host")
     found = Table(*heads, box=None, pad_edge=False)
     for run in runs:
@@ -385,7 +391,7 @@ def _damage(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _ago(then: float, now: float) -> float:
-    """Clocks of two machines may differ a little."""
+    """Return the seconds since `then`; at least 0, because the clocks of two machines may differ."""
     return max(0.0, now - then)
 
 

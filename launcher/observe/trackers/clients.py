@@ -1,12 +1,11 @@
-"""Trackers as a run is told to them: what a tracker offers, and W&B's and MLflow's.
+"""Clients of trackers: the interface that publishing needs, and its implementations for W&B and MLflow.
 
-W&B's own step counter only rises, so figures are drawn over a metric of ours, `step`. Where the run went back, the
-steps that it repeats are logged anew: of several rows of a step the last is the run's; `times_gone_back` tells them
-apart. An offline run has a folder for each start of `maskfleet train`, all of one id: `wandb sync` makes one run of
-them.
+W&B's own step counter only increases, so figures are drawn over a metric of ours, `step`. If a run goes back, the
+repeated steps are logged again. Of several rows of a step the last one counts; `times_gone_back` tells them apart. An
+offline run has a folder for each start of `maskfleet train`, all with one id; `wandb sync` merges them into one run.
 
-MLflow keeps every value that a metric was given at a step, with its time. Where the run went back, the steps that it
-repeats are logged anew, with a later time: of several values of a step, the newest is the run's.
+MLflow keeps every value that was logged for a metric at a step, with its time. If a run goes back, the repeated steps
+are logged again with a later time; of several values of a step the newest one counts.
 """
 
 import os
@@ -19,25 +18,26 @@ from pydantic import BaseModel, ConfigDict
 
 from launcher.runtime.recipe.operation import Mlflow, Wandb, holds_login
 
-_TAGS = 50  # of different events
+_TAGS = 50  # largest number of tags, one for each kind of event
 _ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
-_METRICS, _PARAMS = 900, 100  # of one request; MLflow's limits are 1000 of both and tags, and 100
+_METRICS, _PARAMS = 900, 100  # of one request; MLflow allows 1000 with tags, of these 100 parameters
 _LONGEST = 500  # characters of a parameter: the limit of older servers
 _STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
 class Hopeless(Exception):
-    """The tracker cannot be published to, now or later; what the operator can do about it."""
+    """Publishing to the tracker fails now and would fail later. The message tells the operator what to do."""
 
 
 class PublishRequest(BaseModel):
-    """What is published where.
+    """A request to publish a run to a tracker.
 
     Attributes:
-        uri, name: of the run.
-        recipe: its leaf values by dotted path, shown as the run's configuration.
-        folder: where a client may keep files of its own; None: where it likes.
-        poll_s: seconds between two looks at the run's store.
+        uri, name: URI and name of the run.
+        recipe: leaf values of its recipe by dotted path, shown as the run's configuration.
+        tracker: settings of the tracker.
+        folder: folder for files of the client; None: the client's default.
+        poll_s: seconds between two reads of the run's store.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,7 +52,7 @@ class PublishRequest(BaseModel):
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Figures of a step, by name."""
+    """The figures of a step, by name."""
 
     step: int
     figures: dict[str, float]
@@ -60,7 +60,13 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class EventSummary:
-    """A run's events, for people. `counts` by kind. `end`: "finished", "failed", or None while it may go on."""
+    """A summary of a run's events.
+
+    Attributes:
+        counts: number of events by kind.
+        text: the newest events, a line each.
+        end: "finished", "failed", or None if the run may continue.
+    """
 
     counts: Mapping[str, int]
     text: str
@@ -68,10 +74,10 @@ class EventSummary:
 
 
 class Tracker(Protocol):
-    """A run in a tracker, opened or made anew.
+    """A run in a tracker, new or continued.
 
     Attributes:
-        sure: whether what `log` was given stays, once it returns, whatever happens to this process.
+        sure: whether rows are durable when `log` returns, even if this process dies then.
     """
 
     sure: bool
@@ -79,18 +85,17 @@ class Tracker(Protocol):
     def log(self, rows: Sequence[StepFigures]) -> None: ...
     def tell(self, story: EventSummary) -> None: ...
     def finish(self, story: EventSummary) -> None:
-        """Keep everything that was logged."""
+        """Make everything that was logged durable, and set the state of the run."""
         ...
 
 
 class WandbRun:
-    """A run of W&B. Rows are sure only when it is finished: until then the client
-    may hold them in memory."""
+    """A run of W&B. Rows are durable only after `finish`: until then the client may hold them in memory."""
 
     sure = False
 
     def __init__(self, order: PublishRequest, settings: Wandb, identifier: str) -> None:
-        """Raises Hopeless if there is no client, or no login."""
+        """Open the run. Raises Hopeless if the client is not installed or has no login."""
         try:
             import wandb
         except ImportError as error:
@@ -130,12 +135,12 @@ class WandbRun:
 
 
 class MlflowRun:
-    """A run of MLflow, known by a tag with our identifier, whichever server it is on."""
+    """A run of MLflow. A tag with our identifier marks it on every server."""
 
     sure = True
 
     def __init__(self, order: PublishRequest, settings: Mlflow, identifier: str) -> None:
-        """Raises Hopeless if there is no client, or no server is named."""
+        """Open the run. Raises Hopeless if the client is not installed or no server is named."""
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
@@ -149,7 +154,7 @@ class MlflowRun:
 
         metrics = []
         for row in rows:
-            self._time = max(int(time.time() * 1000), self._time + 1)  # whatever another machine's clock said
+            self._time = max(int(time.time() * 1000), self._time + 1)  # another machine's clock may be ahead
             metrics += [Metric(name, value, self._time, row.step) for name, value in row.figures.items()]
         logged = RunTag(_LOGGED, str(self._time))
         for start in range(0, len(metrics), _METRICS):
@@ -162,12 +167,13 @@ class MlflowRun:
         self._client.log_batch(self._run, tags=[*tags, RunTag("mlflow.note.content", story.text)])
 
     def finish(self, story: EventSummary) -> None:
-        """A run that was interrupted is still running: it will go on."""
+        """Set the state of a run that has finished or failed. An interrupted run keeps the state "running", because it
+        may continue."""
         if story.end is not None:
             self._client.set_terminated(self._run, _STATES[story.end])
 
     def _open(self, order: PublishRequest, experiment: str, identifier: str) -> tuple[str, int]:
-        """Return the run's id there, and the time of what was logged last (ms)."""
+        """Return the id of the run in MLflow, and the time of the last logged values in ms."""
         found = self._client.get_experiment_by_name(experiment)
         place = found.experiment_id if found else self._client.create_experiment(experiment)
         runs = self._client.search_runs([place], f"tags.`{_ID}` = '{identifier}'", max_results=1)
@@ -178,7 +184,8 @@ class MlflowRun:
         return made.info.run_id, 0
 
     def _describe(self, run: str, order: PublishRequest) -> None:
-        """Parameters never change in MLflow: these are the recipe when the run was first published."""
+        """Log the recipe as parameters. MLflow never changes parameters, so they stay as the run was first
+        published."""
         from mlflow.entities import Param
 
         values = {"run": order.uri} | order.recipe

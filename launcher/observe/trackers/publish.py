@@ -1,8 +1,8 @@
-"""The process that publishes a run to one tracker. It reads the run's store and tells the tracker.
+"""The process that publishes a run to one tracker. It reads the run's store and logs the records to the tracker.
 
-`launcher.observe.trackers.tracking` starts it and gives it a `PublishRequest`. When its standard input ends, it
-publishes what is left. A tracker's client may hang, crash or end its process; that is why it has a process of its
-own.
+`launcher.observe.trackers.tracking` starts it and writes a `PublishRequest` to its standard input. When that input
+ends, it publishes the remaining records and ends. It is a separate process because a tracker's client may hang, crash
+or end its process.
 """
 
 import json
@@ -39,16 +39,21 @@ from launcher.runtime.run.metrics import figures
 from launcher.runtime.run.step_table import Record
 
 HOPELESS = 3
-"""The exit code where another try would fail alike."""
+"""The exit code if another try would fail too."""
 LAST_WORDS_S = 10.0
-"""For what is still to be published when the command ends."""
-_ALONE_S = 60.0  # the same, when the driver is gone and nobody waits
-_TOLD = 100  # events in a run's notes, the newest
+"""Seconds for publishing the remaining records when the command ends."""
+_ALONE_S = 60.0  # seconds for that if the driver is gone, so that nobody waits
+_TOLD = 100  # number of newest events in the run's notes
 _ENDS = {"end": "finished", "failed": "failed"}
 
 
 class State(BaseModel):
-    """What a run's store keeps of what a tracker was told. `went_back`: times that the lineage did."""
+    """How far a run was published to a tracker, as its store keeps it.
+
+    Attributes:
+        cursor: position in the lineage up to which records were published.
+        went_back: number of times that the lineage went back.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +63,7 @@ class State(BaseModel):
 
 
 class Publisher:
-    """Brings a tracker up to date with a store, from where the last publisher of the run left off."""
+    """Publishes the records of a store to a tracker, and continues where the run's last publisher stopped."""
 
     def __init__(self, store: Store, tracker: Tracker, place: str) -> None:
         self._store, self._tracker, self._key = store, tracker, f"{place}.state.json"
@@ -68,7 +73,7 @@ class Publisher:
         self._events: list[Record] = []
 
     def update(self) -> None:
-        """Raises StoreError."""
+        """Publish everything that is new. Raises StoreError."""
         more = True
         while more:
             more = self._publish()
@@ -78,12 +83,12 @@ class Publisher:
             self._tracker.tell(story(self._events))
 
     def finish(self) -> None:
-        """Raises StoreError."""
+        """Finish the tracker's run and store how far it was published. Raises StoreError."""
         self._tracker.finish(story(self._events))
         self._keep()
 
     def _publish(self) -> bool:
-        """Return what is committed and was not told; whether there is more."""
+        """Publish the next committed records. Return whether there are more."""
         news = self._follower.new()
         went_back = self._state.went_back + (news.superseded_from is not None)
         if news.records:
@@ -110,7 +115,8 @@ class Publisher:
 
 
 def row_of(record: Mapping[str, Any], went_back: int) -> StepFigures:
-    """`times_gone_back` tells apart what was logged for a step before the run went back past it, and after."""
+    """Return the figures of a record for a tracker. `times_gone_back` among them tells apart the rows of a step that
+    were logged before and after the run went back."""
     return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
 
 
@@ -130,14 +136,15 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def identity(store: Store, place: str) -> str:
-    """Return the run's permanent name in this tracker; the first process that asks makes it. Raises StoreError."""
+    """Return the run's permanent id in this tracker. The first process that asks creates it. Raises StoreError."""
     key = f"{place}.json"
     store.put_if_absent(key, json.dumps({"id": uuid4().hex[:16]}).encode())
     return str(json.loads(store.get(key))["id"])
 
 
 def open_tracker(order: PublishRequest, identifier: str) -> Tracker:
-    """Raises Hopeless: the client is not installed, or has no login."""
+    """Open the run in the tracker. Raises Hopeless: the client is not installed, has no login, or no server is
+    named."""
     match order.tracker:
         case Wandb():
             return WandbRun(order, order.tracker, identifier)
@@ -148,17 +155,17 @@ def open_tracker(order: PublishRequest, identifier: str) -> Tracker:
 
 
 def place_of(tracker: Wandb | Mlflow) -> str:
-    """Return where the run's store has what it knows of its run there."""
+    """Return the prefix of the keys, in the run's store, of the files about a tracker."""
     return f"trackers/{type(tracker).__name__.lower()}"
 
 
 def publish(order: PublishRequest, ending: threading.Event, notes: TextIO) -> None:
-    """Until `ending`, and then what is left. Raises whatever the tracker's client raises."""
+    """Publish a run until `ending` is set, then the remaining records. Raises whatever the tracker's client raises."""
     store, place = open_store(order.uri), place_of(order.tracker)
     publisher = Publisher(store, open_tracker(order, identity(store, place)), place)
     told = ended = False
     while not ended:
-        ended = ending.is_set()  # asked before looking: what was there by then is published
+        ended = ending.is_set()  # read before the update, which then publishes everything recorded by now
         try:
             publisher.update()
         except StoreError as error:
@@ -170,7 +177,8 @@ def publish(order: PublishRequest, ending: threading.Event, notes: TextIO) -> No
 
 
 def main() -> int:
-    """0: all was published. HOPELESS: nothing ever will be. 1: it failed, and may be tried again."""
+    """Publish a run and return the exit code. 0: everything was published. HOPELESS: another try would fail too. 1: it
+    failed, and may be tried again."""
     notes = _private_output()
     order = PublishRequest.model_validate_json(sys.stdin.readline())
     ending = threading.Event()
@@ -180,7 +188,7 @@ def main() -> int:
     except Hopeless as error:
         print(error, file=notes)
         return HOPELESS
-    except RunError as error:  # a newer version wrote what is to be told
+    except RunError as error:  # a newer version wrote the records
         print(error.problem, file=notes)
         return HOPELESS
     except BaseException as error:  # a client's sys.exit, too
@@ -190,7 +198,8 @@ def main() -> int:
 
 
 def _follow_driver(ending: threading.Event) -> None:
-    """The driver closes our input, or is gone: then nobody else would end a client that hangs."""
+    """Wait until the driver closes our input or is gone. Then end this process after a while, even if the client
+    hangs: nobody else would end it."""
     sys.stdin.read()
     ending.set()
     time.sleep(_ALONE_S)
@@ -198,7 +207,7 @@ def _follow_driver(ending: threading.Event) -> None:
 
 
 def _private_output() -> TextIO:
-    """Return the way to the driver, which no client prints to: standard output and error lead nowhere from now on."""
+    """Return a stream to the driver to which no client prints. Standard output and error are discarded from now on."""
     notes = os.fdopen(os.dup(1), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,7 +1,8 @@
-"""The driver's part in publishing a run to trackers: a process each, which may hang, crash or be unable to start.
+"""The driver's part in publishing a run to trackers: it keeps a process for each, which may hang, crash or fail to
+start.
 
-Nothing waits for it but the command's end, and that for `LAST_WORDS_S` at most. What could not be published then, the
-next start publishes.
+Only the end of the command waits for these processes, at most `LAST_WORDS_S`. Records that are not published then are
+published by the next start.
 """
 
 import os
@@ -22,13 +23,14 @@ from launcher.runtime.recipe.operation import Mlflow, Wandb
 from launcher.runtime.recipe.schema import Recipe
 
 _POLL_S = 15.0
-_AGAIN_S = 60.0  # after it ended by itself
+_AGAIN_S = 60.0  # seconds until a process that has ended by itself is started again
 
 Note = Callable[[str], None]
 
 
 class Publishing:
-    """Keeps the process of one order alive until `end`. `note` shows a line to the operator: one, whatever happens."""
+    """Keeps the publishing process of one request alive until `end`. `note` shows a line to the operator; it is called
+    at most once."""
 
     def __init__(self, order: PublishRequest, note: Note, again_s: float = _AGAIN_S) -> None:
         self._order, self._note, self._again_s = order, note, again_s
@@ -40,14 +42,14 @@ class Publishing:
         self._thread.start()
 
     def ask_to_end(self) -> None:
-        """To publish what is left."""
+        """Ask the process to publish the remaining records and end."""
         self._ending.set()
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
 
     def end(self, patience_s: float) -> None:
-        """With all its processes, after `patience_s` seconds at most."""
+        """Wait at most `patience_s` seconds for the process to end, then kill it with all its children."""
         self._thread.join(patience_s)
         if self._process is not None and self._process.poll() is None:
             self._complain("it did not end in time; the next start publishes what is missing")
@@ -75,7 +77,7 @@ class Publishing:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # a signal to the driver's group is not for it: it has last words
+            start_new_session=True,  # a signal to the driver's group must not end it: it still has records to publish
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -90,12 +92,12 @@ class Publishing:
     def _complain(self, reason: str) -> None:
         if not self._complained:
             self._complained = True
-            self._note(f"{self._name}: not published: {reason}; the run goes on")
+            self._note(f"{self._name}: not published: {reason}; the run continues")
 
 
 @contextmanager
 def tracking(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
-    """Publishes the run in `store` while it lasts, to the trackers that its recipe names."""
+    """Publish the run in `store` to the trackers that its recipe names, until the context ends."""
     publishing = [Publishing(order, note) for order in orders(store, recipe)]
     try:
         yield
@@ -108,7 +110,7 @@ def tracking(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
 
 
 def orders(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> list[PublishRequest]:
-    """Return one for each tracker that the recipe names."""
+    """Return a request for each tracker that the recipe names."""
     trackers: list[Wandb | Mlflow | None] = [recipe.logging.wandb, recipe.logging.mlflow]
     return [
         PublishRequest(
@@ -125,5 +127,5 @@ def orders(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> list[Publis
 
 
 def _folder(store: Store) -> str | None:
-    """Return where a client may keep files of its own: beside the run, unless the operator says where."""
+    """Return the folder for files of a client: that of a local run, unless WANDB_DIR names one; else None."""
     return str(store.root) if isinstance(store, LocalStore) and "WANDB_DIR" not in os.environ else None

@@ -1,9 +1,9 @@
-"""A run's events, posted to a web server as they happen: an operator's chat, a pager, a dashboard.
+"""Posts a run's events to a web server as they happen: a chat, a pager, a dashboard.
 
-A thread of the driver follows the run's events in its store, whoever writes them, and posts those that a person would
-want to hear of. A server that is slow, down or gone costs the training nothing: the thread tries each event a few
-times, waits for it, and goes on to the next. The address may hold a secret, so the recipe names only the environment
-variable that it is in, and no message shows it.
+A thread of the driver follows the run's events in its store, whichever process writes them, and posts those that a
+person would want to know. A slow or unreachable server does not delay training: the thread tries each event a few times
+and continues with the next. The URL may hold a secret, so the recipe names only the environment variable that holds it,
+and no message shows it.
 """
 
 import json
@@ -36,17 +36,18 @@ from launcher.runtime.recipe.operation import Events
 from launcher.runtime.run.following import EventFollower
 
 _POLL_S = 5.0
-_TIMEOUT_S = 5.0  # for the server to answer
-_TRIES = 4  # of one event
+_TIMEOUT_S = 5.0  # longest wait for the server's answer
+_TRIES = 4  # largest number of tries of one event
 _LONGEST_WAIT_S = 8.0  # between two tries
-_LAST_WORDS_S = 10.0  # for what is still to be posted when the command ends
+_LAST_WORDS_S = 10.0  # for posting the remaining events when the command ends
 ROUTINE = frozenset({"commit", "evaluated", "evaluation_skipped", "preflight", "underway"})
-"""Kinds of events that nobody wants to be told of."""
-_TRANSIENT = frozenset({408, 425, 429})  # of the answers that blame the request, those worth another try
+"""The kinds of events that are not posted, because nobody wants to be told of them."""
+_TRANSIENT = frozenset({408, 425, 429})  # client errors (4xx) after which another try may succeed
 
 
 def address_of(events: Events) -> "Webhook | None":
-    """Return where to post. Raises Refused, which says why, if there is no such place."""
+    """Return the webhook that the recipe names; None if it names none. Raises Refused if its URL is missing or not
+    valid."""
     if events.webhook_env is None:
         return None
     url = os.environ.get(events.webhook_env, "")
@@ -54,13 +55,13 @@ def address_of(events: Events) -> "Webhook | None":
         raise Refused(f"the environment variable {events.webhook_env} is not set")
     reason = _why_no_address(url)
     if reason is not None:
-        raise Refused(f"what the environment variable {events.webhook_env} holds {reason}")
+        raise Refused(f"the value of the environment variable {events.webhook_env} {reason}")
     return Webhook(url)
 
 
 def _why_no_address(url: str) -> str | None:
-    """Return what is wrong with `url`, without any part of it; None if it can be posted to."""
-    nothing = "is no http(s) URL"
+    """Return what is wrong with `url`, without repeating any part of it; None if it is valid."""
+    nothing = "is not an http(s) URL"
     if not (url.isascii() and url.isprintable()) or " " in url:
         return nothing
     try:
@@ -76,16 +77,21 @@ def _why_no_address(url: str) -> str | None:
 
 
 class NotDelivered(ConnectionError):
-    """The server did not take an event, and might if asked again."""
+    """The server did not take an event, but another try may succeed."""
 
 
 class Refused(ConnectionError):
-    """The server will not take it."""
+    """The server does not take an event, and another try would not help."""
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """A URL that takes events by POST, as JSON. `timeout_s`, `longest_wait_s`: for an answer, between two tries."""
+    """A URL that takes events by POST, as JSON.
+
+    Attributes:
+        timeout_s: longest wait for an answer, in seconds.
+        longest_wait_s: longest wait between two tries, in seconds.
+    """
 
     url: str
     timeout_s: float = _TIMEOUT_S
@@ -94,7 +100,7 @@ class Webhook:
     def post(self, event: dict[str, Any], given_up: threading.Event) -> None:
         """Deliver one event, in a few tries, until `given_up`.
 
-        Raises NotDelivered, Refused: what the last answer was, without the URL.
+        Raises NotDelivered, Refused: the event was not delivered. The message has the last answer, without the URL.
         """
         data = json.dumps(event).encode()
         tries = Retrying(
@@ -112,7 +118,7 @@ class Webhook:
             request = urllib.request.Request(self.url, data, headers)
             with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout_s):
                 return
-        # Our own words and no chain: what a library or a server says may repeat the URL.
+        # Our own words, and no chained exception: the message of a library or a server may repeat the URL.
         except urllib.error.HTTPError as error:
             raise _answered(error.code) from None
         except urllib.error.URLError as error:
@@ -124,8 +130,8 @@ class Webhook:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer like another: followed, the secret and the event would go wherever it says, and a POST
-    would arrive as a GET."""
+    """Does not follow redirects. Otherwise the secret and the event would be sent to any address that a redirect names,
+    and a POST would arrive as a GET."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -139,7 +145,7 @@ def _answered(code: int) -> NotDelivered | Refused:
 
 
 def _spoken(reason: object) -> str:
-    """Return what kind of failure it was."""
+    """Return the kind of a failure in words."""
     match reason:
         case TimeoutError():
             return "no answer in time"
@@ -153,11 +159,11 @@ def _spoken(reason: object) -> str:
 
 
 class Announcer:
-    """Posts a run's events from a thread, between `with` and its end, which waits a little for the last ones.
+    """Posts a run's events from a thread, inside a `with` block. The end of the block waits a little for the last ones.
 
     Args:
-        about: fields of every event posted: which run it is.
-        note: shows a line to the operator.
+        about: fields that are added to every event, about the run.
+        note: function that shows a line to the operator.
     """
 
     def __init__(
@@ -188,7 +194,7 @@ class Announcer:
     def _run(self) -> None:
         ended = False
         while not ended:
-            ended = self._ending.wait(self._poll_s)  # what is there by then is posted still
+            ended = self._ending.wait(self._poll_s)  # events recorded until then are still posted
             try:
                 for event in self._follower.new():
                     if event["kind"] not in ROUTINE:
@@ -205,18 +211,18 @@ class Announcer:
             self._complain(str(error))
 
     def _complain(self, reason: str) -> None:
-        """Once: the operator cannot do anything about it more than once."""
+        """Tell the operator about a failure, but only about the first one."""
         if not self._complained:
             self._complained = True
             self._note(
-                f"webhook: an event was not delivered: {reason}; the run goes on, further ones are tried"
+                f"webhook: an event was not delivered: {reason}; training continues, further events are tried"
             )
 
 
 def announcing(
     store: Store, events: Events, about: dict[str, str], note: Callable[[str], None]
 ) -> AbstractContextManager[object]:
-    """Posts the events of the run in `store` while it lasts, if the recipe asks for that."""
+    """Post the events of the run in `store` until the context ends, if the recipe names a webhook."""
     try:
         webhook = address_of(events)
     except Refused as error:

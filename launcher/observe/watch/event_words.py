@@ -1,5 +1,5 @@
-"""Describes events in words, for lists on pages. Any program may have written the events, so fields that are missing or
-odd are shown as they are."""
+"""Describes events in words, for lists on pages. Any program may have written the events, so missing or unexpected
+fields are shown as they are."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,13 +10,13 @@ _LONGEST = 300  # characters
 
 
 def spell_event(event: Record) -> str:
-    """Return what happened, on one line."""
+    """Return the event in words, on one line."""
     spelled = _WORDS.get(event["kind"], _plain)
     return one_line(spelled(_Fields(event)))[:_LONGEST]
 
 
 def is_trouble(event: Record) -> bool:
-    """Return whether somebody should know of it."""
+    """Return whether the event is a problem, which a page highlights."""
     return event["kind"] in _TROUBLE
 
 

@@ -1,4 +1,4 @@
-"""Whole pages and their pieces, as HTML. Whatever comes from a store goes through `text`.
+"""The HTML of pages and their parts. All text from a store goes through `text`.
 
 A page is complete without its script, which only updates it.
 """
@@ -19,7 +19,7 @@ _STATES = {"finished": "", "running": " live", "failed": " bad", "dead": " bad",
 
 
 def ago(seconds: float) -> str:
-    """A time since 1970; the page's script says how long ago that is."""
+    """Return a time since 1970 as HTML. The page's script shows how long ago it is."""
     when = datetime.fromtimestamp(seconds, UTC)
     return f'<time data-at="{seconds:.0f}">{when:%Y-%m-%d %H:%M:%S} UTC</time>'
 
@@ -30,7 +30,7 @@ def state_badge(state: str, reason: str | None = None) -> str:
 
 
 def progress(step: int, total: int, ahead: str = "") -> str:
-    """Steps done, of all, as a bar and in words."""
+    """Return the number of steps done, of all steps, as a bar and in words."""
     share = f"{min(1.0, step / total):.1%}" if total else ""
     words = f"step {step:,} of {total:,} ({share})" + (f", {text(ahead)}" if ahead else "")
     bar = f'<progress max="{total}" value="{min(step, total)}" aria-label="steps done"></progress>'
@@ -38,13 +38,13 @@ def progress(step: int, total: int, ahead: str = "") -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Names, and values that are HTML already."""
+    """Return a list of names and values. The values are HTML already."""
     listed = "".join(f"<div><dt>{text(name)}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f'<dl class="facts">{listed}</dl>'
 
 
 def axes(chosen: Axis) -> str:
-    """Return what the curves lie over, to choose."""
+    """Return the links that choose the x axis of the curves."""
     links = "".join(
         f'<a href="?axis={axis}" data-axis="{axis}"{" aria-current=true" if axis == chosen else ""}>{axis}</a>'
         for axis in AXES
@@ -53,21 +53,22 @@ def axes(chosen: Axis) -> str:
 
 
 def guarded(what: str, make: Callable[[], Sections]) -> Sections:
-    """Return what `make` makes; or, of records that do not hold what they should, a note that says so: the rest of
-    the page is shown all the same."""
+    """Return what `make` returns. If it fails because records do not have the expected content, return a note about
+    that instead, so that the rest of the page is shown."""
     try:
         return make()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        note = f"The {what} cannot be shown: what is stored for them is not as it should be"
+        note = f"The {what} cannot be shown: their records do not have the expected content"
         return {what: f'<p class="notice bad">{text(f"{note} ({type(error).__name__}: {error}).")}</p>'}
 
 
 PAGE_ONLY = "reload to see what is new"
-_RELOAD_S = 10  # a browser that runs no script
+_RELOAD_S = 10  # seconds after which a browser without scripts reloads the page
 
 
 def standing(view: View[Any]) -> dict[str, object]:
-    """Return how old a page is, and what is in its way: for its script. Seconds."""
+    """Return for the page's script the age of the page, the error of the last read, and how long reads have failed and
+    the present read has taken, in seconds."""
     return {
         "age": round(view.age, 1) if view.value is not None else None,
         "error": view.error,
@@ -82,7 +83,7 @@ def version(sections: Sections) -> str:
 
 
 def waiting(uri: str, view: View[Any]) -> Sections:
-    """Return the sections of a page about which nothing is known yet."""
+    """Return the sections of a page for a run or folder that has not been read yet."""
     problem = (
         f"{view.error[:1].upper()}{view.error[1:]}." if view.error else "It is being read for the first time."
     )
@@ -93,7 +94,7 @@ def waiting(uri: str, view: View[Any]) -> Sections:
 
 
 def document(title: str, sections: Sections, state: dict[str, object], up: str = "") -> str:
-    """Return the page as HTML. `up`: to the page above it, a link."""
+    """Return the page as HTML. `up`: a link to the page above it."""
     body = "".join(f'<section id="s-{name}">{content}</section>' for name, content in sections.items())
     known = text(json.dumps({"version": version(sections), **state}))
     reload = f'<noscript><meta http-equiv="refresh" content="{_RELOAD_S}"></noscript>'

@@ -1,5 +1,5 @@
-"""The live page of a run: the report's tiles, curves and tables, and how it stands now. And that of a folder of runs: a
-table to choose from, and the chosen runs' curves over each other."""
+"""The live pages. That of a run has the report's tiles, curves and tables, and the run's present state. That of a
+folder of runs has a table to choose from, and the curves of the chosen runs over each other."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from launcher.runtime.run.metrics import STEP, spell
 from launcher.runtime.run.step_table import Record
 
 _EVENTS_SHOWN = 60
-_ROUTINE = ("commit",)  # has a table of its own
+_ROUTINE = ("commit",)  # not listed among events: checkpoints have a table of their own
 
 
 def run_sections(seen: SeenRun, axis: Axis) -> Sections:
@@ -73,7 +73,7 @@ def _figures(seen: SeenRun) -> Iterator[tuple[str, str]]:
 
 
 def _ranks(seen: SeenRun) -> Iterator[tuple[str, str]]:
-    """What trains, where, since when."""
+    """Yield facts about the training processes: number of ranks, machines, times, checkpoint."""
     status, events = seen.status, seen.account.events
     begun = next((event for event in reversed(events) if event["kind"] in ("start", "resume")), None)
     if begun is not None and "world" in begun:
@@ -85,7 +85,7 @@ def _ranks(seen: SeenRun) -> Iterator[tuple[str, str]]:
     if status.since is not None:
         yield "since", ago(status.since)
     if status.heard is not None:
-        yield "last sign of life", ago(status.heard)
+        yield "last heartbeat", ago(status.heard)
     if status.stop_requested is not None:
         yield "asked to stop", text(f"by {status.stop_requested}")
     if status.checkpoint is not None:
@@ -99,7 +99,7 @@ def _ranks(seen: SeenRun) -> Iterator[tuple[str, str]]:
 
 
 def _machines(events: Sequence[Record]) -> list[str]:
-    """Return those that the newest start examined."""
+    """Return the machines that the newest start examined."""
     found = [event for event in events if event["kind"] == "preflight"]
     newest = max((event["attempt"] for event in found), default=0)
     hosts = [str(event.get("host", "?")) for event in found if event["attempt"] == newest]
@@ -107,7 +107,7 @@ def _machines(events: Sequence[Record]) -> list[str]:
 
 
 def _data(seen: SeenRun) -> Iterator[tuple[str, str]]:
-    """Whether training gets its data in time."""
+    """Yield facts about the data: how long ranks waited for it, and the corpora."""
     figures = seen.account.figures
     now = "nothing trained yet" if seen.waiting is None else f"{seen.waiting:.2%} of the newest steps' time"
     yield "ranks waited for data", f"{now}, {figures.data_wait:.2%} of all"
@@ -125,7 +125,7 @@ def _data(seen: SeenRun) -> Iterator[tuple[str, str]]:
 
 
 def _events(events: Sequence[Record]) -> str:
-    """The newest, the newest first."""
+    """Return the table of the newest events, the newest first."""
     told = [event for event in events if event["kind"] not in _ROUTINE]
     if not told:
         return _section("Events", '<p class="soft">None yet.</p>')
@@ -144,20 +144,20 @@ def _event(event: Record) -> str:
     return f'<tr{trouble}><td class="when">{when}</td><td>{text(who)}</td><td>{text(spell_event(event))}</td></tr>'
 
 
-MOST = TONES  # runs whose curves lie over each other
+MOST = TONES  # largest number of runs whose curves are drawn over each other
 _AT_FIRST = 6
 _HEADS = ("run", "state", "progress", "loss", "held out", "tokens/s", "checkpoint", "host")
 
 
 def chosen(folder: SeenFolder, asked: Sequence[str]) -> dict[str, int]:
-    """Return the runs to compare and the colour of each: those that were asked for, or the ones that ran last."""
+    """Return the colours of the runs to compare, by name: the runs that were asked for, else those that ran last."""
     names = sorted(folder.runs)
     known = [name for name in dict.fromkeys(asked) if name in folder.runs][:MOST]
     if not asked:
         readable = [name for name in names if isinstance(folder.runs[name], RunStatus)]
         known = sorted(readable, key=lambda name: _liveliness(folder.runs[name]))[:_AT_FIRST]
     tones: dict[str, int] = {}
-    for name in sorted(known):  # a run keeps its colour whichever others are chosen, as far as that goes
+    for name in sorted(known):  # a run keeps its colour if others are chosen, unless one of them has the same
         own = names.index(name) % TONES
         free = ((own + shift) % TONES + 1 for shift in range(TONES))
         tones[name] = next(tone for tone in free if tone not in tones.values())
@@ -171,7 +171,7 @@ def folder_sections(
     views: Mapping[str, View[SeenRun]],
     axis: Axis,
 ) -> Sections:
-    """Return the page's sections by name, in order, as HTML. `views`: of the runs to compare."""
+    """Return the page's sections by name, in order, as HTML. `views`: views of the runs to compare, by name."""
     running = sum(isinstance(run, RunStatus) and run.state == "running" for run in folder.runs.values())
     title = uri.rstrip("/").rpartition("/")[2] or uri
     count = f"{len(folder.runs):,} runs, {running:,} running"
@@ -183,7 +183,7 @@ def folder_sections(
 
 
 def _liveliness(run: RunStatus | Unreadable) -> tuple[bool, float]:
-    """Running ones first, then those last heard of."""
+    """Return a key that sorts running runs first, then others by their last heartbeat, the newest first."""
     if isinstance(run, Unreadable):
         return True, 0.0
     return run.state != "running", -(run.heard or 0.0)
@@ -229,7 +229,7 @@ def _cells(run: RunStatus | Unreadable) -> list[str]:
 
 
 def link_to(name: str) -> str:
-    """Return the page of one of the runs."""
+    """Return the path of the page of one of the runs."""
     return f"/run/{quote(name, safe='')}"
 
 

@@ -1,5 +1,5 @@
-"""What a page shows of a run, or of a folder of runs, read from its store again and again while somebody looks at it.
-If a read fails, the last good value is still shown."""
+"""Reads what a page shows of a run, or of a folder of runs, from the store. Reads are repeated while somebody looks at
+the page. If a read fails, the last good value is still shown."""
 
 import threading
 import time
@@ -20,14 +20,15 @@ from launcher.observe.watch.records import LiveRecords
 from launcher.runtime.run.evaluations import Evaluated, EvaluationReader
 from launcher.runtime.run.outline import Outline, outline, read_files, runs_at
 
-_SELDOM_S = 30.0  # between looks at what changes seldom: results of evaluations, runs that have ended
+_SELDOM_S = 30.0  # between reads of what changes rarely: results of evaluations, runs that have ended
 
 
 @dataclass(frozen=True)
 class SeenRun:
-    """A run as it was when it was read.
+    """A run at the time when it was read.
 
     Attributes:
+        subject, account, status: what the page says of the run.
         waiting: share of the newest steps' time that their slowest rank waited for data; None before the first step.
     """
 
@@ -39,13 +40,13 @@ class SeenRun:
 
 @dataclass(frozen=True)
 class SeenFolder:
-    """A folder's runs, by name: the last part of their URI."""
+    """The runs of a folder by name, which is the last part of their URI."""
 
     runs: dict[str, RunStatus | Unreadable]
 
 
 class _Sketch:
-    """A run in outline, parsed again only when its files have changed."""
+    """The outline of a run. It is parsed again only if its files have changed."""
 
     def __init__(self, uri: str, store: Store) -> None:
         self._uri, self._store = uri, store
@@ -53,7 +54,7 @@ class _Sketch:
         self._made: Outline | None = None
 
     def read(self) -> Outline:
-        """Raises RunError, StoreError."""
+        """Return the outline. Raises RunError, StoreError."""
         files = read_files(self._uri, self._store)
         if self._made is None or files != self._files:
             self._made, self._files = outline(self._uri, self._store, *files), files
@@ -62,7 +63,7 @@ class _Sketch:
 
 @dataclass(frozen=True)
 class _Results:
-    """What was measured of a run beside its training."""
+    """The results that were measured beside a run's training."""
 
     baselines: dict[str, float]
     evaluated: tuple[Evaluated, ...]
@@ -70,7 +71,7 @@ class _Results:
 
 
 class RunReader:
-    """Reads a run again and again; each time what is new. `clock` in seconds since 1970."""
+    """Reads a run repeatedly. Each call reads only what is new. `clock` returns seconds since 1970."""
 
     def __init__(self, uri: str, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
@@ -79,14 +80,17 @@ class RunReader:
         self._beside: tuple[float, _Results] | None = None
 
     def read(self) -> SeenRun:
-        """Raises RunError if there is no run, or its files are damaged. StoreError: the store cannot be read."""
+        """Return the run as it is now.
+
+        Raises:
+            RunError: there is no run, or its files are damaged.
+            StoreError: the store cannot be read.
+        """
         run = self._sketch.read()
         self._records.update()
         found = status_by(run, self._records.recent, self._clock(), brief=True)
         account = self._records.account
-        if (
-            run.origins
-        ):  # what the runs before it trained on; too low where the newest checkpoint is not recent
+        if run.origins:  # tokens before the fork; too low while the newest checkpoint is older than `recent`
             before = float(found.tokens - account.figures.tokens)
             self._records.tokens_before = max(self._records.tokens_before, before)
         return SeenRun(self._subject(run), account, found, self._records.waiting)
@@ -110,14 +114,14 @@ class RunReader:
     def _read_beside(self, run: Outline) -> _Results:
         try:
             baselines = kept_baselines(run.store, run.record.fingerprint)
-        except ValidationError:  # computed anew by the next report
+        except ValidationError:  # damaged; the next report computes them again
             baselines = None
         named = baselines.named() if baselines else {}
         return _Results(named, tuple(self._evaluations.read()), self._rows.read())
 
 
 class FolderReader:
-    """Reads the runs of a folder, those that have ended seldom."""
+    """Reads the runs of a folder repeatedly. Runs that have ended are read less often."""
 
     def __init__(self, uri: str, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._uri, self._store, self._clock = uri, store, clock
@@ -125,7 +129,8 @@ class FolderReader:
         self._known: dict[str, tuple[float, RunStatus | Unreadable]] = {}
 
     def read(self) -> SeenFolder:
-        """Raises RunError if there is no run. StoreError: the folder cannot be read."""
+        """Return the runs as they are now. Raises RunError if there is no run; StoreError if the folder cannot be
+        read."""
         names = [uri.rpartition("/")[2] for uri in runs_at(self._uri, self._store)]
         found = dict(zip(names, together(self._look, names), strict=True))
         for gone in self._known.keys() - found.keys():
@@ -147,24 +152,25 @@ class FolderReader:
         return seen
 
 
-_EVERY_S = 2.0  # between two reads
-_SHARE = 5.0  # or so many times as long as the last one took: reading takes a sixth of a core at most
-_IDLE_S = 60.0  # after the last look, reading ends
-_FIRST_S = 3.0  # so long the looks that wake it up wait for the first read
+_EVERY_S = 2.0  # shortest wait between two reads
+_SHARE = 5.0  # the wait is at least so many times the duration of the last read: a sixth of a core at most
+_IDLE_S = 60.0  # reading ends so long after the last look
+_FIRST_S = 3.0  # longest wait of a look for the first read
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class View(Generic[T]):
-    """What is known now. Times in seconds.
+    """What is known now. Times are in seconds.
 
     Attributes:
-        value: of the last read that went well; None before it.
-        version: another one with every value.
-        age: since then.
-        error: why the last read failed; None if it did not. failing: since the first of those that did.
-        reading: how long the present read has taken; None if there is none.
+        value: result of the last successful read; None before it.
+        version: number that changes with every value.
+        age: time since the last successful read.
+        error: reason why the last read failed; None if it did not.
+        failing: time since the first of the last failed reads in a row.
+        reading: time that the present read has taken; None if there is none.
     """
 
     value: T | None
@@ -176,17 +182,17 @@ class View(Generic[T]):
 
 
 class Watched(Generic[T]):
-    """Calls `read` on a thread of its own, from the first look until nobody has looked for a minute.
+    """Calls `read` repeatedly on its own thread, from the first look until nobody has looked for a minute.
 
-    A look returns at once what was read last. Where nobody has looked for a while, what was read last is old: until
-    the first read since then has ended, looks wait, for a short time.
+    A look returns the last value at once. If nobody has looked for a minute, that value is old: then looks wait, for a
+    short time, until a new read has ended.
     """
 
     def __init__(self, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._read, self._clock = read, clock
         self._changed = threading.Condition()
         self._running = False
-        self._fresh = False  # a read has ended since it was woken up, well or not
+        self._fresh = False  # whether a read has ended, successful or not, since the thread was started
         self._woken = 0.0
         self._looked = 0.0
         self._value: T | None = None
@@ -197,7 +203,8 @@ class Watched(Generic[T]):
         self._began: float | None = None
 
     def look(self, patience_s: float = _FIRST_S) -> View[T]:
-        """Return what is known now. A first read is waited for, so long at most after it was woken up."""
+        """Return what is known now. If the thread was just started, wait for its first read, at most `patience_s`
+        seconds after the start."""
         with self._changed:
             self._looked = self._clock()
             if not self._running:
@@ -235,8 +242,8 @@ class Watched(Generic[T]):
             return self._read(), None
         except UserError as error:
             return None, error.problem
-        except Exception as error:  # records of anybody's making; it is shown, and the next read may go well
-            return None, f"what is stored there cannot be used: {type(error).__name__}: {error}"
+        except Exception as error:  # any program may have written the records: show it, and read again
+            return None, f"its records cannot be used: {type(error).__name__}: {error}"
 
     def _take(self, value: T | None, error: str | None, now: float) -> None:
         if error is None:

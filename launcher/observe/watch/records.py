@@ -1,5 +1,5 @@
-"""Reads a run's records as they appear. Each is read once and kept in bounded memory; if the run goes back, all are
-read again."""
+"""Reads a run's records as they appear, each once, and keeps them in bounded memory. If the run goes back, all are read
+again."""
 
 from dataclasses import dataclass, field
 
@@ -14,17 +14,21 @@ from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.segments import EVENTS, METRICS, Stretch, stored
 from launcher.runtime.run.step_table import Record, StepTable, TableBuilder
 
-RECENT = 100  # steps whose figures are the present ones
-_MOST_DAMAGE = 1000  # lines kept
+RECENT = 100  # number of newest steps, whose figures count as the present ones
+_MOST_DAMAGE = 1000  # largest number of messages kept
 
 
 @dataclass
 class _Kept:
-    """What was read of the committed lineage.
+    """The records read of the committed lineage.
 
     Attributes:
-        after: the last segment read of each attempt.
+        summary: summary of all step records.
         recent: the newest step records.
+        evaluations: the evaluation records.
+        repeated: number of step records that were superseded.
+        after: number of the last segment read, by attempt.
+        damage: messages about what could not be read.
     """
 
     summary: Summary
@@ -43,14 +47,14 @@ class _Kept:
         return float(self.summary.last[-1]) if self.summary.records else -1.0
 
     def add(self, table: StepTable) -> bool:
-        """Return the next records. False, and nothing is changed, if they supersede some, so that all must be read
-        anew."""
+        """Add the next records. If they supersede earlier ones, change nothing and return False: all must be read
+        again."""
         rows = table.columns.get("step", np.empty(0))
         evaluations = [record for _, record in table.others]
         done = [self._evaluated, *(int(record["step"]) for record in evaluations)]
         if np.any(np.diff(rows, prepend=self.last_step) <= 0) or np.any(np.diff(done) <= 0):
             return False
-        if len(rows) and self._evaluated > rows[0]:  # made after more steps than this one comes after
+        if len(rows) and self._evaluated > rows[0]:  # the last evaluation is from a later step
             return False
         self.summary = self.summary.and_then(rows, table.columns, table.columns.__getitem__)
         self.recent = _newest(self.recent, table.columns)
@@ -74,14 +78,15 @@ class _Events:
     def update(self, store: Store, listed: dict[int, list[Stretch]]) -> None:
         try:
             self.found += read_events(store, listed, self.after, self.damage)
-        except RunError:  # a newer version wrote one: the next look says so again
+        except RunError:  # a newer version wrote one: start over, so that the next update raises it again
             self.found, self.after = [], {}
             raise
         self.found.sort(key=lambda event: float(event["time"]))
 
 
 class LiveRecords:
-    """The records of the run at `store`. `update` reads only what is new: if nothing is, it costs a few listings."""
+    """The records of the run at `store`. `update` reads only new records; if there are none, it costs a few
+    listings."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -90,7 +95,7 @@ class LiveRecords:
         self.tokens_before = 0.0
 
     def update(self) -> None:
-        """Read what is new. Raises StoreError; a later call goes on from there."""
+        """Read the new records. Raises StoreError; then a later call continues."""
         listed = stored(self._store, f"{METRICS}/")
         events = stored(self._store, f"{EVENTS}/")
         if _restarted(self._events.after, events):
@@ -104,7 +109,7 @@ class LiveRecords:
 
     @property
     def account(self) -> Account:
-        """Of what was read so far."""
+        """The account of the records read so far."""
         assert self._kept is not None
         kept = self._kept
         return Account.kept(
@@ -125,7 +130,7 @@ class LiveRecords:
 
     @property
     def waiting(self) -> float | None:
-        """Share of the newest steps' time that the slowest rank of each waited for data; None before the first."""
+        """The share of the newest steps' time in which the slowest rank waited for data; None before the first step."""
         assert self._kept is not None
         seconds, waited = (
             float(np.nansum(self._kept.recent.column(name))) for name in ("seconds", "data_wait")
@@ -133,7 +138,7 @@ class LiveRecords:
         return waited / seconds if seconds else None
 
     def _go_on(self, listed: dict[int, list[Stretch]]) -> bool:
-        """Take what is new; False if all has to be read anew."""
+        """Add the new records of the lineage. Return False if all must be read again."""
         kept = self._kept
         if kept is None or _restarted(kept.after, listed):
             return False
@@ -154,7 +159,7 @@ class LiveRecords:
 
 
 def _whole(store: Store) -> _Kept:
-    """Everything that there is."""
+    """Read all records."""
     history = read_history(store)
     return _Kept(
         Summary.of(history.steps),
@@ -167,7 +172,7 @@ def _whole(store: Store) -> _Kept:
 
 
 def _restarted(after: dict[int, int], listed: dict[int, list[Stretch]]) -> bool:
-    """Return whether something is gone that was there: the run was deleted, and made anew perhaps."""
+    """Return whether segments that were read are gone: then the run was deleted, and perhaps created again."""
     return any(attempt not in listed or _last(listed[attempt]) < last for attempt, last in after.items())
 
 
@@ -176,7 +181,7 @@ def _last(stretches: list[Stretch]) -> int:
 
 
 def _newest(recent: StepHistory, columns: dict[str, Floats]) -> StepHistory:
-    """Return the last of both."""
+    """Return the newest step records of `recent` and of `columns`, which follow them."""
     if not len(columns.get("step", ())):
         return recent
     names = recent.fields | columns.keys()

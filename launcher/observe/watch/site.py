@@ -1,5 +1,5 @@
-"""What the server answers: pages about a run or a folder of runs, and what has changed in them. It answers GET and HEAD
-only, on a local port, to those who name this machine as the host."""
+"""The server of live pages about a run or a folder of runs, and of what has changed in them. It answers only GET and
+HEAD, on a local port, and only requests that name this machine as the host."""
 
 import gzip
 import ipaddress
@@ -25,13 +25,13 @@ from launcher.observe.watch.html import Sections, document, standing, version, w
 from launcher.observe.watch.reader import FolderReader, RunReader, SeenFolder, SeenRun, View, Watched
 from launcher.runtime.run.outline import RECORD
 
-_KEPT = 32  # drawn pages
+_KEPT = 32  # largest number of drawn pages in memory
 _UP = '<a class="up" href="/">&larr; all runs</a>'
 
 
 @dataclass(frozen=True)
 class Response:
-    """`body` in UTF-8."""
+    """A response to a request. `body` is in UTF-8."""
 
     status: int
     kind: str
@@ -49,7 +49,7 @@ class _Page:
 
 
 class Site:
-    """Reads the run or folder at `uri` while somebody looks, and shows it. Any number of threads may ask."""
+    """Reads the run or folder at `uri` while somebody looks at its pages, and draws them. It is thread-safe."""
 
     def __init__(self, uri: str, store: Store) -> None:
         self._uri, self._store = uri, store
@@ -57,7 +57,7 @@ class Site:
         self._readers = RunReader(uri, store), FolderReader(uri, store)
         self._top: Watched[SeenRun | SeenFolder] = Watched(self._read)
         self._lock = threading.Lock()
-        self._drawing = threading.Lock()  # what many ask for at the same time is drawn once
+        self._drawing = threading.Lock()  # a page for several requests at a time is drawn once
         self._drawn: dict[tuple[object, ...], Sections] = {}
         style = f"{CSS}{_asset('watch.css')}".encode()
         script = _asset("watch.js").encode()
@@ -67,7 +67,7 @@ class Site:
         }
 
     def answer(self, target: str) -> Response:
-        """To a GET of `target`, a path with a query."""
+        """Return the response to a GET of `target`, a path with a query."""
         parts = urlsplit(target)
         if parts.path in self._files:
             return self._files[parts.path]
@@ -81,7 +81,7 @@ class Site:
         return Response(200, "text/html", html.encode("utf-8", "replace"))
 
     def _page(self, path: str, axis: Axis, asked: Sequence[str]) -> _Page | None:
-        """None if there is none at `path`."""
+        """Return the page at `path`; None if there is none."""
         top = self._top.look()
         folder = top.value if isinstance(top.value, SeenFolder) else None
         if path.startswith("/run/") and folder is not None:
@@ -109,7 +109,7 @@ class Site:
 
     def _folder(self, top: View[Any], folder: SeenFolder, axis: Axis, asked: Sequence[str]) -> _Page:
         tones = pages.chosen(folder, asked)
-        for name in tones:  # all are woken up before one is waited for
+        for name in tones:  # start all reads before waiting for one
             self._watched(name).look(patience_s=0.0)
         views = {name: self._watched(name).look() for name in tones}
         versions = tuple((name, tone, views[name].version, views[name].error) for name, tone in tones.items())
@@ -131,7 +131,7 @@ class Site:
         return one.read() if self._store.size(RECORD) is not None else many.read()
 
     def _watched(self, name: str) -> Watched[SeenRun]:
-        """Of one of the folder's runs."""
+        """Return the reader of one of the folder's runs."""
         with self._lock:
             if name not in self._runs:
                 reader = RunReader(f"{self._uri.rstrip('/')}/{name}", self._store.at(name))
@@ -140,7 +140,7 @@ class Site:
 
 
 def _news(page: _Page, known: str) -> Response:
-    """Return what is new since the version `known`: all sections, or none."""
+    """Return the state of a page, with all its sections if they have changed since the version `known`."""
     current = version(page.sections)
     news: dict[str, object] = {"version": current, "title": page.title, **page.state}
     if current != known:
@@ -157,8 +157,8 @@ def _asset(name: str) -> str:
     return resources.files("launcher.observe.watch").joinpath("assets", name).read_text("utf-8")
 
 
-_MOST_REQUESTS = 64  # at a time; more are turned away
-_PATIENCE_S = 10.0  # with a browser that does not go on
+_MOST_REQUESTS = 64  # at a time; further ones are refused
+_PATIENCE_S = 10.0  # longest wait for a browser that does not finish its request
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -177,9 +177,9 @@ class Server(ThreadingHTTPServer):
     """Listens on `host` and `port` (0: any free port). Raises OptionError if it cannot.
 
     Attributes:
-        site: what answers.
+        site: the site that answers requests.
         names: hosts that a request may name. Others are refused: a foreign site can make its own name point at this
-            machine (DNS rebinding), and its requests then name that site.
+            machine (DNS rebinding), and requests then name that site.
     """
 
     daemon_threads = True
@@ -205,8 +205,8 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
 
     def is_named(self, host: str | None) -> bool:
-        """Return whether a request's Host header means this machine: one of `names` or any address, with any port,
-        for a tunnel may have another one."""
+        """Return whether a request's Host header means this machine: one of `names`, or any IP address. Any port is
+        allowed, because a tunnel may use another one."""
         try:
             name = urlsplit(f"//{host or ''}").hostname
         except ValueError:
@@ -228,7 +228,7 @@ class Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: object, client: object) -> None:
-        """A browser that has gone, or does not go on, is nobody's fault."""
+        """Ignore errors of connections that a browser has closed or does not continue."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -250,14 +250,14 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
     def _answer(self) -> Response:
         if not self.server.is_named(self.headers.get("Host")):
-            return _plain(HTTPStatus.FORBIDDEN, "this host is not served here; --host says which is")
+            return _plain(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
         try:
             return self.server.site.answer(self.path)
-        except Exception as error:  # of a request or records that nobody thought of: the next may go well
+        except Exception as error:  # an unexpected request or record: the next request may succeed
             return _plain(
                 HTTPStatus.INTERNAL_SERVER_ERROR, f"no page could be made: {type(error).__name__}: {error}"
             )
@@ -286,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(server: Server, say: Callable[[str], None]) -> None:
-    """Until Ctrl-C or SIGTERM. `say` tells the operator where the page is."""
+    """Serve until Ctrl-C or SIGTERM. `say`: function that tells the operator the page's URL."""
     asked = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)
@@ -306,7 +306,7 @@ def _plain(status: HTTPStatus, text: str) -> Response:
 
 
 def _is_any(host: str) -> bool:
-    """Return whether it stands for all addresses of this machine."""
+    """Return whether `host` stands for all addresses of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 

@@ -1,4 +1,7 @@
-"""What a check is, and what it receives. No torch here: the command that starts checks must survive all of them."""
+"""The interface of a check, and the request that it receives.
+
+This module does not import torch: the command that starts checks must survive a torch that crashes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

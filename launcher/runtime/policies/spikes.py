@@ -67,7 +67,7 @@ class SpikeHistory:
     Attributes:
         phase: the present phase. Losses of different phases are not compared, because their data differ.
         series: figures of the last steps that were not bad, the oldest first, by the name of the figure.
-        since: first step of the present series of bad steps; None if the last step was not bad.
+        since: first of the bad steps in a row that end with the last step; None if the last step was not bad.
     """
 
     phase: int = 0

@@ -160,7 +160,8 @@ def _judge(rank: int, seen: _LastSeen, limits: Watchdog) -> Stuck | None:
 def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
     """Return the ranks that the others waited for; empty if that cannot be told.
 
-    They are the ranks of `found` that send no heartbeats. If all ranks do, they are the ranks that are clearly behind.
+    They are the ranks of `found` that send no heartbeats. If all of `found` send heartbeats, they are the ranks with
+    the least progress, unless all ranks have made the same progress.
 
     Args:
         found: the stuck ranks.

@@ -1,4 +1,4 @@
-"""Combinations of recipe values that cannot work, each with its path, the reason and a remedy."""
+"""Finds combinations of recipe values that cannot work, each with its path, the reason and a remedy."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
 
 
 def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[RecipeIssue]:
-    """Return what keeps `tokenizer` from being used with `recipe`."""
+    """Return the reasons why `tokenizer` cannot be used with `recipe`; empty if it can."""
     return [*_vocabulary(recipe, tokenizer), *_words(recipe, tokenizer)]
 
 
@@ -73,14 +73,14 @@ def _start(recipe: Recipe) -> Iterator[RecipeIssue]:
     if distil is None:
         yield RecipeIssue(
             ("start",),
-            "the run is to begin as layers of its teacher, and has none",
+            "the run is to begin with layers of its teacher, but it has no teacher",
             "add objective.distil, or start from scratch, a run or a folder",
         )
     elif distil.teachers[0].model.distinct_layers < recipe.model.distinct_layers:
         yield RecipeIssue(
             ("start",),
-            f"the student has {recipe.model.distinct_layers} layers, and its first teacher "
-            f"{distil.teachers[0].model.distinct_layers} to begin as",
+            f"the student has {recipe.model.distinct_layers} layers, but its first teacher has only "
+            f"{distil.teachers[0].model.distinct_layers} for it to begin with",
             "set model.layers to at most that, or start: scratch",
         )
 
@@ -99,7 +99,7 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         rows, tokens = phase.batch.sequences, phase.batch.tokens
         microbatch = recipe.microbatch_of(phase)
-        if rows is not None and rows % microbatch:  # one that memory decides on divides anything
+        if rows is not None and rows % microbatch:  # never with "auto": then a microbatch is all rows
             yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
                 f"a batch of {rows} rows does not divide into microbatches of {microbatch}",
@@ -163,12 +163,12 @@ def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _phase_masks(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
-    """What is wrong with the masks of a phase; with None those of the objective."""
+    """Yield what is wrong with the masks of a phase; with None, with those of the objective."""
     path: Path = ("objective", "mlm") if phase is None else ("phases", phase, "mlm")
     if mlm.replace.similar and recipe.similar_words is None:
         yield RecipeIssue(
             (*path, "replace", "similar"),
-            "words are to be replaced by similar ones, and no table of these is given",
+            "words are to be replaced by similar ones, but the recipe names no table of similar words",
             "set similar_words.uri to what `maskfleet corpus similar-words` wrote",
         )
     try:
@@ -187,7 +187,7 @@ def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
             if name not in recipe.objective.terms:
                 yield RecipeIssue(
                     ("phases", index, "weights", name),
-                    f"the phase weighs {name}, which is no term of the objective",
+                    f"the phase weighs {name}, which is not a term of the objective",
                     f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
                 )
     for step in _beginnings(recipe):
@@ -201,8 +201,8 @@ def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _beginnings(recipe: Recipe) -> list[int]:
-    """Return the first step of each phase, and the last one: between two steps in which a term weighs something, it
-    does."""
+    """Return the first step of each phase, and the last step of the run. Checking these is enough: a term that has a
+    weight in two steps has one between them, too."""
     lengths = [phase.steps for phase in recipe.phases]
     return [*(sum(lengths[:index]) for index in range(len(lengths))), sum(lengths) - 1]
 
@@ -226,7 +226,7 @@ def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
         for name in (weights or {}).keys() - recipe.corpus.sources.keys():
             yield RecipeIssue(
                 (*path, "weights", name),
-                f"the phase weighs {name}, which is no source of the corpus",
+                f"the phase weighs {name}, which is not a source of the corpus",
                 f"weigh some of {', '.join(recipe.corpus.sources)}, or add corpus.sources.{name}",
             )
         if weights is not None and not any(weights.values()):
@@ -263,7 +263,7 @@ def _schedule_fits(schedule: ScheduleConfig, path: Path, whose: str, steps: int)
     if schedule.restarts >= (schedule.decay_steps or max(1, steps - schedule.warmup)):
         yield RecipeIssue(
             (*path, "restarts"),
-            f"{schedule.restarts:,} restarts leave a decay no step each",
+            f"{schedule.restarts:,} restarts leave less than one step for each decay",
             "restart less often, or decay in more steps",
         )
 
@@ -272,7 +272,7 @@ def _shuffle(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.shuffle == "spread" and isinstance(recipe.input, Lanes):
         yield RecipeIssue(
             ("shuffle",),
-            "rows in lanes go on from step to step, so they are not shuffled",
+            "rows in lanes continue from step to step, so they cannot be shuffled",
             "set shuffle to uniform",
         )
 

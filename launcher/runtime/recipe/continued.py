@@ -1,7 +1,7 @@
-"""Writes the recipe that continues training a model in the transformers format: its family, sizes and tokenizer, and
-settings for that.
+"""Writes the recipe that continues training a model in the transformers format.
 
-What the folder does not tell comes from the bundled recipe of its family: what is masked and how the run is operated.
+The model's family, sizes and tokenizer come from its folder. Learning rate, steps and batch are settings for continued
+training. The rest (what is masked, how the run is operated) comes from the bundled recipe of the family.
 """
 
 import json
@@ -51,7 +51,13 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class _Found:
-    """What lies in the folder: one network, or the discriminator of two; `pair_head`: a pair task is trained on."""
+    """The model in the folder.
+
+    Attributes:
+        config: configuration of the network; of two, that of the discriminator.
+        pair: whether the folder has a generator and a discriminator.
+        pair_head: whether the model has a head of a pair task, which is trained further.
+    """
 
     config: ModelConfig
     pair: bool
@@ -59,11 +65,12 @@ class _Found:
 
 
 def continued(folder: str) -> Recipe:
-    """Return the recipe that continues the model, or the pair of networks, in `folder`, a local one or s3://.
+    """Return the recipe that continues the model, or the pair of networks, in `folder` (a local folder or s3://).
 
     Raises:
-        ModelError: no model there, or one that we do not have. RunError: one network of a pair, without the other.
-        StoreError: if it cannot be read.
+        ModelError: there is no model, or one of a family that we do not have.
+        RunError: there is one network of a pair without the other, or two that are not a pair.
+        StoreError: the folder cannot be read.
     """
     store = open_store(folder)
     found = _find(store, folder)
@@ -85,7 +92,7 @@ def continued(folder: str) -> Recipe:
 
 
 def _sources(config: ModelConfig) -> dict[str, object]:
-    """One, or one for each language that the model knows."""
+    """Return the recipe's sources: one, or one for each language that the model knows."""
     languages = language_table(config)
     if not languages:
         return {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}}
@@ -96,7 +103,7 @@ def _sources(config: ModelConfig) -> dict[str, object]:
 
 
 def commented(recipe: Recipe) -> str:
-    """`recipe` as YAML, complete, each choice with its reason above it."""
+    """Return `recipe` as complete YAML, with the reason of each choice above it."""
     name = _bundled(recipe)
     parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
     for key, value in recipe.to_data().items():
@@ -107,7 +114,7 @@ def commented(recipe: Recipe) -> str:
 
 
 def _yaml(key: str, value: object) -> str:
-    """Innermost mappings on one line, as in the bundled recipes."""
+    """Return the YAML of one key, with innermost mappings on one line, as in the bundled recipes."""
     flow = None if isinstance(value, dict | list) else False
     return yaml.safe_dump(
         {key: value}, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
@@ -119,7 +126,8 @@ def _bundled(recipe: Recipe) -> str:
 
 
 def _base(config: ModelConfig, *, pair: bool) -> str:
-    """Return the bundled recipe of a family, or of its generator and discriminator where there is one."""
+    """Return the name of a family's bundled recipe. `pair`: that of its generator and discriminator, if there is
+    one."""
     return (config.pair_recipe if pair else None) or config.recipe
 
 
@@ -151,7 +159,7 @@ def _find_pair(configs: Path) -> _Found:
             update = {"generator_layers": generator.layers}
         case _:
             raise RunError(
-                f"no pair is a generator of family {generator.family} and a discriminator of {discriminator.family}",
+                f"the generator is of family {generator.family}, but the discriminator of {discriminator.family}",
                 remedy="give two networks of one family that were trained together",
             )
     return _Found(discriminator.model_copy(update=update), pair=True, pair_head=False)
@@ -163,9 +171,12 @@ def _architectures(configs: Path) -> list[str]:
 
 
 def _task(found: _Found, base: Recipe) -> dict[str, Any]:
-    """Return the objective and input: as in the family's bundled recipe, but without a pair task if the folder has no
-    head for it, since its rows would differ from the model's for no gain. XLNet's lanes are as long as the model's
-    rows. XLM goes on with text in each of its languages; translations are the user's to add."""
+    """Return the values of `objective` and `input` that differ from the family's bundled recipe.
+
+    A pair task is left out if the folder has no head for it: its rows would differ from the model's for no gain.
+    XLNet's lanes are as long as the model's rows. XLM continues with text in each of its languages; the user may add
+    translations.
+    """
     objective, config = base.objective, found.config
     if isinstance(config, XlnetConfig) and objective.plm is not None:
         length = _length(config)
@@ -174,7 +185,7 @@ def _task(found: _Found, base: Recipe) -> dict[str, Any]:
         reuse = config.reuse if config.memory else length // 2
         return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
     if found.pair and objective.rtd is None and objective.mlm is not None:
-        # Differences of embeddings begin at zero where the two networks shared them, so this fits either.
+        # If the two networks share embeddings, the differences begin at zero. So this fits both kinds of pairs.
         masks = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
         rtd = ReplacedTokenConfig(embeddings="gradient_disentangled").model_dump(mode="json")
         return {"objective": {"mlm": masks, "rtd": rtd}, "input": {"packing": "full_sentences"}}
@@ -195,13 +206,14 @@ def _length(config: ModelConfig) -> int:
 
 
 def _name(folder: str) -> str:
-    """Return a recipe's name: the folder's, in the characters that a name may have."""
+    """Return the recipe's name, made from the folder's name with the characters that are allowed."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rpartition("/")[2]).strip("-.")
     return f"continued-{name or 'model'}"
 
 
 def _tokenizer(store: Store, folder: str) -> str:
-    """Return where the model's tokenizer lies: in its folder, or beside the weights of a discriminator."""
+    """Return the URI of the model's tokenizer: its folder, or that of the discriminator. A placeholder if neither has
+    one."""
     for part in (".", PARTS[1]):
         if holds_tokenizer(store if part == "." else store.at(part)):
             return folder if part == "." else f"{folder.rstrip('/')}/{part}"

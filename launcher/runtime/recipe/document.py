@@ -1,7 +1,7 @@
-"""Reads a recipe's YAML so that every mistake can be named by file, line, path, value and remedy.
+"""Reads a recipe's YAML so that messages name every mistake by file, line, path, value and remedy.
 
-The text is composed into nodes first (they know their lines and show duplicate keys), then turned into plain data, and
-validated by pydantic in strict JSON mode: `layers: "12"` and `seed: true` are mistakes, not conversions.
+The text is first composed into nodes, which have line numbers and show duplicate keys. Then it is turned into plain
+data, which pydantic validates in strict JSON mode: `layers: "12"` and `seed: true` are mistakes, not converted.
 """
 
 import difflib
@@ -23,13 +23,15 @@ Path = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
 _MISSING = object()
-# What the library raises: its own errors, and those of the conversions behind dates, numbers and tags.
+# What PyYAML raises: its own errors, and those of its conversions of dates, numbers and tags.
 _BROKEN = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`), and a character written as two
-    escapes, as JSON does it, as one. Half of one is a UnicodeDecodeError.
+    """SafeLoader that also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`).
+
+    Two escapes that JSON writes for one character (a surrogate pair) are read as that character. One of them alone is a
+    UnicodeDecodeError.
     """
 
     def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
@@ -44,7 +46,13 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 @dataclass(frozen=True)
 class Words:
-    """A kind of document, for messages: its noun, the command that shows a complete one, and the error raised."""
+    """The words for a kind of document in messages.
+
+    Attributes:
+        noun: name of the kind.
+        complete: command that shows a complete document.
+        error: class of the errors raised.
+    """
 
     noun: str
     complete: str
@@ -56,14 +64,14 @@ RECIPE = Words("recipe", "maskfleet recipe show", RecipeError)
 
 @dataclass(frozen=True)
 class Document:
-    """Plain data, and where in which text each path of it was written.
+    """Plain data, with the line in the text where each path was written.
 
     Attributes:
         data: mappings, lists and scalars.
-        name: file name (or bundled recipe's name) for messages.
-        lines: path -> line number, from 1.
+        name: name of the file (or of the bundled recipe) in messages.
+        lines: line number of each path, from 1.
         overridden: paths set by `--set`, which have no line.
-        words: what kind of document it is.
+        words: words for its kind in messages.
     """
 
     data: dict[str, object]
@@ -73,7 +81,7 @@ class Document:
     words: Words = RECIPE
 
     def where(self, path: Path) -> str:
-        """`file:line: a.b.c`, or `--set a.b.c` where the value came from the command line."""
+        """Return the place of a path for messages: `file:line: a.b.c`, or `--set a.b.c` if the command line set it."""
         for cut in range(len(path), 0, -1):
             if path[:cut] in self.overridden:
                 return f"--set {dotted(path)}"
@@ -87,7 +95,8 @@ def dotted(path: Path) -> str:
 
 
 def parse(text: str, name: str, words: Words = RECIPE) -> Document:
-    """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, no mapping at the top."""
+    """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or another value than a
+    mapping at the top."""
     try:
         check_extent(text, _Loader)
         node = yaml.compose(text, Loader=_Loader)
@@ -107,13 +116,14 @@ def parse(text: str, name: str, words: Words = RECIPE) -> Document:
 
 
 def with_sections(document: Document, sections: Mapping[str, object]) -> Document:
-    """`document` with other values for some of its top keys; these have no lines."""
+    """Return `document` with other values for some of its top keys; these have no lines."""
     lines = {path: line for path, line in document.lines.items() if path[0] not in sections}
     return Document({**document.data, **sections}, document.name, lines, document.overridden, document.words)
 
 
 def override(document: Document, assignments: Sequence[str]) -> Document:
-    """`document` with each `a.b=value` applied; values are YAML (`null`, `[1, 2]`, `{minutes: 5}`)."""
+    """Return `document` with each assignment `a.b=value` applied; values are YAML (`null`, `[1, 2]`,
+    `{minutes: 5}`)."""
     data: dict[str, object] = json.loads(json.dumps(document.data))
     paths = set(document.overridden)
     for assignment in assignments:
@@ -124,7 +134,7 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
 
 
 def validate(model: type[M], document: Document) -> M:
-    """`document` as `model`. Raises its kind's error (RecipeError), naming every mistake at once."""
+    """Return `document` as a `model`. Raises the error of its kind (such as RecipeError), which names all mistakes."""
     for path, shown in secrets_in(document.data):
         raise document.words.error(f"{document.where(path)}: {shown!r} holds a key", remedy=KEYS)
     try:
@@ -143,7 +153,8 @@ def validate(model: type[M], document: Document) -> M:
 
 
 def _merged(problems: Sequence[str]) -> list[str]:
-    """Return one line a place: a value that fits no variant of a union has a problem for each of them."""
+    """Return one line for each place, its problems joined: a value that fits no variant of a union has a problem for
+    each variant."""
     reasons: dict[str, list[str]] = {}
     for problem in problems:
         place, separator, reason = problem.rpartition(": ")
@@ -152,7 +163,7 @@ def _merged(problems: Sequence[str]) -> list[str]:
 
 
 def _joined(reasons: list[str]) -> str:
-    """Alternatives, unless they are keys that are all missing."""
+    """Return reasons joined by "or", as alternatives; by commas if they are keys that are all missing."""
     missing = all(reason.endswith(" is missing") for reason in reasons)
     return (", " if missing else ", or ").join(reasons)
 
@@ -183,7 +194,7 @@ def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: st
 
 
 def parse_assignment(text: str) -> tuple[Path, object]:
-    """`a.b=value`, the value YAML. Raises RecipeError."""
+    """Return path and value of an assignment `a.b=value`, whose value is YAML. Raises RecipeError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
@@ -263,7 +274,7 @@ def _child(data: object, part: str | int) -> object:
 
 
 def _foreign_key(where: str, path: Path, document: Document, schema: dict[str, object]) -> tuple[str, str]:
-    """Problem and remedy of a key that does not exist here: a typing mistake, or a key of another choice."""
+    """Return problem and remedy of a key that does not exist at `path`: a typing error, or a key of another variant."""
     key, parent, noun = str(path[-1]), path[:-1], document.words.noun
     choice = _choice_at(schema, parent, document.data)
     known = sorted(keys_at(schema, parent, document.data) - {key})
@@ -279,19 +290,25 @@ def _foreign_key(where: str, path: Path, document: Document, schema: dict[str, o
 
 @dataclass(frozen=True)
 class _Union:
-    """A place whose keys depend on one of them, `tag`, as `value` says; `variants`: value -> schema."""
+    """A tagged union: a place whose keys depend on the value of one of them.
+
+    Attributes:
+        tag: that key.
+        value: its value in the data.
+        variants: JSON schema for each value of the tag.
+    """
 
     tag: str
     value: str
     variants: Mapping[str, dict[str, object]]
 
     def values_with(self, key: str, root: dict[str, object]) -> list[str]:
-        """Return the values with which there is such a key."""
+        """Return the values of the tag whose variant has `key`."""
         return [value for value, node in self.variants.items() if key in _keys(_variants(node, root))]
 
 
 def _choice_at(schema: dict[str, object], path: Path, data: object) -> _Union | None:
-    """Return what decides the keys at `path`; None where nothing does."""
+    """Return the tagged union at `path`; None if there is none, or the data has no known value of the tag."""
     for node in _nodes_at(schema, path):
         rule = _mapping(node.get("discriminator"))
         tag, value = (
@@ -305,14 +322,15 @@ def _choice_at(schema: dict[str, object], path: Path, data: object) -> _Union | 
 
 
 def keys_at(schema: dict[str, object], path: Path, data: object) -> set[str]:
-    """Property names a JSON schema allows at `path`: of the variant of a union that `data` chooses, or of any."""
+    """Return the property names that a JSON schema allows at `path`. In a union they are those of the variant that
+    `data` chooses, else those of all variants."""
     choice = _choice_at(schema, path, data)
     nodes = [choice.variants[choice.value]] if choice else _nodes_at(schema, path)
     return _keys([variant for node in nodes for variant in _variants(node, schema)])
 
 
 def _nodes_at(schema: dict[str, object], path: Path) -> list[dict[str, object]]:
-    """Return what may stand at `path`, unions not yet taken apart."""
+    """Return the schemas of the values allowed at `path`. Unions among them are not resolved yet."""
     nodes = [schema]
     for part in path:
         variants = [variant for node in nodes for variant in _variants(node, schema)]

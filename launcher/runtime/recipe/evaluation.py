@@ -1,4 +1,4 @@
-"""What is measured of every checkpoint while a run trains, as its recipe says it (`evaluation.tasks`)."""
+"""The recipe's `evaluation.tasks`: what is measured of every checkpoint while a run trains."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,8 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt,
 from launcher.runtime.recipe.parts import Choice
 
 Pooling = Literal["cls", "mean", "max"]
-"""How a text's hidden states become one vector: the class token's; the mean, or the largest value in each dimension,
-over all tokens, special ones included."""
+"""How a text's hidden states become one vector: the state of the class token; or, over all tokens including special
+ones, the mean or the largest value in each dimension."""
 Poolings = Annotated[list[Pooling], Field(min_length=1)]
 
 
@@ -17,19 +17,24 @@ class _Settings(BaseModel):
 
 
 class HeldOutSettings(_Settings):
-    """Held-out loss by length and by source. `rows`: of the run's own length, for each of them."""
+    """Held-out loss by length and by source.
+
+    Attributes:
+        rows: number of rows, as rows of the run's own length, for each length and source.
+    """
 
     rows: PositiveInt = 128
 
 
 class AnisotropySettings(_Settings):
-    """Of so many texts, half of them to fit the whitening on.
+    """Anisotropy of the vectors of texts. The whitening is fitted on half of the texts.
 
     Attributes:
-        task: name of a bundled task, or the path of a task's file, whose texts they are (dev); None: sentences of the
+        task: name of a bundled task, or the path of a task's file, whose dev texts are used; None: sentences of the
             run's held-out text.
         data: folder or s3:// URI with the files that the task names.
-        texts: how many at most.
+        texts: largest number of texts.
+        poolings: how the vectors are made; each way is measured.
     """
 
     task: str | None = None
@@ -44,8 +49,8 @@ class ProbeSettings(_Settings):
     Attributes:
         task: name of a bundled task, or the path of a task's file.
         data: folder or s3:// URI with the files that the task names.
-        examples: most of each split; of larger ones a sample, the same one every time.
-        pooling: of hidden states.
+        examples: largest number of examples of a split. Larger splits are sampled, the same way every time.
+        pooling: how a text's vector is made.
     """
 
     task: str = Field(min_length=1)
@@ -55,7 +60,7 @@ class ProbeSettings(_Settings):
 
 
 class SimilaritySettings(_Settings):
-    """Cosines against scores of a similarity task; fields as in `ProbeSettings`."""
+    """Cosines of vectors compared with the scores of a similarity task. Fields are as in `ProbeSettings`."""
 
     task: str = Field(min_length=1)
     data: str | None = None
@@ -63,7 +68,7 @@ class SimilaritySettings(_Settings):
 
 
 class EvaluationTask(Choice):
-    """Exactly one measure."""
+    """One measure; exactly one field is given."""
 
     heldout: HeldOutSettings | None = None
     anisotropy: AnisotropySettings | None = None
@@ -78,23 +83,23 @@ class EvaluationTask(Choice):
 
     @property
     def measure(self) -> str:
-        """Which one it is, by its field's name."""
+        """The name of the field that is given."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
     def named_task(self) -> ProbeSettings | SimilaritySettings | AnisotropySettings | None:
-        """The settings that name a task with data of its own, if any do."""
+        """The settings, if they name a task with its own data; else None."""
         return self.probe or self.similarity or (self.anisotropy if self.task_name else None)
 
     @property
     def task_name(self) -> str | None:
-        """Of that task, or its file's path."""
+        """The name of that task or the path of its file; None without a task."""
         of = self.probe or self.similarity or self.anisotropy
         return None if of is None else of.task
 
     @property
     def name(self) -> str:
-        """For people: `heldout`, `probe sst2`."""
+        """The measure and its task as people read them, such as `heldout` or `probe sst2`."""
         name = self.task_name
         if name is None:
             return self.measure
@@ -102,7 +107,7 @@ class EvaluationTask(Choice):
 
 
 def _spelt(value: object) -> object:
-    """`heldout` alone is `heldout: {}`."""
+    """Return `{heldout: {}}` for the text `heldout`; other values unchanged."""
     return {value: {}} if isinstance(value, str) else value
 
 

@@ -1,7 +1,7 @@
-"""Which fields of a recipe are its identity, and which only say how the run is operated.
+"""Divides the fields of a recipe into identity fields, which determine the trained model, and operational fields.
 
-How a run is operated may change at any restart. A change of identity would make it another run, so it is refused with a
-diff, unless it is forced; then it is recorded. Where a corpus lies is operational; what it holds is identity, by its
+Operational fields may change at any restart. A change of identity would make the run another run, so it is refused with
+a diff; if the user forces it, it is recorded. The URI of a corpus is operational; its content is identity, by its
 fingerprint (`launcher.runtime.run.record`).
 """
 
@@ -15,7 +15,7 @@ from launcher.runtime.recipe.schema import Recipe
 
 Kind = Literal["identity", "operational"]
 
-# The one table. The first pattern that matches a dotted path decides; a test covers every field of Recipe.
+# The first pattern that matches a dotted path decides. A test covers every field of Recipe.
 FIELDS: tuple[tuple[str, Kind], ...] = (
     ("name", "operational"),
     ("seed", "identity"),
@@ -60,8 +60,8 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
 
 Flat = dict[str, object]
 
-# Identity fields that came later, and what every run did before. At that value they are left out of a run's identity,
-# so a run that was created without them is still the same run.
+# Identity fields that were added later, with the value that every run had before. Fields with that value are left out
+# of a run's identity, so a run that was created without them is still the same run.
 FORMER: tuple[tuple[str, object], ...] = (
     ("model.initializer", "truncated_normal"),
     ("shuffle", "uniform"),
@@ -75,13 +75,13 @@ FORMER: tuple[tuple[str, object], ...] = (
 
 
 def flatten(data: object, prefix: str = "") -> Flat:
-    """Leaf values by dotted path; list items by index."""
+    """Return the leaf values by dotted path. Items of lists have their index in the path."""
     return dict(_leaves(data, prefix))
 
 
 def identity(recipe: Recipe) -> Flat:
-    """Return the identity fields of `recipe`, by dotted path. Fields that were added later are left out while they
-    have the value that runs had before."""
+    """Return the identity fields of `recipe` by dotted path. A field of `FORMER` is left out if it has its former
+    value."""
     fields = flatten(recipe.to_data()).items()
     return {
         path: value for path, value in fields if kind_of(path) == "identity" and not _as_before(path, value)
@@ -89,7 +89,7 @@ def identity(recipe: Recipe) -> Flat:
 
 
 def still_identity(fields: Mapping[str, object]) -> Flat:
-    """Fields that a run was recorded with, less those that have since become operational."""
+    """Return the recorded identity fields of a run without those that have become operational since."""
     return {path: value for path, value in fields.items() if not _has_become_operational(path)}
 
 
@@ -101,12 +101,12 @@ def _has_become_operational(path: str) -> bool:
 
 
 def fingerprint(fields: Mapping[str, object]) -> str:
-    """SHA-256 of fields by dotted path, whatever their order."""
+    """Return the SHA-256 of fields by dotted path. It does not depend on their order."""
     return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode()).hexdigest()
 
 
 def kind_of(path: str) -> Kind:
-    """Raises KeyError for a path that the table does not know."""
+    """Return whether a dotted path is identity or operational. Raises KeyError if the table does not have the path."""
     for pattern, kind in FIELDS:
         if fnmatchcase(path, pattern):
             return kind
@@ -118,7 +118,7 @@ def _as_before(path: str, value: object) -> bool:
 
 
 def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Return the fields that differ or are in one of the two only, in path order."""
+    """Return the paths of the fields that differ or that only one of the two has, sorted."""
     absent = object()
     return [
         path for path in sorted(old.keys() | new.keys()) if old.get(path, absent) != new.get(path, absent)
@@ -126,7 +126,7 @@ def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
 
 
 def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Return one readable line per changed field, in path order: `- model.layers: 12 -> 24`."""
+    """Return a readable line for each changed field, sorted by path, such as `- model.layers: 12 -> 24`."""
     lines: list[str] = []
     for path in changed(old, new):
         if path not in new:

@@ -1,4 +1,4 @@
-"""Languages and translations that do not fit the sources, the rows or the model."""
+"""Finds languages and translations in a recipe that do not fit its sources, rows or model."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,19 @@ from encoder_core.families.catalogue import language_table
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
-PAIR = 2  # languages of a source of translations
+PAIR = 2  # number of languages of a source of translations
 
 
 def language_problems(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Every mismatch in `recipe`."""
+    """Yield every mismatch of languages in `recipe`."""
     yield from _sources(recipe)
     yield from _rows(recipe)
     yield from _share(recipe)
 
 
 def _sources(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Where the model has embeddings of languages, every token needs one of them."""
+    """Yield sources without a language that the model knows, if it has embeddings of languages: each token needs
+    one."""
     known = language_table(recipe.model)
     for name, source in recipe.corpus.sources.items() if known else ():
         path = ("corpus", "sources", name, "languages")
@@ -27,14 +28,14 @@ def _sources(recipe: Recipe) -> Iterator[RecipeIssue]:
         if not source.languages:
             yield RecipeIssue(
                 path,
-                f"the model has an embedding of each language, and that of source {name} is not told",
-                f"name it, as in languages: [{known[0]}], or the two of translations; or set model.languages to []",
+                f"the model has an embedding for each language, but source {name} does not say its language",
+                f"name it, as in languages: [{known[0]}] (translations have two), or set model.languages to []",
             )
         elif unknown:
             yield RecipeIssue(
                 path,
-                f"the model has no language {' and no language '.join(unknown)}, but {', '.join(known)}",
-                "name one of these, or add it to model.languages",
+                f"the model has no language {' and no language '.join(unknown)}; it has {', '.join(known)}",
+                "name one that it has, or add the language to model.languages",
             )
 
 
@@ -43,14 +44,15 @@ def _rows(recipe: Recipe) -> Iterator[RecipeIssue]:
     if isinstance(recipe.input, Translations) and not translated:
         yield RecipeIssue(
             ("input", "packing"),
-            "rows are to be translations, and no source has two languages",
+            "rows are to be translations, but no source has two languages",
             f"give the languages of a corpus of pairs, as in corpus.sources.NAME.languages=[en, fr], or set "
             f"input.packing to {recipe.input.text}",
         )
     if translated and not isinstance(recipe.input, Translations | TextPairs):
         yield RecipeIssue(
             ("input", "packing"),
-            f"source {translated[0]} has two languages, as translations have, and rows are {recipe.input.packing}",
+            f"source {translated[0]} has two languages, as translations have, but input.packing is "
+            f"{recipe.input.packing}",
             "set input.packing to translations, or name one language",
         )
 
@@ -62,7 +64,7 @@ def _share(recipe: Recipe) -> Iterator[RecipeIssue]:
     if kinds != {True, False}:
         yield RecipeIssue(
             ("mixing", "translations"),
-            "it is the share of translations beside plain text, and not both are among the sources",
+            "it is the share of translations among plain text, but the sources are not of both kinds",
             "leave it out, or give sources of both kinds",
         )
     weighted = [name for name, source in recipe.corpus.sources.items() if source.weight != "auto"]

@@ -1,4 +1,4 @@
-"""From the text of a recipe to a `Recipe`: `--set` overrides applied, and what cannot work refused."""
+"""Turns the text of a recipe into a `Recipe`: applies `--set` overrides and refuses what cannot work."""
 
 import logging
 from collections.abc import Mapping
@@ -19,9 +19,11 @@ def load(
 ) -> Recipe:
     """Return a bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
 
-    `sections` replace whole sections of it before that, such as `corpus`; a source keeps the languages that the
-    recipe's own of its name has. Raises RecipeError naming file, line, path, value and remedy of everything wrong with
-    it.
+    Raises RecipeError, which names file, line, path, value and remedy of every mistake.
+
+    Args:
+        sections: sections that replace whole sections of the recipe, such as `corpus`, before the assignments are
+            applied. A source keeps the languages of the recipe's source of the same name.
     """
     document = read(name_or_path)
     return from_document(
@@ -30,7 +32,7 @@ def load(
 
 
 def _in_its_languages(document: Document, sections: Mapping[str, object]) -> Mapping[str, object]:
-    """`sections`, where sources that the recipe has by the same name are in the languages that it says."""
+    """Return `sections` with the languages of the recipe's sources, for sources of the same name."""
     told, given = (_sources(data) for data in (document.data, sections))
     kept = {
         name: {"languages": told[name]["languages"], **source}
@@ -44,7 +46,7 @@ def _in_its_languages(document: Document, sections: Mapping[str, object]) -> Map
 
 
 def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Return those of a recipe that are written as they should be."""
+    """Return the sources of a recipe by name, without those that are not mappings."""
     corpus = data.get("corpus")
     sources = corpus.get("sources") if isinstance(corpus, dict) else None
     if not isinstance(sources, dict):
@@ -53,17 +55,17 @@ def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 
 def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
-    """`recipe` with `--set` assignments applied. Raises RecipeError."""
+    """Return `recipe` with `--set` assignments applied. Raises RecipeError."""
     return from_document(override(Document(recipe.to_data(), recipe.name, {}), assignments))
 
 
 def loads(text: str, name: str) -> Recipe:
-    """Return the recipe in `text`; `name` is what messages call it. Raises RecipeError."""
+    """Return the recipe in `text`. `name`: its name in messages. Raises RecipeError."""
     return from_document(parse(text, name))
 
 
 def from_document(document: Document) -> Recipe:
-    """Types and ranges first, then the combinations. Raises RecipeError."""
+    """Return the recipe in `document`. Checks types and ranges first, then combinations. Raises RecipeError."""
     document = _renamed(document)
     recipe = validate(Recipe, document)
     _say_intervals(recipe, document)
@@ -77,13 +79,14 @@ def from_document(document: Document) -> Recipe:
 
 
 def _renamed(document: Document) -> Document:
-    """Keys by their names of today: runs of older versions, and recipes written for them, stay what they are."""
+    """Return `document` with former names of keys replaced, so that runs and recipes of older versions can be read."""
     today = {former: key for former, key in _FORMER_KEYS.items() if key not in document.data}
     return replace(document, data={today.get(key, key): value for key, value in document.data.items()})
 
 
 def _say_intervals(recipe: Recipe, document: Document) -> None:
-    """`--set` of one half of an interval leaves the other one."""
+    """Warn if `--set` has changed only the steps or only the minutes of an interval that has both: the other half
+    stays."""
     every = recipe.checkpoint.every
     path = ("checkpoint", "every")
     named = {name for name in ("steps", "minutes") if (*path, name) in document.overridden}

@@ -1,7 +1,7 @@
-"""What a recipe's `objective` says: a set of terms of the loss, by name, and the module that trains them together.
+"""The `objective` of a recipe: the terms of the loss, by name, and the module that trains them together.
 
-A term has a host half, which the data service is told (what is masked), and a device half (the losses). What a term
-needs, and why it cannot go with another, it says itself (`encoder_core/objectives/term.py`).
+A term has two halves: settings for the host (what the data service masks) and for the device (the losses). Each term
+states itself what it needs, and which other terms it cannot be combined with (`encoder_core/objectives/term.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -38,20 +38,21 @@ HOST_HALVES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
 
 
 class MlmTerm(MlmConfig, MlmMasking):
-    """Both halves of masked language modelling."""
+    """Masked language modelling: its settings for the device and for the host."""
 
     @model_serializer(mode="wrap")
     def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
-        """Without what came later to either half, where it is as it was before."""
+        """Leave out the fields that older recipes do not have, if they have the values that hold without them: the
+        digests of old recipes must not change."""
         former = {"weight": 1.0, "ngram_weights": None}
         return {name: value for name, value in serialize(self).items() if (name, value) not in former.items()}
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
-    """Both halves of permuted language modelling."""
+    """Permuted language modelling: its settings for the device and for the host."""
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Neither where its targets do not fit the rows."""
+        """Yield also a refusal for every phase whose rows are too short for the targets."""
         yield from super().refusals(setting)
         if setting.rows is None or not setting.rows.lanes:
             return
@@ -68,12 +69,12 @@ class PlmTerm(PlmConfig, PermutedPrediction):
                 )
 
     def small(self, form: SmallObjective) -> Self:
-        """Fewer predictions, for a shorter row."""
+        """Return the term with fewer targets, for the shorter rows of a tiny run."""
         return self.model_copy(update={"predict": max(1, form.length // 6), "permutation": form.length // 2})
 
 
 class RecipeObjective(Choice):
-    """What is predicted.
+    """The terms of the loss: what is predicted.
 
     Attributes:
         mlm: masked tokens (BERT and most others); the masks of the generator with `rtd`.
@@ -82,10 +83,10 @@ class RecipeObjective(Choice):
         sbo: masked spans from their boundaries (SpanBERT).
         rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
-        contrastive: which texts belong together: of input of pairs or sentences where it stands alone, with any family;
-            beside mlm each row with itself.
-        distil: what frozen teachers hold likely (DistilBERT). Goes with mlm.
-        cosine: the direction of their last states. Goes with distil.
+        contrastive: which texts belong together. Alone, it needs input of text pairs or of sentences, and goes with
+            any family; with mlm, a row belongs together with itself.
+        distil: probabilities that frozen teachers predict (DistilBERT). Goes with mlm.
+        cosine: the direction of the teachers' last hidden states. Goes with distil.
         hidden: the states of chosen layers of one teacher (TinyBERT). Goes with distil.
     """
 
@@ -108,13 +109,13 @@ class RecipeObjective(Choice):
 
     @property
     def terms(self) -> dict[str, TermConfig]:
-        """Those that are given, by name."""
+        """The terms that the recipe gives, by name."""
         every = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: term for name, term in every.items() if term is not None}
 
     @property
     def masking(self) -> Masking:
-        """The host half: that of the first term that has one."""
+        """The host half of the first term that has one."""
         for term in self.terms.values():
             for half in HOST_HALVES:
                 if issubclass(type(term), half):
@@ -123,7 +124,7 @@ class RecipeObjective(Choice):
 
 
 def row_facts(rows: Input, masking: Masking) -> RowFacts:
-    """Return what terms look at of rows that are cut and masked so."""
+    """Return the facts that terms check, of rows that are cut as `rows` and masked as `masking` say."""
     label: Label | None = "next" if isinstance(rows, SegmentPairs | SentencePairs) else None
     return RowFacts(
         packing=rows.packing,
@@ -139,16 +140,20 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
 def objective_module(
     config: ModelConfig, objective: RecipeObjective, *, checkpoint_activations: bool = False
 ) -> ObjectiveModule:
-    """Return the module that trains `objective` on a model of `config`; weights not yet initialised (`initialise`).
+    """Return the module that trains `objective` on a model of `config`. Its weights are not yet initialised
+    (`initialise`).
 
-    Raises ModelError: the terms do not go together or not with this family, or the vocabulary is unknown.
+    Raises ModelError: terms cannot be combined with each other or with this family, or the vocabulary is unknown.
     """
     return compose(config, objective.terms, checkpoint_activations=checkpoint_activations)
 
 
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
-    """Return which heads of a single network a class of transformers can hold: its language-model head, and BERT's and
-    ALBERT's pair head. None for an encoder alone, whose terms train no such head."""
+    """Return the heads of a single network for which transformers has a class.
+
+    They are its language-model head, for BERT and ALBERT also the pair head. "none" if the terms train no such head;
+    then only the encoder is exported.
+    """
     trained = {term.exported for term in objective.terms.values()}
     has_pair_class = isinstance(config, AlbertConfig) or (
         isinstance(config, BertConfig) and config.token_types > 0
@@ -168,11 +173,11 @@ def task_encoder(module: ObjectiveModule) -> AnyEncoder:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Trainable parameters, tied ones once."""
+    """Return the number of trainable parameters. Tied parameters count once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def meta_module(config: ModelConfig, objective: RecipeObjective) -> ObjectiveModule:
-    """Return the module without memory: for its names, shapes and size."""
+    """Return the module on the meta device, for its names, shapes and size: it takes no memory."""
     with on_meta():
         return objective_module(config, objective)

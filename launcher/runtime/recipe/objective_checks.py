@@ -1,5 +1,5 @@
-"""Inputs, objectives and models that do not go together, and batches that rows of several texts or of one source
-refuse.
+"""Finds inputs, objectives and models in a recipe that cannot be combined, and batches that do not suit rows of several
+texts or batches of one source.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
 _TABLE = "the guide's page of all keys has a table of what goes together"
-LEAST_SEGMENTS = 2  # tokens: one for each of a row's new segments
+LEAST_SEGMENTS = 2  # smallest number of tokens in a row's two new segments, one in each
 
 
 def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Every mismatch in `recipe`. What terms of the loss do not go with, they say themselves."""
+    """Yield every mismatch of objective, input and model. Terms of the loss state themselves what they refuse."""
     rows = row_facts(recipe.input, recipe.objective.masking)
     phases = tuple(PhaseFacts(phase.length, phase.batch.sequences) for phase in recipe.phases)
     for found in refusals(Setting(recipe.model, recipe.objective.terms, rows, phases)):
@@ -35,8 +35,10 @@ def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """A family without token types (RoBERTa, DeBERTa, DistilBERT) tells segments apart by the separator alone, which
-    works."""
+    """Refuse rows of two segments for a BERT, ALBERT or ELECTRA with one token type.
+
+    Families without token types (RoBERTa, DeBERTa, DistilBERT) tell segments apart by the separator alone, which works.
+    """
     model = recipe.model
     if (
         isinstance(model, BertConfig | AlbertConfig | ElectraConfig)
@@ -45,7 +47,7 @@ def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
     ):
         yield RecipeIssue(
             ("model", "token_types"),
-            f"{recipe.input.packing} rows have two segments, the model has one token type",
+            f"{recipe.input.packing} rows have two segments, but the model has one token type",
             "set model.token_types to 2, or pack rows of one segment",
         )
 
@@ -57,19 +59,19 @@ def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
         if rows is None:
             yield RecipeIssue(
                 ("phases", index, "batch"),
-                "lanes have a fixed number of rows a step, and the batch is given in tokens",
+                "lanes have a fixed number of rows a step, but the batch is given in tokens",
                 "give the batch in sequences",
             )
         elif lanes.both_directions and rows % 2:
             yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
-                f"every second lane is read backwards, and {rows} lanes are no pairs",
+                f"every second lane is read backwards, so {rows} lanes cannot be paired",
                 "use an even number of sequences, or set input.both_directions to false",
             )
         if phase.length < least:
             yield RecipeIssue(
                 ("phases", index, "length"),
-                f"a row of {phase.length} tokens has no place for {lanes.reuse} reused tokens, two new segments "
+                f"a row of {phase.length} tokens has no room for {lanes.reuse} reused tokens, two new segments "
                 f"and {LANE_SPECIALS} special tokens",
                 f"use a length of at least {least}, or lower input.reuse and model.reuse",
             )
@@ -80,7 +82,7 @@ def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
     if isinstance(model, XlnetConfig) and model.memory and model.reuse != lanes.reuse:
         yield RecipeIssue(
             ("model", "reuse"),
-            f"the model remembers {model.reuse} tokens of each row, and the next row begins {lanes.reuse} later",
+            f"the model remembers {model.reuse} tokens of each row, but the next row begins {lanes.reuse} tokens later",
             f"set model.reuse to {lanes.reuse}, as input.reuse",
         )
     keep = recipe.checkpoint.keep_every
@@ -94,7 +96,7 @@ def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
 
 
 def text_problems(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Every mismatch in `recipe`."""
+    """Yield every batch and every mixing of sources that the input or `mixing.batches` does not allow."""
     yield from _batches(recipe)
     yield from _mixing(recipe)
 
@@ -104,7 +106,7 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
         if phase.batch.sequences is not None:
             continue
         if isinstance(recipe.input, TextPairs | RepeatedSentences):
-            why = "each example is compared with all others of its batch, so that their number must not vary"
+            why = "each example is compared with all others of its batch, so their number must not vary"
         elif recipe.mixing.batches == "one_source":
             why = "batches of one source each are counted in rows"
         else:
@@ -118,13 +120,13 @@ def _mixing(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.mixing.batches == "one_source" and isinstance(recipe.input, Lanes):
         yield RecipeIssue(
             ("mixing", "batches"),
-            "rows in lanes go on from step to step, so that every batch has rows of all sources",
+            "rows in lanes continue from step to step, so every batch has rows of all sources",
             "set mixing.batches to mixed",
         )
     weighted = [name for name, source in recipe.corpus.sources.items() if source.weight != "auto"]
     if weighted and recipe.mixing.temperature != 1:
         yield RecipeIssue(
             ("mixing", "temperature"),
-            f"sources have weights of their own ({', '.join(weighted)}), and a temperature decides those that are auto",
+            f"a temperature decides weights that are auto, but sources have their own weights ({', '.join(weighted)})",
             "set the weights to auto, or mixing.temperature to 1",
         )

@@ -1,21 +1,21 @@
-"""The parts of a recipe that say who is told of a run, and how its weights are checked. Secrets come from the
-environment, never from a recipe."""
+"""The parts of a recipe for trackers, webhooks and the check of weights. Secrets come from the environment, never from
+a recipe."""
 
 from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
-_LASTING = 100  # steps; where damage stays, it is found later, too
+_LASTING = 100  # steps between checks if damage stays in the weights, so that a later check finds it too
 
 
 class Wandb(BaseModel):
     """A run of Weights & Biases. The key is in WANDB_API_KEY, or where `wandb login` leaves it.
 
     Attributes:
-        project, entity: where the run is; `entity` null is the key's own.
-        mode: `offline` writes files for `wandb sync`: into the run's folder, or for a run in object storage where
-            WANDB_DIR says.
+        project, entity: project and entity of the run. `entity` null: the one that the key belongs to.
+        mode: `offline` writes files for `wandb sync` into the run's folder; for a run in object storage, into the
+            folder that WANDB_DIR names.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,8 +29,8 @@ class Mlflow(BaseModel):
     """A run of MLflow. User and password, if any, are in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
 
     Attributes:
-        uri: of the tracking server; null is what MLFLOW_TRACKING_URI says.
-        experiment: its name; made if it is not there.
+        uri: URI of the tracking server. Null: the value of MLFLOW_TRACKING_URI.
+        experiment: name of the experiment, which is created if it does not exist.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,10 +57,11 @@ def holds_login(uri: str) -> bool:
 
 
 class Events(BaseModel):
-    """Who is told of a run's events.
+    """The receiver of a run's events.
 
     Attributes:
-        webhook_env: the environment variable of `maskfleet train` that holds the URL to post them to; None: nobody.
+        webhook_env: name of the environment variable of `maskfleet train` that holds the URL to which events are
+            posted. None: events are not posted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,11 +70,11 @@ class Events(BaseModel):
 
 
 class WeightCheck(BaseModel):
-    """Steps from one comparison of the ranks' weights to the next; every commit has one, whatever this says.
+    """How often the ranks' weights are compared. They are also compared at every commit.
 
     Attributes:
-        every: `auto`: each step at ZeRO 1 and 2, where damage lasts until the next update only and a look takes
-            two reductions; every 100 steps at ZeRO 0, where it lasts. Null: at commits only.
+        every: number of steps between comparisons; null: at commits only. `auto`: 1 at ZeRO 1 and 2, where damage lasts
+            only until the next update and a comparison takes two reductions; 100 at ZeRO 0, where damage stays.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +82,8 @@ class WeightCheck(BaseModel):
     every: PositiveInt | Literal["auto"] | None = "auto"
 
     def interval(self, zero: int) -> int | None:
-        """In steps at ZeRO stage `zero`; None for never. Stage 3 holds nothing twice that could be compared."""
+        """Return the number of steps between comparisons at ZeRO stage `zero`. None: no comparisons between commits, as
+        at stage 3, where each weight is on one rank only."""
         if zero == 3 or self.every is None:
             return None
         if self.every == "auto":

@@ -1,5 +1,5 @@
-"""Small parts that several readers of settings share, and the sources of a phase (`phases.N.mixture`). They are not
-in the recipe's schema because that loads torch."""
+"""Small classes that several readers of settings share, and the sources of a phase (`phases.N.mixture`). They are not
+in the recipe's schema because the schema loads torch."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,7 +18,7 @@ from launcher.runtime.recipe.document import Path
 
 
 class Choice(BaseModel):
-    """Optional fields of which some are given; those that are not stay out of the YAML."""
+    """A part with optional fields. Fields that are not given are left out of the YAML."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,7 +29,7 @@ class Choice(BaseModel):
 
 @dataclass(frozen=True)
 class RecipeIssue:
-    """What is wrong at `path`, and what to do about it."""
+    """A mistake in a recipe: `what` is wrong at `path`, and the `remedy`."""
 
     path: Path
     what: str
@@ -37,16 +37,18 @@ class RecipeIssue:
 
 
 class PhaseMixture(Choice):
-    """What a phase reads of the sources. If any phase of a recipe has one, each source is read on from phase to phase,
-    and nothing of it comes again before all of it has come (`data_service.stream.stages`).
+    """The sources that a phase reads, and their shares.
+
+    If any phase of a recipe has a mixture, a phase continues each source where the phase before it stopped, and no text
+    is repeated before the whole source has been read (`data_service.stream.stages`).
 
     Attributes:
-        weights: shares of tokens of text by source; a source that is not named is not read in this phase. None: those
-            of the corpus.
-        most_readings: how often any source that the phase reads may have been read by its end, since the run began. A
-            recipe that would read it more often is refused: what it says about shares always holds.
-        steps: that the data of the phase are planned for, if not those that it has: of a phase that a fork has made
-            shorter or longer, those that it had, so that it goes on in the same data.
+        weights: shares of the text's tokens, by source; a source that is not named is not read in this phase. None: the
+            weights of the corpus.
+        most_readings: largest number of times that a source of this phase may have been read by the phase's end, since
+            the run began. A recipe that would read it more often is refused, so that shares always hold.
+        steps: number of steps for which the phase's data are planned. None: the steps of the phase. A fork that makes a
+            phase shorter or longer sets the former number, so that the phase continues in the same data.
     """
 
     weights: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)] | None = None

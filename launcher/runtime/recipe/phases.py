@@ -1,5 +1,7 @@
-"""The keys that a phase sets for all of its steps, each told in one place: what it takes the place of in the recipe,
-which recipes cannot have it, what it sets in the model's layers, and how the timeline shows it.
+"""The keys that a phase may set for all of its steps.
+
+A `PhaseKey` has everything about one key: which value of the recipe it replaces, which recipes cannot have it, what it
+sets in the model's layers, and how the timeline shows it.
 
 `RecipePhase` (`schema.py`) has their types. What changes from step to step within a phase (learning rate, batch,
 weights of terms) is in `timeline.py`.
@@ -23,15 +25,18 @@ class PhaseKey:
     """A key of a phase.
 
     Attributes:
-        name: of its field in `RecipePhase`.
-        title: of its column in the timeline, which has one if some phase sets the key.
-        record: its name in the timeline for programs.
-        value: what holds in a phase that may set the key or not, as plain data; None if there is nothing of the kind.
-        text: the same in a cell of the column.
-        put: (recipe, the phase's value) -> the recipe with that value in place of its own.
-        refusal: why a recipe cannot have the key, and the remedy; None if it can.
-        in_layers: in training `encoder_core.train.loop.SETTERS` sets the layers to the value, a number, under `name`.
-        curves: titles and values of curves below the timeline, given the phases of some steps.
+        name: name of the field in `RecipePhase`.
+        title: title of the column in the timeline. The column is shown if at least one phase sets the key.
+        record: name of the key in the timeline for programs.
+        value: function that returns the value in force in a phase, as plain data, whether or not the phase sets the
+            key; None if the recipe has no such value.
+        text: function that returns the same value as text, for a cell of the column.
+        put: function of a recipe and a phase's value that returns the recipe with this value in place of its own.
+        refusal: function that returns why a recipe cannot have the key, and the remedy; None if it can.
+        in_layers: whether the value is a number that training sets in the layers, by the function under `name` in
+            `encoder_core.train.loop.SETTERS`.
+        curves: function that yields titles and values of curves below the timeline, for a list with the phase of each
+            step.
     """
 
     name: str
@@ -52,7 +57,7 @@ class PhaseKey:
 
 
 def during(recipe: Recipe, phase: RecipePhase) -> Recipe:
-    """`recipe` with the values of a phase in place of its own."""
+    """Return `recipe` with the values of a phase in place of its own."""
     for key in KEYS:
         if key.is_set(phase):
             recipe = key.put(recipe, getattr(phase, key.name))
@@ -60,7 +65,7 @@ def during(recipe: Recipe, phase: RecipePhase) -> Recipe:
 
 
 def layer_settings(recipe: Recipe, phase: RecipePhase) -> dict[str, float]:
-    """Return what layers are set to in a phase, by the names of the keys that some phase sets."""
+    """Return the values that layers are set to in a phase, by key, for all keys that at least one phase sets."""
     used = (key for key in KEYS if key.in_layers and key.is_used(recipe))
     return {key.name: key.value(recipe, phase) for key in used}
 
@@ -72,7 +77,8 @@ def layer_key(
     put: Callable[[Recipe, float], Recipe],
     refusal: Callable[[Recipe], tuple[str, str] | None],
 ) -> PhaseKey:
-    """A key whose value is a number that layers are set to. `value`: of a recipe that has the phase's in place."""
+    """Return a key whose value is a number that layers are set to. `value`: function that reads the number from a
+    recipe in which the phase's value has been put (`during`)."""
 
     def curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> Curves:
         values = [value(during(recipe, phase)) or 0.0 for phase in phases]
@@ -92,17 +98,17 @@ def layer_key(
 
 
 def is_staged(recipe: Recipe) -> bool:
-    """Return whether its sources are read on from phase to phase."""
+    """Return whether each phase continues the sources where the phase before it stopped."""
     return any(phase.mixture is not None for phase in recipe.phases)
 
 
 def planned_steps(phase: RecipePhase) -> int:
-    """Steps that the data of a phase are planned for, where sources are read on from phase to phase."""
+    """Return the number of steps for which the data of a phase are planned (`PhaseMixture.steps`)."""
     return (phase.mixture and phase.mixture.steps) or phase.steps
 
 
 def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None:
-    """Return the share of each source in the tokens of a phase; None if it is the corpora's sizes that decide."""
+    """Return the share of each source in the tokens of a phase; None if the shares follow from the corpora's sizes."""
     given = {name: source.weight for name, source in recipe.corpus.sources.items()}
     weights = {name: weight for name, weight in given.items() if weight != "auto"}
     if phase.mixture is not None and phase.mixture.weights is not None:
@@ -112,18 +118,18 @@ def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None
 
 
 def _no_mixture(recipe: Recipe) -> tuple[str, str] | None:
-    apart = "rows that go on from step to step" if isinstance(recipe.input, Lanes) else ""
+    apart = "rows that continue from step to step" if isinstance(recipe.input, Lanes) else ""
     apart = "batches of one source" if recipe.mixing.batches == "one_source" else apart
     if not apart:
         return None
     return (
-        f"{apart} take as many of each source in every phase",
+        f"{apart} read the same share of each source in every phase",
         "leave it out, and give the sources of the corpus their weights",
     )
 
 
 def _sources(recipe: Recipe, phase: RecipePhase) -> str:
-    """Shares of the tokens, and how often each source may have been read by the end."""
+    """Return as text the shares of the tokens, and how often a source may have been read by the phase's end."""
     shares = source_shares(recipe, phase)
     given = (
         "by size"
@@ -145,7 +151,8 @@ def _share_curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> Curves:
 
 
 def _rope_base(recipe: Recipe) -> float | None:
-    """Of layers that see the whole row. Layer 0 is one of them in every family."""
+    """Return the rotary base of layers that see the whole row; layer 0 is one of them in every family. None: the model
+    has no rotary positions."""
     return recipe.model.rope_base(0) if isinstance(recipe.model, PreNormConfig) else None
 
 
@@ -192,7 +199,7 @@ def _masks(recipe: Recipe, phase: RecipePhase) -> Mapping[str, object] | None:
 
 
 def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
-    """Of the tokens, and of these what stands in their place."""
+    """Return as text the share of masked tokens, and the shares of what replaces them."""
     mlm = during(recipe, phase).objective.mlm
     assert mlm is not None  # a phase changes the masks of mlm only
     replace = mlm.replace

@@ -1,7 +1,7 @@
-"""A recipe: one flat, complete YAML file that says everything a pretraining run is.
+"""The schema of a recipe: one flat, complete YAML file that describes a pretraining run.
 
-The parts that configure a class live beside that class (model, masking, optimizer, schedule); what only a
-whole run has is here.
+Settings of a class are defined beside that class (model, masking, optimizer, schedule). Settings of a whole run are
+defined here.
 """
 
 from typing import Annotated, Literal
@@ -40,14 +40,14 @@ from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.operation import Events, Mlflow, Wandb, WeightCheck
 from launcher.runtime.recipe.parts import Choice, PhaseMixture
 
-PLACEHOLDER = "s3://your-bucket/"  # what stands in recipes in place of a bucket
+PLACEHOLDER = "s3://your-bucket/"  # stands in bundled recipes for the user's own bucket
 
 SCRATCH, TEACHER = "scratch", "teacher"
-"""What `start` may say that is no place: fresh weights, or layers of the first teacher (objective.distil)."""
+"""The values of `start` that are not URIs: fresh weights, or layers of the first teacher (objective.distil)."""
 
 
 class RecipePart(BaseModel):
-    """Frozen, and an unknown key is an error."""
+    """A part of a recipe. It cannot be changed, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,8 +64,14 @@ Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_ty
 
 
 class RecipeSource(RecipePart):
-    """One corpus of the mixture. `weight: auto` is in proportion to its tokens. `languages`: of its text, one; of
-    translations two, the query's first; out of the YAML where they are not told."""
+    """One corpus of the mixture.
+
+    Attributes:
+        uri: URI of the corpus.
+        weight: weight of the source; `auto`: in proportion to its tokens.
+        languages: language of the text. Translations have two, that of the query first. If it is not given, it is left
+            out of the YAML.
+    """
 
     uri: str = Field(min_length=1)
     weight: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -77,7 +83,8 @@ class RecipeSource(RecipePart):
 
 
 class Heldout(RecipePart):
-    """The share of documents kept from training; must be what the corpora were built with."""
+    """The share of documents that are held out from training. It must be the share with which the corpora were
+    built."""
 
     fraction: float = Field(ge=0, lt=0.5)
 
@@ -88,16 +95,17 @@ class RecipeCorpus(RecipePart):
 
 
 class Mixing(RecipePart):
-    """How the sources of the corpus come together.
+    """How the sources of the corpus are mixed.
 
     Attributes:
-        batches: every batch mixes them, or is of one source (contrastive training: a batch's other examples are the
-            negatives, and those of another source are told apart too easily). With one_source no row comes twice in an
-            epoch, which ends when a source has no more rows for its weight.
-        temperature: T: sources whose weight is auto are drawn in proportion to size ** (1 / T), so small ones come more
-            often than by their size (1). Of several sources of one language the size is that of all.
-        translations: share of the rows that are translations, where there are both these and plain text; null: by
-            size. Out of the YAML then.
+        batches: whether every batch mixes the sources, or has rows of one source. The latter is for contrastive
+            training: a batch's other examples are the negatives, and those of another source are told apart too easily.
+            With one_source no row comes twice in an epoch, which ends when a source has no more rows for its weight.
+        temperature: T; sources whose weight is auto are drawn in proportion to size ** (1 / T). With T > 1 small
+            sources are drawn more often than by their size. Several sources of one language count with their joint
+            size.
+        translations: share of translations among the rows, if the sources are translations and plain text. Null: by
+            size; then it is left out of the YAML.
     """
 
     batches: Literal["mixed", "one_source"] = "mixed"
@@ -114,21 +122,25 @@ class TokenizerRef(RecipePart):
 
 
 class SimilarWordsRef(RecipePart):
-    """The table that `maskfleet corpus similar-words` wrote: what replaces words where `replace.similar` is not 0."""
+    """The table that `maskfleet corpus similar-words` wrote. Words are replaced from it if `replace.similar` is not
+    0."""
 
     uri: str = Field(min_length=1)
 
 
 class BatchWarmup(RecipePart):
-    """A batch that begins with `start` rows or tokens, as it is counted, and grows evenly for `steps` steps, by whole
-    rows (full ones, of a batch in tokens)."""
+    """Batch-size warm-up: the batch begins with `start` and grows evenly for `steps` steps, by whole rows.
+
+    `start` is in rows or tokens, as the batch is. A batch in tokens grows by as many tokens as a full row has.
+    """
 
     start: PositiveInt
     steps: PositiveInt
 
 
 class BatchSize(Choice):
-    """One step's batch: so many rows, or so many tokens (rows then vary); the same in each step but for a warmup."""
+    """The batch of one step: a number of rows (`sequences`), or of tokens (the number of rows then varies). It is the
+    same in each step, except during a `warmup`."""
 
     sequences: PositiveInt | None = None
     tokens: PositiveInt | None = None
@@ -142,8 +154,13 @@ class BatchSize(Choice):
 
 
 class PhaseMlm(Choice):
-    """What a phase masks otherwise than the objective says: the share of tokens, what is masked whole, and what
-    replaces it."""
+    """Masks of a phase that differ from those of the objective.
+
+    Attributes:
+        rate: share of the tokens that are masked.
+        unit: unit that is masked as a whole.
+        replace: what replaces masked tokens.
+    """
 
     rate: Annotated[float, Field(gt=0, le=0.8)] | None = None
     unit: MaskingUnit | None = None
@@ -151,21 +168,22 @@ class PhaseMlm(Choice):
 
 
 class RecipePhase(Choice):
-    """A stretch of training: what it sets takes the place of what the recipe says for the whole run.
+    """A phase of training. Its settings replace those of the recipe for its steps.
 
     Attributes:
-        steps: optimizer steps.
-        length: of rows in tokens, special ones included.
-        batch: of a step.
-        microbatch: rows that a rank passes through the network at a time; auto: as many as memory permits. None: the
-            recipe's.
+        steps: number of optimizer steps.
+        length: length of rows in tokens, including special ones.
+        batch: batch of a step.
+        microbatch: number of rows that a rank passes through the network at a time; auto: as many as memory permits.
+            None: the recipe's.
         lr: peak learning rate, in place of the optimizer's.
-        schedule: of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
+        schedule: schedule of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
-        weights: of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss has the
-            objective's own, of a schedule the last.
-        mixture: of the sources, in this phase.
-        rope_base: of the rotary positions of layers that see the whole row (ModernBERT's global ones, all of EuroBERT).
+        weights: weights of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss uses the
+            objective's own weights, of a schedule the final one.
+        mixture: shares of the sources in this phase.
+        rope_base: base of the rotary positions in layers that see the whole row (ModernBERT's global layers, all of
+            EuroBERT's).
     """
 
     steps: PositiveInt
@@ -180,7 +198,7 @@ class RecipePhase(Choice):
     rope_base: Annotated[float, Field(gt=0)] | None = None
 
     @property
-    def rows(self) -> int:  # of a step; of a batch of tokens, rows that are full
+    def rows(self) -> int:  # number of rows in a step; for a batch of tokens, as if all were full
         return self.batch.sequences or max(1, (self.batch.tokens or 0) // self.length)
 
 
@@ -207,13 +225,17 @@ class Optimizer(Choice):
 
     @property
     def settings(self) -> OptimizerConfig:
-        """Those of the one that is given."""
+        """The settings of the optimizer that is given."""
         return self._given_ones()[0]
 
 
 class DataService(RecipePart):
-    """Ray tasks that build windows (`auto`: half of the cluster's cores, four a rank at most), and the memory they may
-    fill ahead."""
+    """Resources of the data service.
+
+    Attributes:
+        workers: number of Ray tasks that build windows; `auto`: half of the cluster's cores, at most four a rank.
+        memory: memory that windows built ahead may fill.
+    """
 
     workers: PositiveInt | Literal["auto"] = "auto"
     memory: Bytes
@@ -232,7 +254,7 @@ class Every(Choice):
         return self
 
     def spelt(self) -> str:
-        """`100 steps or 15 minutes, whichever comes first`."""
+        """Return the interval as text, such as `100 steps or 15 minutes, whichever comes first`."""
         parts = [] if self.steps is None else [f"{self.steps:,} steps"]
         parts += [] if self.minutes is None else [f"{self.minutes:g} minutes"]
         return " or ".join(parts) + (", whichever comes first" if len(parts) > 1 else "")
@@ -243,7 +265,8 @@ class EverySteps(RecipePart):
 
 
 class Checkpointing(RecipePart):
-    """When a run saves, and which checkpoints stay: the newest `keep_last`, and multiples of `keep_every`."""
+    """When a run saves checkpoints (`every`), and which are kept: the newest `keep_last`, and those whose step is a
+    multiple of `keep_every`."""
 
     every: Every
     keep_last: PositiveInt = 3
@@ -251,8 +274,14 @@ class Checkpointing(RecipePart):
 
 
 class RecipeEvaluation(RecipePart):
-    """How often the held-out loss is measured, on how many held-out rows (the same ones every time); and `tasks`, what
-    is measured of every commit beside training (`launcher.after.diagnose`): out of the YAML where there is nothing."""
+    """The evaluation of a run while it trains.
+
+    Attributes:
+        every: interval between measurements of the held-out loss.
+        samples: number of held-out rows, the same ones every time.
+        tasks: measures of every commit, taken beside training (`launcher.after.diagnose`). If empty, it is left out of
+            the YAML.
+    """
 
     every: EverySteps
     samples: PositiveInt
@@ -264,8 +293,13 @@ class RecipeEvaluation(RecipePart):
 
 
 class Logging(RecipePart):
-    """Seconds that metrics may wait in memory, whether a local run writes TensorBoard files too, and which trackers the
-    run is published to."""
+    """Where metrics are written.
+
+    Attributes:
+        flush_seconds: largest age of metrics, in seconds, before they are written to the store.
+        tensorboard: whether a local run also writes TensorBoard files.
+        wandb, mlflow: trackers to which the run is published.
+    """
 
     flush_seconds: Annotated[float, Field(gt=0)] = 30.0
     tensorboard: bool = True
@@ -274,7 +308,7 @@ class Logging(RecipePart):
 
 
 class Recipe(RecipePart):
-    """See library/roberta-base.yaml for every key, commented."""
+    """A recipe. library/roberta-base.yaml explains every key."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(ge=0, lt=2**63)
@@ -315,34 +349,38 @@ class Recipe(RecipePart):
 
     @property
     def microbatches(self) -> int:
-        """Logical microbatches of the largest batch: more ranks than that would have nothing to do. Of a batch of
-        tokens the fewest that it can have; where memory decides, one for each row."""
+        """The number of logical microbatches in the largest batch. Further ranks would have nothing to do.
+
+        A batch of tokens counts with the fewest microbatches that it can have. If memory decides, each row counts as a
+        microbatch.
+        """
         own = (1 if self.is_automatic(phase) else self.microbatch_of(phase) for phase in self.phases)
         return max(-(-phase.rows // size) for phase, size in zip(self.phases, own, strict=True))
 
     @property
     def phase_microbatches(self) -> tuple[int, ...]:
-        """Rows of a microbatch in each phase."""
+        """The number of rows of a microbatch in each phase."""
         return tuple(map(self.microbatch_of, self.phases))
 
     def microbatch_of(self, phase: RecipePhase) -> int:
-        """Rows of a microbatch in one of the phases; where memory decides, those of a step: the most there can be."""
+        """Return the number of rows of a microbatch in a phase. If memory decides, return the largest possible number,
+        the rows of a step."""
         own = phase.microbatch or self.microbatch
         return phase.rows if own == "auto" else own
 
     def is_automatic(self, phase: RecipePhase) -> bool:
-        return (phase.microbatch or self.microbatch) == "auto"  # memory decides how many rows
+        return (phase.microbatch or self.microbatch) == "auto"  # memory decides the number of rows
 
     @property
     def memory_refresh(self) -> Refresh | None:
-        """When the model's memory is recomputed; None if it has none."""
+        """The steps at which the model's memory is recomputed; None if it has no memory."""
         model = self.model
         if not isinstance(model, XlnetConfig) or not model.memory or self.objective.plm is None:
             return None
         return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
 
     def to_data(self) -> dict[str, object]:
-        """Plain data, complete (defaults written out), in the order of the fields."""
+        """Return the recipe as plain data, including defaults, in the order of the fields."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:

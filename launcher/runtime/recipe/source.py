@@ -1,6 +1,6 @@
-"""Where recipes come from: files, and those that come with Maskfleet, by name.
+"""Reads the text of recipes: files by path, and the recipes that come with Maskfleet by name.
 
-Their meaning is not looked at here: the schema loads torch.
+Recipes are not validated here, because the schema loads torch.
 """
 
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ from launcher.runtime.recipe.document import Document, parse
 
 
 def bundled() -> dict[str, str]:
-    """Name -> YAML text of the recipes that come with Maskfleet."""
+    """Return the YAML text of the recipes that come with Maskfleet, by name."""
     folder = resources.files("launcher.runtime.recipe") / "library"
     files = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return {
@@ -43,6 +43,6 @@ def source_text(name_or_path: str) -> str:
 
 
 def read(name_or_path: str) -> Document:
-    """Raises RecipeError: as `source_text`, or it is no YAML."""
+    """Return the document of a recipe. Raises RecipeError as `source_text` and `parse`."""
     text = source_text(name_or_path)
     return parse(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")

@@ -1,7 +1,7 @@
-"""A recipe in figures: model size, state, batches, tokens; and the numbers that stand in the place of `microbatch:
-auto`, once it is known how many rows memory permits.
+"""Computes figures of a recipe: model size, state, batches, tokens. Also replaces `microbatch: auto` by a number, once
+it is known how many rows memory permits.
 
-The batch is shared out evenly: as few rounds as memory permits, and all ranks' microbatches about equally large.
+The rows of a batch are divided evenly: as few rounds as memory permits, and about equal microbatches on all ranks.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,20 @@ from launcher.runtime.recipe.objective import RecipeObjective, meta_module, para
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import tokens_before
 
-_ASSUMED_VOCABULARY = 50_265  # for counting only, where the recipe leaves it to the tokenizer
+_ASSUMED_VOCABULARY = 50_265  # only for counting, if the recipe leaves the size to the tokenizer
 
 
 def kind(recipe: Recipe) -> str:
-    """Return the name that the model is known by: its family's, or, if two share a family, told apart by the
-    objective."""
+    """Return the model's usual name: that of its family. If two models share a family, the objective decides."""
     return recipe.model.title(recipe.objective.terms)
 
 
 def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
-    """Trainable parameters of all networks, tied ones once; built on the meta device, so no memory is used.
+    """Return the number of trainable parameters of all networks. Tied parameters count once. No memory is used: the
+    networks are built on the meta device.
 
-    `vocabulary`: ids of the tokenizer, where the recipe leaves the size to it and it is known.
+    `vocabulary`: number of the tokenizer's ids, if it is known. It is used if the recipe leaves the size to the
+    tokenizer.
     """
     model = recipe.model
     if vocabulary is not None and model.vocab is None:
@@ -38,14 +39,17 @@ def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
 
 
 def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
-    """Shapes of the matrices of which the optimizer keeps a momentum in place of two moments: with Muon, of all hidden
-    ones that are trained, those that lie in one parameter one by one."""
+    """Return the shapes of the matrices for which the optimizer has one momentum instead of two moments.
+
+    With Muon these are all trained hidden matrices; matrices that share a parameter are returned one by one. With other
+    optimizers there are none.
+    """
     return [] if recipe.optimizer.muon is None else _matrices(known(recipe.model), recipe.objective)
 
 
 @lru_cache(maxsize=8)
 def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
-    """An estimate asks again for every stage and microbatch."""
+    """Return the shapes for `momentum_matrices`. They are cached: an estimate asks for every stage and microbatch."""
     every = hidden_matrices(meta_module(model, objective)).values()
     return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
 
@@ -56,17 +60,17 @@ def _largest(model: ModelConfig, objective: RecipeObjective) -> int:
 
 
 def largest_parameter(recipe: Recipe) -> int:
-    """Numbers in the largest tensor that is trained."""
+    """Return the number of elements of the largest trained tensor."""
     return _largest(known(recipe.model), recipe.objective)
 
 
 def state_bytes(recipe: Recipe, count: int) -> int:
-    """Of a checkpoint of `count` parameters: of each the fp32 weight and its moments."""
+    """Return the bytes of a checkpoint of `count` parameters: the fp32 weight and moments of each."""
     return 12 * count - 4 * sum(prod(shape) for shape in momentum_matrices(recipe))
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:
-    """Return those of the discriminator as it is used after training; None if there is none."""
+    """Return the number of parameters of the discriminator as it is used after training; None if there is none."""
     if recipe.objective.rtd is None:
         return None
     with on_meta():
@@ -74,7 +78,7 @@ def discriminator_parameters(recipe: Recipe) -> int | None:
 
 
 def teacher_parameters(recipe: Recipe) -> int:
-    """Return those of all teachers together; 0 without any."""
+    """Return the number of parameters of all teachers together; 0 if there are none."""
     if recipe.objective.distil is None:
         return 0
     vocabulary = known(recipe.model).vocab
@@ -86,12 +90,12 @@ def teacher_parameters(recipe: Recipe) -> int:
 
 
 def total_tokens(recipe: Recipe) -> int:
-    """Tokens of the whole run, rows taken as full."""
+    """Return the number of tokens of the whole run, as if all rows were full."""
     return tokens_before(recipe, recipe.total_steps)
 
 
 def summary(recipe: Recipe) -> list[str]:
-    """Lines for a person."""
+    """Return lines that describe the recipe to a person."""
     return [
         f"{recipe.name}: {kind(recipe)}, {_size(recipe)}",
         *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
@@ -102,12 +106,13 @@ def summary(recipe: Recipe) -> list[str]:
 
 
 def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
-    """Tokens of a step's batch after any warmup, rows taken as full. `texts`: of each row (`Recipe.input.texts`)."""
+    """Return the number of tokens of a step's batch after any warmup, as if all rows were full. `texts`: number of
+    texts in a row (`Recipe.input.texts`)."""
     return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
 
 def known(model: ModelConfig) -> ModelConfig:
-    """With a size of vocabulary for counting, where it is left to the tokenizer."""
+    """Return `model` with an assumed size of the vocabulary, for counting, if the size is left to the tokenizer."""
     return model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
 
 
@@ -139,14 +144,17 @@ def _phase(phase: RecipePhase, recipe: Recipe) -> str:
 
 
 def has_automatic(recipe: Recipe) -> bool:
-    """Return whether memory decides on the microbatches of some phase."""
+    """Return whether memory decides the microbatches of at least one phase."""
     return any(map(recipe.is_automatic, recipe.phases))
 
 
 def settled(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Recipe:
-    """`recipe` with the rows of a microbatch of `ranks` ranks where memory decides, at most `most` in each phase.
+    """Return `recipe` with the number of rows of a microbatch in every phase in which memory decides it.
 
-    None: no bound; each rank takes its part of a step at once.
+    Args:
+        ranks: number of ranks that share a step.
+        most: largest number of rows in a microbatch of each phase. None: no bound; each rank takes its part of a step
+            at once.
     """
     bounds = most or [phase.rows for phase in recipe.phases]
     phases = (

@@ -1,4 +1,4 @@
-"""What a run does at which step, as pure functions of the step: phases, learning rate, batch, tokens."""
+"""Phase, learning rate, batch, tokens and weights of terms, as pure functions of a run's step."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -17,12 +17,12 @@ class Stretch:
     """Steps `first` to `last`, both included, of one phase, in which the learning rate follows one curve.
 
     Attributes:
-        phase: its number.
+        phase: number of the phase.
         curve: warmup, stable, or the name of a decay.
-        rates: the learning rates of its first and last step.
-        batches: of its first and last step, in rows or tokens.
-        tokens: of the run up to its end, rows taken as full.
-        weights: of each term whose weight changes, in its first and last step.
+        rates: learning rates of the first and last step.
+        batches: batches of the first and last step, in rows or tokens.
+        tokens: number of tokens from the run's beginning to the end of the stretch, as if all rows were full.
+        weights: weights in the first and last step, by term, of each term whose weight changes.
     """
 
     phase: int
@@ -36,17 +36,17 @@ class Stretch:
 
 
 def phase_at(recipe: Recipe, step: int) -> tuple[int, int]:
-    """Return the phase of a step, and the first step of that phase; after the last step, the last phase."""
+    """Return the number of a step's phase, and the phase's first step. Steps after the last are in the last phase."""
     starts = [0, *accumulate(phase.steps for phase in recipe.phases[:-1])]
     number = bisect_right(starts, step) - 1
     return number, starts[number]
 
 
 def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
-    """Return the rate of a step, counted from 0. `peak`: the optimizer's; phases may have their own.
+    """Return the learning rate of a step, counted from 0. `peak`: the optimizer's peak rate; phases may have their own.
 
-    A schedule of a phase counts its steps from 0. The run's schedule counts those of all phases, also of phases that
-    have their own.
+    A phase's own schedule counts the steps of the phase from 0. The run's schedule counts the steps of all phases, also
+    of phases with their own schedule.
     """
     number, start = phase_at(recipe, step)
     phase = recipe.phases[number]
@@ -57,7 +57,7 @@ def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
 
 
 def step_batches(recipe: Recipe, phase: RecipePhase) -> StepBatches:
-    """Return the batch of each step of a phase, in rows or in tokens, as its batch is given."""
+    """Return the batch of each step of a phase, in rows or in tokens, as the recipe gives it."""
     rows, tokens, warmup = phase.batch.sequences, phase.batch.tokens, phase.batch.warmup
     full = rows or tokens
     assert full is not None  # a batch has exactly one of the two
@@ -68,7 +68,7 @@ def step_batches(recipe: Recipe, phase: RecipePhase) -> StepBatches:
 
 
 def tokens_before(recipe: Recipe, step: int) -> int:
-    """Tokens of the first `step` steps, rows taken as full."""
+    """Return the number of tokens of the first `step` steps, as if all rows were full."""
     total = 0
     for phase in recipe.phases:
         units = step_batches(recipe, phase).before(min(phase.steps, step))
@@ -78,14 +78,13 @@ def tokens_before(recipe: Recipe, step: int) -> int:
 
 
 def recipe_after(recipe: Recipe, steps: int) -> Recipe:
-    """Return the recipe with the model as it was in the last of the first `steps` steps: what a commit of that step
-    is."""
+    """Return the recipe with the model as it is after `steps` steps, which is the model in a commit of that step."""
     number, _ = phase_at(recipe, max(0, steps - 1))
     return recipe.model_copy(update={"model": during(recipe, recipe.phases[number]).model})
 
 
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
-    """Return the weight in a step of each term that is not a mere number all the time, by name."""
+    """Return the weight in a step, by term, of each term whose weight changes (`changing_weights`)."""
     number, start = phase_at(recipe, step)
     own = recipe.phases[number].weights or {}
     of_run = {
@@ -97,7 +96,7 @@ def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
 
 
 def changing_weights(recipe: Recipe) -> list[str]:
-    """Return the terms whose weight is a schedule, or another one in some phase."""
+    """Return the terms whose weight is a schedule, or is set by at least one phase."""
     set_by_phases = {name for phase in recipe.phases for name in phase.weights or {}}
     return [
         name
@@ -107,14 +106,14 @@ def changing_weights(recipe: Recipe) -> list[str]:
 
 
 def curve_at(recipe: Recipe, step: int) -> str:
-    """Return what the learning rate does at a step: warmup, stable, or the name of a decay."""
+    """Return the part of the schedule at a step: warmup, stable, or the name of a decay."""
     number, start = phase_at(recipe, step)
     return [name for first, name in _curves(recipe, recipe.phases[number], start) if first <= step][-1]
 
 
 def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
-    """Return the run from its first step to its last, cut wherever a phase, a part of a schedule or a rise of the
-    batch begins or ends. `rate`: step -> learning rate."""
+    """Return the stretches of the run from its first step to its last. A stretch ends wherever a phase, a part of a
+    schedule, or a rise of the batch begins or ends. `rate`: function from a step to its learning rate."""
     found: list[Stretch] = []
     start = 0
     for number, phase in enumerate(recipe.phases):
@@ -142,7 +141,7 @@ def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
 
 
 def _weight_edges(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
-    """Return where schedules of weights that a phase follows end, by the run's steps."""
+    """Return the steps of the run at which the schedules of weights that a phase follows end."""
     own = phase.weights or {}
     ends = [start + weight.steps for weight in own.values() if isinstance(weight, WeightSchedule)]
     of_run = [term.weight for name, term in recipe.objective.terms.items() if name not in own]
@@ -155,7 +154,7 @@ def _weights_between(recipe: Recipe, first: int, last: int) -> dict[str, tuple[f
 
 
 def _curves(recipe: Recipe, phase: RecipePhase, start: int) -> list[tuple[int, str]]:
-    """Return the parts of the schedule that a phase follows, by the run's steps."""
+    """Return first step (of the run) and name of each part of the schedule that a phase follows."""
     if phase.schedule is None:
         return schedules.stretches(recipe.schedule, recipe.total_steps)
     return [(start + step, name) for step, name in schedules.stretches(phase.schedule, phase.steps)]

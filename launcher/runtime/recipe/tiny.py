@@ -1,4 +1,4 @@
-"""Shrinks any recipe to minutes on a CPU: the same structure with small numbers, and it still learns."""
+"""Shrinks any recipe so that it trains in minutes on a CPU: the same structure with small numbers. It still learns."""
 
 from pydantic import ByteSize
 
@@ -34,32 +34,33 @@ STEPS = 2000
 ORDER_STEPS, DETECTION_STEPS = (
     4500,
     6000,
-)  # the order of sentences, and what was replaced, are learned after the words
+)  # more steps: the order of sentences, and replaced tokens, are learned after the words
 ROWS, MICROBATCH = 32, 16  # one microbatch for each of two ranks
-LENGTH, LONGEST = 32, 48  # tokens of a row that has one segment, or is short; of others
+LENGTH, LONGEST = 32, 48  # tokens in a row of one segment or of a short phase; in other rows
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
-# 0.02 * sqrt(768 / 128): sums over fewer columns keep the spread they had in the published models. With 0.02, attention
-# begins all but uniform, and what "next to" means is found three times as late (BERT: 5.32 nats after 2.3 M tokens in
-# place of .76 M).
+# 0.02 * sqrt(768 / 128): sums over fewer columns have the same spread as in the published models. With 0.02, attention
+# begins almost uniform, and what "next to" means is learned three times as late (BERT: 5.32 nats after 2.3 M tokens
+# instead of 0.76 M).
 INITIALIZER_RANGE = 0.05
 ADAMW_LR, LAMB_LR = 1.5e-3, 1e-2
 DETECTION_LR = 1e-3  # ELECTRA; at 2.5e-3 it detects nothing yet after 560 steps, at 4e-3 it unlearns words
-# Lower because without bias correction the first thousand steps are larger than the rate says: our explanation, which
-# no experiment has isolated.
+# Lower, because without bias correction the first thousand steps are larger than the rate says. This is our
+# explanation; no experiment has isolated it.
 UNCORRECTED_LR = 1e-3
-WARMUP = 10  # one in so many steps
-COPIES = 4  # of small text there are several readings, each of which should be cut in its own way
+WARMUP = 10  # one step in ten is warmup
+COPIES = 4  # a small text is read several times, and should be cut in another way each time
 BUCKETS = 16
 WINDOW = 16  # tokens of local attention: half of a row
 MEMORY_REFRESH = 50  # steps
 
 
 def tiny(recipe: Recipe) -> Recipe:
-    """`recipe` with two layers of 128, short rows, batches of 32 and a learning rate for that, in fp32, for minutes.
+    """Return `recipe` shrunk to minutes: two layers of 128, short rows, batches of 32 and a suitable learning rate, in
+    fp32.
 
-    Everything that says what kind of run it is stays: packing, objective, optimizer, decay, ZeRO stage, sources,
-    the number of phases and their shares of the steps. Dropout goes, since such a run sees its text once or twice;
-    but not where it makes the texts of an example differ. A start that stands for the user's own is from scratch.
+    The kind of the run stays: packing, objective, optimizer, decay, ZeRO stage, sources, the number of phases and their
+    shares of the steps. Dropout is turned off, because such a run reads its text only once or twice; it stays if it
+    makes the texts of an example differ. A `start` that is a placeholder becomes "scratch".
     """
     optimizer = _optimizer(recipe.optimizer, detects=recipe.objective.rtd is not None)
     phases = _phases(recipe, lr_scale=optimizer.settings.lr / recipe.optimizer.settings.lr)
@@ -89,7 +90,7 @@ def tiny(recipe: Recipe) -> Recipe:
 
 
 def _student(recipe: Recipe, longest: int) -> ModelConfig:
-    """Return the model; one that has fewer layers than its teacher has fewer than a small teacher has."""
+    """Return the small model. If it has a teacher, its layers are the same share of the small teacher's layers."""
     small = _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences))
     if recipe.objective.distil is None:
         return small
@@ -98,8 +99,8 @@ def _student(recipe: Recipe, longest: int) -> ModelConfig:
 
 
 def _phases(recipe: Recipe, lr_scale: float) -> tuple[RecipePhase, ...]:
-    """The same shares of the steps. A phase's rows are short where it has one segment, or a later phase's are
-    longer."""
+    """Return the small phases, with the same shares of the steps. Rows are short if they have one segment, or are
+    shorter than the model's longest."""
     one_segment = isinstance(recipe.input, Packed | Lanes | TextPairs | RepeatedSentences)
     steps = _steps(recipe.objective)
     return tuple(
@@ -143,7 +144,7 @@ def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> Recipe
 
 
 def _schedule(schedule: ScheduleConfig, *, was: int, steps: int, warms: bool) -> ScheduleConfig:
-    """The same shape over `steps` in place of `was` steps."""
+    """Return the schedule with the same shape over `steps` steps instead of `was`."""
     decay = schedule.decay_steps and max(1, schedule.decay_steps * steps // was)
     warmup = min(steps // WARMUP if warms else 0, steps - (decay or 0))
     restarts = min(schedule.restarts, max(0, (decay or steps - warmup) - 1))
@@ -151,14 +152,15 @@ def _schedule(schedule: ScheduleConfig, *, was: int, steps: int, warms: bool) ->
 
 
 def _weight(weight: Weight, was: int, steps: int) -> Weight:
-    """The same share of `steps` in place of `was` steps."""
+    """Return the weight; if it is a schedule, with the same share of `steps` steps as it had of `was`."""
     if not isinstance(weight, WeightSchedule):
         return weight
     return weight.model_copy(update={"steps": max(1, weight.steps * steps // was)})
 
 
 def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
-    """The tokenizer's own vocabulary; activation, epsilon, tying and sharing as they are."""
+    """Return the small model, with the vocabulary of the tokenizer. Activation, epsilon, tying and sharing stay as they
+    are."""
     form = SmallForm(
         length=length,
         drops=drops,
@@ -197,7 +199,7 @@ def _input(rows: Input, length: int) -> Input:
 
 
 def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjective:
-    """Terms with weights that change over the same shares of the run."""
+    """Return the objective with weights that change over the same shares of the run."""
     return objective.model_copy(
         update={
             name: term.model_copy(update={"weight": _weight(term.weight, was, steps)})
@@ -207,13 +209,14 @@ def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjectiv
 
 
 def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
-    """Masks as they are; each term in its own small form."""
+    """Return the objective with the small form of each term. Masks stay as they are."""
     form = SmallObjective(length, HIDDEN, lambda model: _model(model, LONGEST, drops=False))
     return objective.model_copy(update={name: term.small(form) for name, term in objective.terms.items()})
 
 
 def _optimizer(optimizer: Optimizer, *, detects: bool) -> Optimizer:
-    """With a learning rate for small models. StableAdamW and Muon are made for AdamW's."""
+    """Return the optimizer with a learning rate for small models. StableAdamW and Muon use AdamW's rate, for which they
+    are made."""
     match optimizer.settings:
         case LambConfig():
             lr = LAMB_LR

@@ -1,8 +1,7 @@
-"""Bounds on untrusted YAML, checked on its stream of events before anything is built from it; and what a document must
-not hold.
+"""Bounds the size of untrusted YAML, before anything is built from it, and finds secrets in a document.
 
-A few lines of aliases can stand for more data than memory holds, and a few thousand brackets for more nesting than
-the interpreter follows.
+A few lines of aliases can stand for more data than memory holds. A few thousand brackets nest deeper than the
+interpreter can follow. So the stream of events is checked first.
 """
 
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ from data_service.store import errors as store_errors
 
 KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
 _DEEPEST = 40  # levels; a recipe has 6
-_MOST = 100_000  # values, every alias counted as what it stands for; a recipe has a few hundred
+_MOST = 100_000  # values, with aliases expanded; a recipe has a few hundred
 
 
 def check_extent(text: str, loader: type[yaml.SafeLoader]) -> None:
-    """Raises yaml.MarkedYAMLError: nested too deep, too many values, or an alias inside what it stands for."""
+    """Check the extent of a YAML text. Raises yaml.MarkedYAMLError if it is nested too deep, has too many values, or
+    uses an alias inside the value that the alias stands for."""
     anchors: dict[str, int] = {}  # values below each
     opened: list[
         tuple[str | None, int]
@@ -51,8 +51,10 @@ def _refused(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
 
 
 def secrets_in(data: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Where a document has a URI with a key or a signature, and the URI without it. It would be put on record with the
-    run, told to trackers and printed."""
+    """Yield the path of each URI in a document that contains a key or a signature, and the URI without it.
+
+    Such a secret would be recorded with the run, sent to trackers and printed.
+    """
     if isinstance(data, str) and (shown := without_secrets(data)) != data:
         yield path, shown
     elif isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""How a command line names a corpus."""
+"""Parses the option `--corpus`, with which a command line names a corpus."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class CorpusOption:
-    """`--corpus [NAME=]URI[@WEIGHT]`. Without a name, the last part of the URI is the name."""
+    """A value of `--corpus [NAME=]URI[@WEIGHT]`. Without NAME, the name is the last part of the URI."""
 
     name: str
     uri: str

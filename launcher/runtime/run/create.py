@@ -1,4 +1,5 @@
-"""Creates a run, once (`init`), and checks a run against another recipe before it starts (`reconcile`)."""
+"""Creates a run (`create_run`, for `init`), and checks before a start whether its recipe or inputs have changed
+(`reconcile`)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,13 +34,15 @@ def create_run(
 ) -> Run:
     """Create the run at `uri`.
 
+    The caller checks whether the tasks of `evaluation` can be measured (`launcher.after.tasks.measurable`).
+
+    Args:
+        read: function that fingerprints the inputs. A caller that only measures steps passes one without teachers.
+
     Raises:
-        RunError: if there is a run already, or something else under way there.
+        RunError: a run exists at `uri`, or another command is creating one there.
         CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
         StoreError: no permission, no space, no such bucket.
-
-    `read` fingerprints the inputs; steps that are only measured need no teachers. Whether the tasks of `evaluation`
-    can be measured the caller checks (`launcher.after.tasks.measurable`).
     """
     store = free_place(uri)
     resolved = absolute(recipe)
@@ -56,17 +59,18 @@ def create_run(
 
 
 def reserve(store: Store, recipe: Recipe) -> None:
-    """The first write of creating a run: its resolved `recipe`. Raises RunError if another recipe is there."""
+    """Write the resolved `recipe`, the first object of a new run. Raises RunError if another recipe is there."""
     text = recipe.to_yaml().encode()
     if not store.put_if_absent(RECIPE, text) and store.get(RECIPE) != text:
         raise RunError(
-            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init that was interrupted, or is under way",
+            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init was interrupted there, or is running",
             remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE}",
         )
 
 
 def publish(store: Store, record: RunRecord) -> None:
-    """The last write of creating a run: from now on there is one. Raises RunError if somebody else created it first."""
+    """Write the record, the last object of a new run: from then on the run exists. Raises RunError if another command
+    has created the run first."""
     if not store.put_if_absent(RECORD, dump(record)):
         raise RunError(
             f"another init created the run at {store.uri} first",
@@ -75,13 +79,13 @@ def publish(store: Store, record: RunRecord) -> None:
 
 
 def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: datetime) -> Run:
-    """`run` ready to start: with `recipe` in force if one is given, its inputs checked against its record.
+    """Return `run` with `recipe` (None: its own), after checking that its inputs are those of its record.
 
-    Operational fields may change freely. A change of identity, corpus or tokenizer is refused, or, with
-    `accept_changes`, becomes what the run is from now on. Either kind of change is recorded as an event.
+    Operational fields may change freely. A change of identity, corpus or tokenizer is refused; with `accept_changes`
+    it is written into the run's record. Either kind of change is recorded as an event.
 
     Raises:
-        RunChanged: the changes, as a diff.
+        RunChanged: identity or inputs have changed, and `accept_changes` is false. The message has the diff.
         CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
     """
     wanted = run.recipe if recipe is None else absolute(recipe)
@@ -92,10 +96,10 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
     if changes and not accept_changes:
         raise RunChanged(
             f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
-            remedy=f"restore them, or let a new run go on from here with them: maskfleet runs fork "
-            f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes goes on regardless, on record",
+            remedy=f"restore the old settings, or fork the run with the new ones: maskfleet runs fork "
+            f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
-    keep(run.store, tokenizer)  # an older version's run has no copy, nor has a change of identity
+    keep(run.store, tokenizer)  # a run of an older version has no copy, nor a run that changes its tokenizer
     if changes:
         operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
         record = record.model_copy(update={"created": run.record.created})
@@ -109,7 +113,7 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
 
 
 def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
-    """Readable lines for every identity field or input that differs."""
+    """Return readable lines, one for every identity field or input that differs."""
     lines = identity.diff(identity.still_identity(old.identity), new.identity)
     return [*lines, *identity.diff(old.inputs.fields(), new.inputs.fields())]
 
@@ -141,7 +145,7 @@ def record_of(
 
 
 def absolute(recipe: Recipe) -> Recipe:
-    """`recipe` with local paths made absolute: the run must find its inputs from any working directory."""
+    """Return `recipe` with local paths made absolute: the run must find its inputs from any working directory."""
     sources = {
         name: source.model_copy(update={"uri": _absolute(source.uri)})
         for name, source in recipe.corpus.sources.items()
@@ -176,7 +180,7 @@ def _with_absolute_teachers(objective: RecipeObjective) -> RecipeObjective:
 
 
 def _placed(task: EvaluationTask) -> EvaluationTask:
-    """With absolute paths of its data, and of its file if it is no bundled task."""
+    """Return `task` with an absolute path of its data, and of its file unless it is a bundled task."""
     named = task.named_task
     if named is None:
         return task

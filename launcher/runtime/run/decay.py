@@ -1,5 +1,8 @@
-"""A recipe that decays from a step of a stable stretch: how a run with warmup, stable stretch and decay is ended at any
-of its checkpoints, while the run itself goes on at the peak (Hu et al. 2024, "MiniCPM", section 4)."""
+"""Changes a recipe with a stable learning rate so that the rate decays from a given checkpoint on.
+
+So a warmup-stable-decay run can be ended at any of its checkpoints, in a fork, while the run itself goes on at the peak
+rate (Hu et al. 2024, "MiniCPM", section 4).
+"""
 
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.errors import RunError
@@ -8,12 +11,12 @@ from launcher.runtime.recipe.timeline import curve_at, phase_at
 
 
 def decaying(recipe: Recipe, step: int, steps: int) -> Recipe:
-    """`recipe` up to `step`, then `steps` more of the same phase, in which the rate decays to the schedule's floor:
-    along its own decay, or by 1 - sqrt if it has none. Phases after that one are left out.
+    """Return `recipe` up to `step` with `steps` more of the same phase, in which the rate decays to the schedule's
+    floor: along the schedule's decay, or by 1 - sqrt if it has none. Later phases are left out.
 
     Raises RunError: the rate is not stable before `step`.
     """
-    last = max(0, step - 1)  # the last step that was made, or the first of all
+    last = max(0, step - 1)  # the last step that was trained; the first step if there is none
     number, start = phase_at(recipe, last)
     curve = curve_at(recipe, last)
     if curve != "stable":

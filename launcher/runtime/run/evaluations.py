@@ -1,7 +1,7 @@
-"""What was measured of a run's checkpoints: figures, kept with the run.
+"""Evaluations of a run's checkpoints, stored with the run.
 
-    evaluations/commits/step-00001000-a000002.json    which weights a commit holds
-    evaluations/3f2a.../9c01....json                  a result: by weights, then by all that decides it
+    evaluations/commits/step-00001000-a000002.json    digest of the weights in a commit
+    evaluations/3f2a.../9c01....json                  a result, by the hash of the weights / of all that determines it
 
 An evaluation is a function of (weights, task, data, settings, seed), so a result's name is the hash of those. Both
 kinds of objects are stored like the results of grids (`launcher.runtime.run.sealed`).
@@ -21,33 +21,33 @@ from launcher.runtime.run.sealed import Sealed, SealedReader, keep, name_of, rea
 
 ROOT = "evaluations/"
 VERSION = 2
-"""Of the measures: another one where the same inputs would give other figures."""
+"""Version of the measures. It is raised when the same inputs would give other figures."""
 _COMMITS = f"{ROOT}commits/"
 _NAMED = 32  # hexadecimal digits of a hash in a name
 
 
 Form = Literal["raw", "whitened"]
-"""Vectors as the encoder gives them, or whitened."""
+"""Whether vectors are as the encoder returns them, or whitened."""
 
 ANISOTROPY = (
     "A diagnosis, not an objective. Normalising vectors does not cure anisotropy: a cosine ignores how long they are. "
     "Whitening does, fitted here on other texts than those measured. Less isotropy can serve a task better. IsoScore "
     "is 0 for a line and 1 for equal variance in all directions; the effective rank counts directions."
 )
-"""What has to be said with those figures."""
+"""The note that is shown beside figures of anisotropy."""
 
 
 class Figure(BaseModel):
-    """One number. What does not apply is None.
+    """One measured number. Fields that do not apply are None.
 
     Attributes:
-        measure: what it is: `cosine`, `spearman`, `accuracy`, `mlm_loss`, ...
-        value: None if it is no finite number.
-        layer: 0 for the embeddings, L for the last layer's output; None for all together, or where it does not apply.
+        measure: name of the measure: `cosine`, `spearman`, `accuracy`, `mlm_loss`, ...
+        value: the number; None if it is not finite.
+        layer: 0 for the embeddings, L for the last layer's output; None for all layers together.
         pooling: how a text's hidden states became one vector.
-        form: of the vectors.
-        length: most tokens in the rows that it was measured on.
-        source: the recipe's name of the corpus.
+        form: whether the vectors are raw or whitened.
+        length: largest number of tokens in a row that was measured.
+        source: name of the corpus in the recipe.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,7 +67,7 @@ class Figure(BaseModel):
 
     @property
     def of(self) -> tuple[object, ...]:
-        """What it is of: equal for figures of different checkpoints that can be compared."""
+        """Everything but the value. Figures of two checkpoints can be compared if this is equal."""
         return (self.measure, self.layer, self.pooling, self.form, self.length, self.source)
 
 
@@ -77,7 +77,7 @@ def named(figures: Iterable[Figure], measure: str) -> list[Figure]:
 
 
 class CommitWeights(Sealed):
-    """Which weights a commit holds."""
+    """The digest of the weights in a commit."""
 
     step: int
     attempt: int
@@ -89,13 +89,13 @@ class CommitWeights(Sealed):
 
 
 class DiagnosticCell(BaseModel):
-    """All that decides a result.
+    """Everything that determines a result.
 
     Attributes:
         weights: digest of the encoder and what belongs to it.
         task: what is measured, and how.
         data: digest of the examples, or of the held-out text.
-        seed: of what is drawn.
+        seed: seed of all random draws.
         version: `VERSION` of the code that measures.
     """
 
@@ -109,7 +109,7 @@ class DiagnosticCell(BaseModel):
 
     @property
     def path(self) -> str:
-        """Where its result is stored. The place of a task's data is not part of it."""
+        """The key of the result in the store. It does not depend on where the task's data lie."""
         content = self.model_dump(mode="json")
         for measure in content["task"].values():
             measure.pop("data", None)
@@ -137,12 +137,12 @@ class Evaluated:
 
 
 def read_commit(store: Store, mark: CheckpointName) -> CommitWeights | None:
-    """Return what is known of a commit; None if nothing is. Raises StoreError."""
+    """Return the digest of a commit's weights; None if none was stored. Raises StoreError."""
     return read(store, _commit_path(mark), CommitWeights)
 
 
 def write_commit(store: Store, mark: CheckpointName, weights: str) -> None:
-    """Raises StoreError."""
+    """Store the digest of a commit's weights. Raises StoreError."""
     keep(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
 
 
@@ -152,13 +152,13 @@ def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
 
 
 def write_result(store: Store, result: DiagnosticResult) -> bool:
-    """Store it, unless one is there. Returns whether this one was stored. A damaged object in its place is replaced.
-    Raises StoreError."""
+    """Store `result` unless its cell has one, and return whether it was stored. A damaged object is replaced. Raises
+    StoreError."""
     return keep(store, result) is result
 
 
 def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
-    """Return all that is known of some weights, by name. Raises StoreError."""
+    """Return all results of these weights, sorted by name. Raises StoreError."""
     return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), DiagnosticResult)
 
 
@@ -172,7 +172,8 @@ def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTa
 
 
 class EvaluationReader:
-    """Reads what was measured of a run's commits, again and again, each time only what is new (`SealedReader`)."""
+    """Reads the evaluations of a run's commits repeatedly. Each call requests only objects that are new
+    (`SealedReader`)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -180,9 +181,9 @@ class EvaluationReader:
         self._results = SealedReader(store, DiagnosticResult)
 
     def read(self) -> list[Evaluated]:
-        """Return every commit of which something was measured, by step and attempt, those that are deleted included.
+        """Return every commit that was evaluated, by step and attempt, including commits that are deleted now.
 
-        One listing, and a request for each object that is new. Raises StoreError.
+        It costs one listing, and a request for each new object. Raises StoreError.
         """
         listed = list(self._store.list(ROOT))
         commits = self._commits.read(entry for entry in listed if entry.key.startswith(_COMMITS))
@@ -195,7 +196,7 @@ class EvaluationReader:
 
 
 def evaluated(store: Store) -> list[Evaluated]:
-    """As one `EvaluationReader` reads. Raises StoreError."""
+    """Read once what an `EvaluationReader` reads. Raises StoreError."""
     return EvaluationReader(store).read()
 
 

@@ -1,7 +1,7 @@
-"""Follows a run's records as they are written, so that each is passed on once: to a page, a tracker, a web server.
+"""Follows a run's records as they are written, so that a page, a tracker or a web server receives each of them once.
 
-`unread` reads the segments after one that is known, in order, out of packs too. `read_events` and `EventFollower`
-follow all events; `LineageFollower` follows steps and evaluations of the committed lineage only.
+`unread` reads in order the segments after a given one, also those in packs. `read_events` and `EventFollower` follow
+all events; `LineageFollower` follows steps and evaluations of the committed lineage only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,10 +39,13 @@ def unread(
     damage: list[str],
     listed: list[Stretch] | None = None,
 ) -> Iterator[tuple[int, str, bytes]]:
-    """Number, name and bytes of an attempt's segments after number `after`. `listed`: what a listing found.
+    """Yield number, name and bytes of an attempt's segments after number `after`.
 
-    A pack that cannot be read is added to `damage`, and stands as an empty segment with its last number. Raises
-    StoreError.
+    A pack that cannot be read is reported in `damage`. In its place, an empty segment with the pack's last number is
+    yielded. Raises StoreError.
+
+    Args:
+        listed: the attempt's objects, if the caller has listed them.
     """
     for stretch, data in read(store, folder, attempt, listed, after):
         try:
@@ -59,8 +62,14 @@ def unread(
 def read_events(
     store: Store, listed: Mapping[int, list[Stretch]], after: dict[int, int], damage: list[str]
 ) -> Iterator[Record]:
-    """The events of a listing, but for those up to the segment `after` of each attempt, which moves on with them. What
-    is no event is added to `damage`, for people. Raises StoreError; RunError: a newer version wrote one."""
+    """Yield the events in the listed segments that follow segment `after[attempt]` of each attempt.
+
+    `after` is advanced to every segment that is read. Lines that are not events are reported in `damage`.
+
+    Raises:
+        StoreError: the store cannot be read.
+        RunError: a newer version wrote one of the events.
+    """
     for attempt, stretches in listed.items():
         for number, name, data in unread(store, EVENTS, attempt, after.get(attempt, -1), damage, stretches):
             after[attempt] = number
@@ -73,8 +82,8 @@ def read_events(
 
 
 def _event(line: bytes, name: str) -> Record | None:
-    """Return the event in a line of the segment `name`; None if it is none. Raises RunError if a newer version wrote
-    it."""
+    """Return the event in a line of the segment `name`; None if the line is not an event. Raises RunError if a newer
+    version wrote it."""
     try:
         event = parse_line(line, name)
     except (ValueError, RecursionError):
@@ -85,25 +94,31 @@ def _event(line: bytes, name: str) -> Record | None:
 
 
 class EventFollower:
-    """The events that a run's store gets from now on; with `past`, those that it has, too.
+    """Follows the events that are written to a run's store from now on; with `past`, also those already there.
 
-    While nothing happens, a call asks for three objects, and lists nothing.
+    While nothing happens, a call requests three objects and makes no listing.
     """
 
     def __init__(self, store: Store, *, past: bool = False) -> None:
         self._store = store
-        self._attempt = 1 if past else newest_attempt(store) + 1  # the one to be claimed next
+        self._attempt = 1 if past else newest_attempt(store) + 1  # the attempt that will be claimed next
         self._after: dict[int, int] = {}
         if not past:
             self._after[OPERATOR] = max((stretch.last for stretch in self._stretches(OPERATOR)), default=-1)
 
     def new(self) -> list[Record]:
-        """Return what has come since the last call, in order of time, without what is no event. Raises StoreError;
-        RunError: a newer version wrote some of it. A later call goes on from there."""
+        """Return the events since the last call, in order of time. Lines that are not events are left out.
+
+        A call that fails after reading some events returns these; the next call continues after them.
+
+        Raises:
+            StoreError: the store cannot be read.
+            RunError: a newer version wrote the next event.
+        """
         found: list[Record] = []
         try:
             for event in self._unread():
-                found.append(event)  # kept, though the store may fail at the next
+                found.append(event)  # returned even if reading the next one fails
         except (StoreError, RunError):
             if not found:
                 raise
@@ -112,7 +127,7 @@ class EventFollower:
     def _unread(self) -> Iterator[Record]:
         yield from self._read(OPERATOR)
         left = True
-        while left:  # asked before reading: then all of this attempt's events have come
+        while left:  # the next attempt was claimed before this one was read: so this one is complete
             left = Attempt(self._store, self._attempt + 1).claimed()
             yield from self._read(self._attempt)
             self._attempt += left
@@ -127,12 +142,12 @@ class EventFollower:
 
 
 class Cursor(BaseModel):
-    """How far a `LineageFollower` has come. It is small, and all that another follower needs to continue.
+    """How far a `LineageFollower` has read. It is small, and another follower can continue from it.
 
     Attributes:
-        taken: the committed lineage as far as it was returned; its last part ends with the last step returned.
-        after: the last segment of that part's attempt that has nothing left to return.
-        evaluated: the newest evaluation returned was made after so many steps.
+        taken: the part of the committed lineage that was returned; its last segment ends with the last step returned.
+        after: number of the last metrics segment, of that segment's attempt, of which everything was returned.
+        evaluated: number of steps before the newest evaluation that was returned.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -144,14 +159,14 @@ class Cursor(BaseModel):
 
 @dataclass(frozen=True)
 class News:
-    """What is new on a lineage.
+    """New records of a lineage.
 
     Attributes:
-        superseded_from: the run went back: records of this step and later ones, and evaluations after more steps than
-            this, that were returned earlier, do not count any more. It comes before `records`. None if it did not.
+        superseded_from: step to which the run went back; None if it did not. Drop records of this step and of later
+            ones, and evaluations after more steps than this, before you add `records`.
         records: step and evaluation records, in order.
-        more: there is more already: ask again.
-        damage: what could not be read, for people.
+        more: whether more records are there already: call again.
+        damage: messages about what could not be read.
     """
 
     superseded_from: int | None
@@ -161,13 +176,13 @@ class News:
 
 
 class LineageFollower:
-    """Step and evaluation records of the committed lineage of the run at `store`, up to its newest checkpoint.
+    """Follows step and evaluation records of the run at `store`: its committed lineage up to the newest checkpoint.
 
-    While nothing happens, a call costs a listing of the checkpoints and one of an attempt's metrics. A record that an
-    attempt could write only after a later attempt had committed is not returned.
+    While nothing happens, a call costs a listing of the checkpoints and one of an attempt's metrics. Records that an
+    attempt wrote after a later attempt had committed are not returned.
 
     Attributes:
-        cursor: where the next call goes on. Keep it when what was returned is dealt with, and give it to the follower
+        cursor: where the next call continues. Save it after processing what was returned, and pass it to the follower
             of the next process.
     """
 
@@ -176,8 +191,8 @@ class LineageFollower:
         self._newest: tuple[CheckpointName, tuple[LineageSegment, ...]] | None = None
 
     def new(self, most: int = 4096) -> News:
-        """Return what was not returned yet, `most` records at a time. Raises StoreError; a later call goes on from
-        there."""
+        """Return the next records, at most `most`. Raises StoreError; then the next call tries the same records
+        again."""
         lineage = self._lineage()
         if lineage is None:
             return News(None, (), False, ())
@@ -191,7 +206,8 @@ class LineageFollower:
         return News(superseded, tuple(taking.records), taking.full, tuple(taking.damage))
 
     def _lineage(self) -> tuple[LineageSegment, ...] | None:
-        """Of the newest checkpoint; None if there is none, or it cannot be read: the next one tells."""
+        """Return the lineage of the newest checkpoint. None if there is none, or it cannot be read; a later checkpoint
+        then brings the lineage."""
         marks = committed(self._store)
         if not marks:
             return None
@@ -205,7 +221,7 @@ class LineageFollower:
 
 @dataclass
 class _Taking:
-    """Reads `most` records, from one part of a lineage after the other."""
+    """Reads at most `most` records, segment after segment of a lineage."""
 
     store: Store
     most: int
@@ -217,7 +233,7 @@ class _Taking:
         return len(self.records) >= self.most
 
     def take(self, part: LineageSegment, cursor: Cursor) -> Cursor:
-        """Return what `part` has left, and where to go on. `cursor` is in it."""
+        """Add the remaining records of `part`, and return the cursor after them. `cursor` must be in `part`."""
         after, reached, evaluated = cursor.after, cursor.taken[-1].stop, cursor.evaluated
         for number, name, data in unread(self.store, METRICS, part.attempt, after, self.damage):
             for line, record in parse(name, data):
@@ -242,8 +258,8 @@ class _Taking:
 
 
 def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
-    """Return the cursor on what `lineage` has in common with what was returned, and where that ends if more was
-    returned."""
+    """Return the cursor at the end of what `lineage` and the returned records have in common, and the step where that
+    ends; None if no record beyond it was returned."""
     taken = cursor.taken
     common = 0
     while common < len(taken) and common < len(lineage) and taken[common] == lineage[common]:
@@ -257,14 +273,14 @@ def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cur
         return cursor, None  # it has only grown
     step = min(rest[0].stop, now.stop) if now is not None and same else rest[0].start
     kept = (*taken[:common], rest[0].model_copy(update={"stop": step})) if same else taken[:common]
-    # The attempt that is last now is read again from its beginning: what was returned of it is passed over.
+    # The last attempt in `kept` is read again from its beginning, and records that were returned are skipped.
     return Cursor(taken=kept, evaluated=min(cursor.evaluated, step)), (
         step if taken[-1].stop > step else None
     )
 
 
 def _at(cursor: Cursor, part: LineageSegment) -> Cursor:
-    """Return the cursor in `part`: at its beginning unless it is there already. The part before it is over."""
+    """Return `cursor` if it is in `part`, else a cursor at the beginning of `part`. Earlier parts end there."""
     last = cursor.taken[-1] if cursor.taken else None
     if last is not None and (last.attempt, last.start) == (part.attempt, part.start):
         return cursor

@@ -1,5 +1,5 @@
-"""A fork: a new run that begins with another run's checkpoint: its weights, moments and step, and its place in the
-data.
+"""Forks a run: creates a new run that begins with another run's checkpoint (weights, moments, step, and place in the
+data).
 
 Everything in the recipe may be changed, except the model. The step count continues, and with it the learning rate. The
 data continues at the same place if the new recipe would have read the same samples up to there; otherwise it begins
@@ -44,14 +44,21 @@ from launcher.runtime.run.streams import RECENT
 from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import kept_modules, put_modules
 
-_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step takes
+_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step reads
 _FIXED = ("model.*", "tokenizer (content)", "start")
-_FREE = ("model.dropout", "model.attention_dropout")  # of the model, what no weight depends on
+_FREE = ("model.dropout", "model.attention_dropout")  # fields of the model on which no weight's shape depends
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A run that was made. `restarted`: why its data begins anew; empty if it goes on."""
+    """A new fork.
+
+    Attributes:
+        run: the fork.
+        step: step of the checkpoint that it begins with.
+        changes: readable lines, one for every identity field or input that differs from the other run's.
+        restarted: changes because of which the data begins anew; empty if it continues.
+    """
 
     run: Run
     step: int
@@ -69,18 +76,19 @@ def fork(
     now: datetime,
     decay: int | None = None,
 ) -> Forked:
-    """Create at `uri` a run that goes on from the checkpoint of `step` of `source` (None: its newest good one).
+    """Create at `uri` a run that continues from the checkpoint of `step` of `source` (None: its newest good one).
 
     Args:
-        assignments: changes of the recipe, as `--set` takes them.
-        decay: end the run so many steps after the checkpoint, and let the learning rate decay in them.
-        keep_position: let the data go on at the place that the step has in it, even if it is other data.
+        assignments: changes of the recipe, in the syntax of `--set`.
+        decay: number of steps after the checkpoint in which the learning rate decays, and after which the run ends.
+        keep_position: whether the data continues at the place of the step even if it is other data.
 
     Raises:
-        RunError: if there is a run at `uri`, no such checkpoint, nothing left to train, or no stable rate to decay
-        from. RunChanged: the model would be another one. CheckpointError: the checkpoint's moments are not those of
-        the new recipe's optimizer; and as for `export`. RecipeError, CorpusError, TokenizerError, StoreError: as for
-        `init` and `export`.
+        RunError: a run exists at `uri`, there is no such checkpoint, no step is left to train, or the learning rate is
+            not stable where it is to decay.
+        RunChanged: the model would be another one.
+        CheckpointError: the checkpoint's moments are not those of the new recipe's optimizer; and as for `export`.
+        RecipeError, CorpusError, TokenizerError, StoreError: as for `init` and `export`.
     """
     store = free_place(uri)
     manifest = select_checkpoint(source, step)
@@ -105,7 +113,7 @@ def fork(
     keep(store, tokenizer)
     put_modules(store, kept_modules(source.store))
     copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
-    store.put_if_absent(BEGAN, b"{}\n")  # without its checkpoint it must not start from scratch
+    store.put_if_absent(BEGAN, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
     publish(store, record)
     fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
     operator_event(store, "fork", now.timestamp(), **fields)
@@ -113,8 +121,10 @@ def fork(
 
 
 def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
-    """Return the checkpoint with everything that `source` knows about data left out. If the data is other data, none
-    of that is kept, nor the usual losses of the spike policy."""
+    """Return the checkpoint's manifest, with the ranges of data that `source` leaves out added to its state.
+
+    If the data begins anew (`restarted`), it has no such ranges, and no recent losses of the spike policy.
+    """
     if restarted:
         state = {name: value for name, value in manifest.state.items() if name not in (SKIPS, RECENT)}
     else:
@@ -136,8 +146,8 @@ def _check_model(
     if fixed:
         lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
         raise RunChanged(
-            f"a fork of {source.uri} has its model:\n" + "\n".join(f"  {line}" for line in lines),
-            remedy=f"a new run that starts from its weights may differ in more: {_start(source)}",
+            f"a fork of {source.uri} must keep its model:\n" + "\n".join(f"  {line}" for line in lines),
+            remedy=f"to change the model, create a new run that starts from its weights: {_start(source)}",
         )
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = meta_module(config, recipe.objective)
@@ -146,7 +156,7 @@ def _check_model(
     if differing:
         raise RunChanged(
             f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
-            remedy=f"a new run that starts from its weights may: {_start(source)}",
+            remedy=f"for that, create a new run that starts from its weights: {_start(source)}",
         )
     ensure_kinds(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
 
@@ -154,18 +164,18 @@ def _check_model(
 def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
     if any(mark != CheckpointName(BEFORE, step) for mark in there):
         raise RunError(
-            f"{uri} holds another checkpoint already: a fork that was interrupted, or is under way",
-            remedy="choose another URI, or delete what lies there",
+            f"{uri} holds another checkpoint already: a fork was interrupted there, or is running",
+            remedy="choose another URI, or delete that folder",
         )
     if step >= recipe.total_steps:
         raise RunError(
-            f"the checkpoint is of step {step:,}, and the phases end at step {recipe.total_steps:,}",
+            f"the checkpoint is of step {step:,}, but the phases end at step {recipe.total_steps:,}",
             remedy="give the fork more steps (--set phases.0.steps=...), or take an earlier checkpoint (--step)",
         )
 
 
 def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
-    """What has changed in the data up to `step`."""
+    """Yield the names of the settings that change the data up to `step`."""
     yield from (path for path in changed_fields(source.record, wanted) if _any(path, _DATA))
     begin = source.record.data_begins
     if _taken(source.recipe, begin, step) != _taken(recipe, begin, step):
@@ -173,8 +183,10 @@ def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> It
 
 
 def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
-    """`recipe`, whose phase at `step` has the data that were planned for it in `past`, however long it now is. Only
-    where the sources are read on from phase to phase: else its data do not depend on its length."""
+    """Return `recipe` with the data planned for the phase at `step` as in `past`, even if the phase has another length.
+
+    This matters only if sources are read on from phase to phase; otherwise data do not depend on a phase's length.
+    """
     number, _ = phase_at(recipe, max(0, step - 1))
     if not is_staged(past) or number >= len(past.phases):
         return recipe
@@ -190,8 +202,9 @@ def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
 
 
 def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
-    """Steps `begin` to `stop`, phase by phase: how many, row length, whether batches count tokens, the batches; and
-    what of the sources, where they are read on from phase to phase."""
+    """Return what determines the data of steps `begin` to `stop`, a tuple for each phase: number of steps, row length,
+    whether batches count tokens, the batches. If sources are read on from phase to phase, also the number of planned
+    steps and the shares of the sources."""
     taken, first = list[tuple[object, ...]](), 0
     for phase in recipe.phases:
         steps = min(first + phase.steps, stop) - max(first, begin)

@@ -1,4 +1,4 @@
-"""Reads a run's metrics and events back: the history of the committed lineage.
+"""Reads the history of a run's committed lineage from its metrics and events.
 
 An attempt repeats the steps after the checkpoint that it resumed from. In the history each step appears once: when an
 attempt records a step, earlier records of that step and of later ones are superseded. Records may be missing, because
@@ -30,17 +30,18 @@ from launcher.runtime.run.segments import (
 )
 from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder
 
-_ROWS = 1 << 16  # of step records in one table
-_READERS = 4  # packs read at a time: on S3 that is bound by latency
+_ROWS = 1 << 16  # number of step records in one table
+_READERS = 4  # number of packs read at a time: on S3, latency limits a single reader
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows [start, start + n) of a pack or of a table in memory, the numbers of their steps strictly increasing.
+    """Rows [start, start + n) of a pack or of a table in memory. Their steps strictly increase.
 
     Attributes:
-        columns: all of them, or where they are.
-        steps: [n].
+        columns: the table's columns by name, or the pack that has them.
+        start: index of the first row in the columns.
+        steps: [n] step of each row.
     """
 
     columns: Pack | dict[str, Floats]
@@ -63,14 +64,16 @@ class _Part:
 
 
 class StepHistory:
-    """The step records of the committed lineage. A field is read when it is asked for, and not kept: all fields of a
-    million steps would fill the memory of a small machine.
+    """The step records of the committed lineage.
+
+    A field is read from the store at each call and not kept in memory: all fields of a million steps would fill the
+    memory of a small machine.
 
     Attributes:
-        numbers: [n] float64, of the steps, strictly increasing.
+        numbers: [n] float64, the numbers of the steps, strictly increasing.
 
     Args:
-        damage: takes what proves unreadable later.
+        damage: list to which a message is added whenever a column cannot be read.
     """
 
     def __init__(self, parts: Sequence[_Part] = (), damage: list[str] | None = None) -> None:
@@ -82,7 +85,7 @@ class StepHistory:
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "StepHistory":
-        """Of step records at hand, steps strictly increasing."""
+        """Return the history that consists of `records`, whose steps strictly increase."""
         builder = TableBuilder()
         builder.add(0, "records", "\n".join(json.dumps(record) for record in records).encode())
         table = builder.build()
@@ -90,14 +93,14 @@ class StepHistory:
 
     @classmethod
     def of_columns(cls, columns: dict[str, Floats]) -> "StepHistory":
-        """Of columns at hand, [n] float64 each, one of them `step`, strictly increasing."""
+        """Return the history that consists of `columns`, [n] float64 each. One is `step`, which strictly increases."""
         return cls([_Part(columns, 0, columns["step"])] if len(columns["step"]) else ())
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def newest(self, count: int) -> "StepHistory":
-        """Return the last `count` records, or all if there are fewer, read into memory. Raises StoreError."""
+        """Return the last `count` records (all if there are fewer), read into memory. Raises StoreError."""
         parts: list[_Part] = []
         while len(parts) < len(self._parts) and sum(len(part.steps) for part in parts) < count:
             parts.insert(0, self._parts[-1 - len(parts)])
@@ -107,11 +110,11 @@ class StepHistory:
 
     @property
     def fields(self) -> frozenset[str]:
-        """All fields that are numbers in some of the records."""
+        """The names of all fields that are numbers in at least one record."""
         return frozenset(name for part in self._parts for name in part.fields)
 
     def column(self, name: str) -> Floats:
-        """[n] float64, a new array; NaN where a record has no number under `name`, or where it cannot be read.
+        """Return the field `name` as a new array, [n] float64: NaN where a record has no number or cannot be read.
 
         Raises StoreError.
         """
@@ -137,16 +140,16 @@ class StepHistory:
 
 @dataclass(frozen=True)
 class History:
-    """What happened along the committed lineage.
+    """The records of a run's committed lineage.
 
     Attributes:
         steps: the step records.
-        evaluations: evaluation records, steps strictly increasing.
+        evaluations: the evaluation records; their steps strictly increase.
         events: all events of all attempts, in order of time.
         repeated: number of step records superseded by a later attempt (work lost to interruptions).
-        repeated_seconds: their wall time.
-        damage: what could not be read, for people; it grows if a field of `steps` turns out to be damaged.
-        reached: the last segment of metrics that was read of each attempt.
+        repeated_seconds: wall time of those steps, in seconds.
+        damage: messages about what could not be read. A message is added if a field of `steps` proves to be damaged.
+        reached: number of the last metrics segment that was read, by attempt.
     """
 
     steps: StepHistory
@@ -159,11 +162,15 @@ class History:
 
 
 def read_history(store: Store, latest: int | None = None) -> History:
-    """Return the history of the run stored at `store`, without what is damaged. Raises StoreError; RunError: a newer
-    version wrote some of it.
+    """Return the history of the run at `store`. Damaged records are left out.
 
-    `latest`: read so many segments of metrics and of operators' events only, the newest, or one pack where there are
-    fewer; no events of attempts then.
+    Args:
+        latest: number of newest segments of metrics to read, and of operators' events; if fewer lie outside packs, the
+            newest pack is read too. Events of attempts are not read then. None: read everything.
+
+    Raises:
+        StoreError: the store cannot be read.
+        RunError: a newer version wrote some of the records.
     """
     lineage = _Lineage()
     for attempt, stretches in _selected(stored(store, f"{METRICS}/"), latest).items():
@@ -185,7 +192,7 @@ def read_history(store: Store, latest: int | None = None) -> History:
 
 @dataclass
 class _Lineage:
-    """What was read so far, without what was superseded."""
+    """The records read so far, without superseded ones."""
 
     parts: list[_Part] = field(default_factory=list)
     evaluations: list[Record] = field(default_factory=list)
@@ -195,13 +202,13 @@ class _Lineage:
     reached: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: StepTable, pack: Pack | None, after: int = -1) -> None:
-        """The next records, those in segments after number `after`. Raises DamagedPack."""
+        """Add the next records: those of `table` in segments after number `after`. Raises DamagedPack."""
         self.damage += table.damage
         start = int(np.searchsorted(table.segments, after, side="right"))
         steps = (
             pack.column("step") if pack and len(table.segments) else table.columns.get("step", np.empty(0))
         )[start:]
-        breaks = np.flatnonzero(np.diff(steps) <= 0) + 1  # none, unless somebody moved objects about
+        breaks = np.flatnonzero(np.diff(steps) <= 0) + 1  # empty unless somebody has moved objects
         for run in np.split(np.arange(len(steps)), breaks):
             if len(run):
                 self._supersede(float(steps[run[0]]))
@@ -213,7 +220,8 @@ class _Lineage:
                 self.evaluations.append(record)
 
     def _supersede(self, step: float) -> None:
-        """`step` steps are done before the step `step`, so an evaluation after as many stays."""
+        """Drop records of `step` and of later steps. An evaluation after `step` steps stays: it comes before that
+        step."""
         self._drop_evaluations(step + 1)
         while self.parts and self.parts[-1].steps[-1] >= step:
             part = self.parts.pop()
@@ -232,7 +240,8 @@ class _Lineage:
 
 
 def _selected(found: dict[int, list[Stretch]], latest: int | None) -> dict[int, list[Stretch]]:
-    """Return each segment once; the newest `latest` objects if that is asked for, and nothing before a pack."""
+    """Return the objects that hold each segment once. With `latest`, return only the newest `latest` objects, up to
+    and including the first pack."""
     whole = {attempt: once(stretches) for attempt, stretches in found.items()}
     if latest is None:
         return whole

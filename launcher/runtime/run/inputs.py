@@ -1,4 +1,5 @@
-"""What a run reads: its corpora and its tokenizer. Checks them against the recipe and against each other."""
+"""Checks the inputs of a run, its corpora and its tokenizer, against the recipe and each other, and fingerprints
+them."""
 
 from collections.abc import Sequence
 
@@ -25,7 +26,12 @@ FILES = ("tokenizer", "similar_words")
 
 
 class TeacherIdentity(BaseModel):
-    """What a teacher is, wherever it lies: the digest of its weights. `step`: of the run's commit that it was."""
+    """The identity of a teacher, independent of its URI.
+
+    Attributes:
+        weights: digest of the weights.
+        step: step of the commit, if the teacher is a run's.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,9 +40,14 @@ class TeacherIdentity(BaseModel):
 
 
 class Inputs(BaseModel):
-    """Content fingerprints: manifest by source name, the tokenizer's hash, the teachers
-    (`launcher.runtime.run.teachers`) in the recipe's order, and the table of similar words, out of the record where
-    there is none."""
+    """The fingerprints of a run's inputs. They depend on the content only.
+
+    Attributes:
+        corpora: fingerprint of the manifest, by name of the source.
+        tokenizer: hash of the tokenizer.
+        teachers: identities of the teachers (`launcher.runtime.run.teachers`), in the recipe's order.
+        similar_words: hash of the table of similar words. If there is none, the record has no such field.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,7 +61,7 @@ class Inputs(BaseModel):
         return {name: value for name, value in serialize(self).items() if value is not None}
 
     def fields(self) -> dict[str, object]:
-        """As a run's fingerprint and differences between runs name them."""
+        """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""
         corpora = {f"corpus.sources.{name} (content)": value for name, value in self.corpora.items()}
         files = {f"{name} (content)": value for name in FILES if (value := getattr(self, name)) is not None}
         teachers = {
@@ -65,11 +76,13 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
     manifests say.
 
     Args:
-        corpora: as on the command line, see `CorpusOption`; the tokenizer is the first one's, if none is given.
+        corpora: values of the option `--corpus`, see `CorpusOption`.
+        tokenizer: URI of the tokenizer. None: that of the first corpus.
 
     Raises:
-        RecipeError: two corpora of one name. CorpusError: no corpus there, or with different held-out shares.
-        StoreError: if a store cannot be read.
+        RecipeError: two corpora have the same name.
+        CorpusError: a URI holds no corpus, or the corpora have different held-out shares.
+        StoreError: a store cannot be read.
     """
     given = [CorpusOption.parse(text) for text in corpora]
     sources: dict[str, object] = {}
@@ -85,7 +98,7 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
     if len(set(shares.values())) > 1:
         listed = ", ".join(f"{uri} {share:g}" for uri, share in shares.items())
         raise CorpusError(
-            f"the corpora hold different shares of their documents out: {listed}",
+            f"the corpora hold out different shares of their documents: {listed}",
             remedy="build them with the same --heldout",
         )
     uri = tokenizer or f"{given[0].uri.rstrip('/')}/{TOKENIZER}"
@@ -94,7 +107,7 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
 
 
 def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
-    """Raises RecipeError if `recipe` still names an example bucket in place of the user's own."""
+    """Raise RecipeError if `recipe` still names an example bucket in place of the user's own."""
     uris = {f"corpus.sources.{name}.uri": source.uri for name, source in recipe.corpus.sources.items()}
     uris |= {f"{name}.uri": file.uri for name in FILES if (file := getattr(recipe, name)) is not None}
     uris["start"] = recipe.start
@@ -110,15 +123,15 @@ def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RU
 
 
 def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
-    """Fingerprints of everything `recipe` reads, with that tokenizer.
+    """Check the inputs of `recipe` and return their fingerprints; teachers are not read.
 
     Raises:
-        CorpusError: no corpus there, damaged, with another held-out share or without held-out text, without the
-            sentences that next-sentence prediction needs, or with so small a weight that it is never read; no table of
-            similar words there, or one of another tokenizer.
-        TokenizerError: it was made by another tokenizer.
-        RecipeError: the tokenizer has more ids than the model, or knows no words where words are masked.
-        StoreError: if a store cannot be read.
+        CorpusError: a corpus is absent or damaged, has another held-out share or no held-out text, lacks the sentences
+            that next-sentence prediction needs, or has so small a weight that it is never read; or the table of similar
+            words is absent or of another tokenizer.
+        TokenizerError: a corpus was built with another tokenizer.
+        RecipeError: the tokenizer has more ids than the model, or does not mark words although words are masked.
+        StoreError: a store cannot be read.
     """
     problems = unsuitable(recipe, tokenizer)
     if problems:
@@ -143,7 +156,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 
 def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
-    """Return the hash of the table of similar words, once it is checked; None without one."""
+    """Check the table of similar words and return its hash; None if the recipe has no table."""
     if recipe.similar_words is None:
         return None
     return identify_similar_words(recipe.similar_words.uri, tokenizer_hash).hash
@@ -160,7 +173,8 @@ def _check_units(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
 
 
 def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
-    """[V] frequencies in the training text of all sources, each id counted once more than it occurs."""
+    """Return [V], the frequency of each id in the training text of all sources. Each id is counted once more than it
+    occurs, so that no frequency is 0."""
     stores = [open_store(source.uri) for source in recipe.corpus.sources.values()]
     counts = np.sum([load_manifest(store).unigram for store in stores], axis=0, dtype=np.float64) + 1
     return np.asarray(counts / counts.sum(), dtype=np.float64)
@@ -182,28 +196,30 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
     stated = recipe.corpus.heldout.fraction
     if manifest.heldout_fraction != stated:
         raise CorpusError(
-            f"{uri} keeps {manifest.heldout_fraction:g} of its documents from training, "
-            f"the recipe's corpus.heldout.fraction says {stated:g}",
+            f"{uri} holds out {manifest.heldout_fraction:g} of its documents, but the recipe's "
+            f"corpus.heldout.fraction is {stated:g}",
             remedy=f"set corpus.heldout.fraction to {manifest.heldout_fraction:g}, or build the corpus again",
         )
 
 
 def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None:
-    """If every document is one sentence, no sentence follows another, and next-sentence prediction would always answer
-    "random"."""
+    """Refuse next-sentence prediction if every document is a single sentence: no sentence follows another, so the
+    answer would always be "random"."""
     if recipe.objective.nsp is None or manifest.train.sentences.sum() > manifest.train.documents.sum():
         return
     raise CorpusError(
-        f"{uri} has no document of two sentences, and objective.nsp asks which sentence follows another",
+        f"{uri} has no document of two sentences, but objective.nsp asks which sentence follows another",
         remedy="build the corpus from text in which sentences end, with a newline or a mark such as . ! ? that no "
         "lower-case letter follows; or leave nsp out",
     )
 
 
 def _check_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
-    """Refuse a source with so small a weight that none of its rows would be read. Rows are not counted yet, so the most
-    that there can be are assumed: each sentence alone, in rows of the phase's length. Sources that this lets through
-    and that are still too small are found when training starts."""
+    """Refuse a source with so small a weight that none of its rows would be read.
+
+    Rows are not counted yet, so the largest possible number is assumed: a row for each sentence, and more for sentences
+    longer than a row of the phase. Smaller sources that pass this check are refused when training starts.
+    """
     if recipe.mixing.batches == "one_source":
         return
     sources = list(recipe.corpus.sources.items())

@@ -1,5 +1,5 @@
-"""A run's own copy of its tokenizer, stored under its fingerprint, so that the run does not depend on the place it came
-from."""
+"""A run's own copy of its tokenizer, stored under the tokenizer's fingerprint. With it, the run does not depend on the
+folder that the tokenizer came from."""
 
 from collections.abc import Iterator
 
@@ -27,12 +27,14 @@ def keep(store: Store, tokenizer: Tokenizer) -> None:
 
 
 def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
-    """Return the tokenizer with this fingerprint: the copy in the run's `store`; or, if an older version created the
-    run, the one that `recipe` names, or a corpus's copy.
+    """Return the tokenizer with this fingerprint, from the first place that has it.
+
+    The places are the copy in the run's `store`, the tokenizer that `recipe` names, and the corpora's copies. The run's
+    own copy is missing if an older version created the run.
 
     Raises:
         TokenizerError: none of these places has it complete.
-        StoreError: the run's store cannot be read; or another store cannot, which may have it.
+        StoreError: the run's store cannot be read; or no place has it, and one of the others cannot be read.
     """
     tried, unread = list[str](), list[StoreError]()
     for place in _places(store, fingerprint, recipe):
@@ -48,11 +50,11 @@ def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
             continue
         if found.hash == fingerprint:
             return found
-        tried.append(f"{place.uri} holds another one ({found.hash[:12]})")
+        tried.append(f"{place.uri} holds another tokenizer ({found.hash[:12]})")
     if unread:
         raise unread[0]
     raise TokenizerError(
-        f"the tokenizer that the run at {store.uri} was made with ({fingerprint[:12]}) is nowhere to be found:\n"
+        f"the tokenizer with which the run at {store.uri} was created ({fingerprint[:12]}) cannot be found:\n"
         + "\n".join(f"  {line}" for line in tried),
         remedy=f"put its files back into one of these folders; the run's own is {_copy(store, fingerprint).uri}",
     )

@@ -1,14 +1,14 @@
-"""Metrics and events: JSON lines, in segments for each attempt, in the run's store. They are the run's only record;
-TensorBoard, trackers and reports are made from them.
+"""Writes a run's metrics and events to its store as JSON lines, in segments for each attempt. They are the run's only
+record; TensorBoard, trackers and reports are made from them.
 
-A step record's `step` is the number of steps done before it; an evaluation's, the number done when it was made. Object
-storage cannot append, so each flush is a new object: `metrics/a000002/00000007.jsonl`. An attempt writes only below its
-own number, so an attempt that was thought dead cannot damage what its successor writes.
+The `step` of a step record is the number of steps done before it; that of an evaluation, the number of steps done when
+it was made. Object storage cannot append, so each flush is a new object: `metrics/a000002/00000007.jsonl`. An attempt
+writes only below its own number, so an attempt that was believed dead cannot damage what its successor writes.
 
 A thread writes, so training neither waits for the store nor fails because of it. While the store does not answer,
-records wait in memory; when there are too many, the oldest are dropped, and later a record says so. Hence a record may
-appear some time after its step, even after a checkpoint of that step, and a process that dies during an outage loses
-the records that waited.
+records wait in memory; when there are too many, the oldest are dropped, and a later event counts them. Hence a record
+may appear some time after its step, even after a checkpoint of that step, and a process that dies during an outage
+loses the records that waited.
 """
 
 import json
@@ -25,11 +25,11 @@ from launcher.runtime.run.packing import Packer
 from launcher.runtime.run.recording import Recorder
 from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_prefix
 
-OPERATOR = 0  # the "attempt" of events that happen between attempts, by the operator's hand
+OPERATOR = 0  # in place of an attempt, for events between attempts, which the operator causes
 
-_DRAIN_S = 2.0  # a commit waits so long for the records of its steps
-_CLOSE_S = 20.0  # the end of training does, for all of them
-_MOST_WAITING = 32 << 20  # bytes of records in memory, metrics and events each: 70,000 steps
+_DRAIN_S = 2.0  # longest wait of a commit for the records of its steps
+_CLOSE_S = 20.0  # longest wait for all records at the end of training
+_MOST_WAITING = 32 << 20  # bytes of metrics in memory, and as many of events: 70,000 steps
 _LARGEST_SEGMENT = 4 << 20  # bytes
 
 
@@ -43,8 +43,8 @@ def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, obje
 
 
 def token_loss(figures: Mapping[str, Any]) -> float:
-    """Return the loss on hidden tokens, the only one that counting unigrams and bigrams can be compared with; the
-    whole loss where no tokens are predicted."""
+    """Return the loss on hidden tokens, the only one that can be compared with counts of unigrams and bigrams. If no
+    tokens are predicted, return the whole loss."""
     term = token_term(figures)
     return float(figures["loss" if term is None else f"{term}_loss"])
 
@@ -76,7 +76,7 @@ class RunLog:
         self._attempt = attempt
         self._flush_seconds = flush_seconds
         self._flushed_at: float | None = None
-        self._submitted = threading.Event()  # a write is under way that has not looked yet at what is there
+        self._submitted = threading.Event()  # set while a submitted write has not begun yet
         self._recorder = Recorder(note, again_s=again_s)
         self._packer = Packer(store, attempt)
 
@@ -98,15 +98,15 @@ class RunLog:
             self._flushed_at = now
 
     def flush(self, patience_s: float = _DRAIN_S) -> bool:
-        """Write what is pending, and wait for that, at most the given seconds. Returns whether it is done; if not, it
-        is written later."""
+        """Write the pending records and wait for that, at most `patience_s` seconds. Return whether they are written;
+        if not, they are written later."""
         self._submit()
         deadline = time.monotonic() + patience_s
         done = [segments.wait(deadline - time.monotonic()) for segments in (self._metrics, self._events)]
         return all(done)
 
     def close(self, patience_s: float = _CLOSE_S) -> bool:
-        """Flush, then stop. What is not written by then is given up; returns whether nothing was."""
+        """Flush, then stop. Records that are not written by then are lost. Return whether all were written."""
         done = self.flush(patience_s)
         self._recorder.close()
         self._packer.close()
@@ -118,7 +118,7 @@ class RunLog:
             self._recorder.submit(self._write)
 
     def _write(self) -> None:
-        """On the recorder's thread. Raises StoreError; it is called again then."""
+        """Write all pending records, on the recorder's thread. Raises StoreError; then the recorder calls again."""
         self._submitted.clear()
         self._metrics.write()
         for segments in (self._metrics, self._events):
@@ -130,13 +130,13 @@ class RunLog:
 
 
 class _Segments:
-    """Numbered objects of JSON lines below one prefix. Appended to by one thread, written by another.
+    """Numbered objects of JSON lines below one prefix. One thread appends lines, another writes the objects.
 
-    What a segment holds is settled before it is first written: if the store took it and its answer was lost, the
-    repetition changes nothing.
+    The bytes of a segment are fixed before it is first written. So writing it again, after the store has taken it and
+    the answer was lost, changes nothing.
 
     Attributes:
-        count: how many are written.
+        count: number of segments written.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class _Segments:
             first = self._lost > 0 and before == 0
         if first:
             self._note(
-                f"{self._most:,} bytes of {self.folder} wait for the store, and no more can: the oldest are lost"
+                f"more than {self._most:,} bytes of {self.folder} wait for the store: the oldest are lost"
             )
 
     def write(self) -> None:
-        """Raises StoreError; what was not written stays."""
+        """Write all segments. Raises StoreError; records that are not written stay pending."""
         while (data := self._seal()) is not None:
             self._store.put(segment_key(self.folder, self._attempt, self.count), data)
             with self._changed:
@@ -174,7 +174,7 @@ class _Segments:
                 self._changed.notify_all()
 
     def wait(self, patience_s: float) -> bool:
-        """Until nothing is pending, so long at most; whether nothing is."""
+        """Wait until nothing is pending, at most `patience_s` seconds. Return whether nothing is pending."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._pending and self._sealed is None, max(0.0, patience_s)

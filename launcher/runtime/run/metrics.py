@@ -1,10 +1,10 @@
-"""The figures of a run's records: one table of their names, units and formats, which every display reads.
+"""The figures of a run's records: a table of their names, units and formats, which every display reads.
 
-A figure is recorded under one name, which TensorBoard and trackers show, too. The progress line, `runs status`, the
-report, the live page and the gauges take titles, units and formats from this table; infra/docs/records.md explains its
-rows. So a figure that is added here is shown everywhere.
+A figure has one name in records, TensorBoard and trackers. The progress line, `runs status`, the report, the live page
+and the gauges take titles, units and formats from this table; infra/docs/records.md explains its rows. So a figure that
+is added here is shown everywhere.
 
-A weighted sum of several terms means little to a person, and has no perplexity.
+Losses are shown for each term: a weighted sum of several terms means little to a person, and has no perplexity.
 """
 
 import math
@@ -15,11 +15,11 @@ from typing import Any, Literal
 from launcher.format import human_count, human_duration
 
 Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
-"""Progress line; status and the live page's tiles; the report's tiles and curves; Prometheus; TensorBoard, W&B,
-MLflow."""
+"""The displays, in this order: the progress line; `runs status` and the tiles of the live page; the tiles and the
+curves of the report; Prometheus; TensorBoard, W&B and MLflow."""
 EVERYWHERE: tuple[Display, ...] = ("progress", "status", "tile", "curve", "gauge", "tracker")
 
-_KEPT = 0.9  # of a running mean, at each step
+_KEPT = 0.9  # weight of the earlier mean in a running mean, at each step
 
 
 def _number(value: float) -> str:
@@ -31,7 +31,7 @@ def _short(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    """Three digits, two of them after the point at most."""
+    """Return a share as a percentage with three significant digits, at most two of them after the point."""
     return f"{round(float(f'{100 * value:.3g}'), 2):g}%"
 
 
@@ -40,14 +40,16 @@ class Metric:
     """A figure of a step's or an evaluation's record.
 
     Attributes:
-        name: in records, TensorBoard and trackers.
-        title, unit: of its curve.
-        spell: spells a value.
-        within: what a line says of a value; otherwise its title and the value.
-        gauge: its own name in Prometheus. Figures without one share the gauge `figure`, by name.
-        ratio: of two recorded fields, for a figure that is not recorded itself, or whose mean is a ratio of sums.
-        on: displays that show it.
-        tone: colour of its curve.
+        name: name in records, TensorBoard and trackers.
+        title, unit: title and unit of the curve.
+        spell: function that formats a value.
+        within: template of the text in a line, with {} for the value. Empty: the title and the value.
+        gauge: name of the figure's own gauge in Prometheus. Figures without one share the gauge `figure`, labelled by
+            `name`.
+        ratio: numerator and denominator, two recorded fields, of a figure that is not recorded itself, or whose mean is
+            a ratio of sums.
+        on: displays that show the figure.
+        tone: number of the curve's colour.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Metric:
         return self.ratio or (self.name,)
 
     def of(self, record: Mapping[str, Any]) -> float | None:
-        """Its value in a record, or in means of records; None if it is not there."""
+        """Return the figure's value in a record, or in means of records; None if it is absent."""
         value = record.get(self.name)
         if value is None and self.ratio is not None:
             part, whole = (record.get(name) for name in self.ratio)
@@ -74,11 +76,11 @@ class Metric:
         return None if value is None else float(value)
 
     def say(self, value: float) -> str:
-        """For a line: `MFU 31.4%`."""
+        """Return the text for a value in a line, such as `MFU 31.4%`."""
         return (self.within or f"{self.title.lower()} {{}}").format(self.spell(value))
 
     def about(self, when: str = "") -> str:
-        """Return what it is, for a tile: `throughput now, tokens/s`."""
+        """Return the label of a tile, such as `throughput now, tokens/s`."""
         return f"{self.title.lower()}{when and f' {when}'}{self.unit and f', {self.unit}'}"
 
 
@@ -135,23 +137,23 @@ STEP = (
         tone=4,
     ),
 )
-"""Of a step, besides its terms' figures."""
+"""The figures of a step, besides those of its terms."""
 
 HELD_OUT = (
     Metric(
         "perplexity", "Perplexity", "of hidden tokens", gauge="heldout_perplexity", on=("gauge", "tracker")
     ),
 )
-"""Of an evaluation, besides its terms' figures."""
+"""The figures of an evaluation, besides those of its terms."""
 
 LOSS = "loss"
 UNSHOWN = ("step", "tokens", "targets", "skipped", "data_wait", "samples", "digest")
-"""Fields of a step's record that are no figures of their own."""
+"""The fields of a step's record that are not shown as figures."""
 
 
 @dataclass(frozen=True)
 class TermMetric:
-    """A figure of each term, `<term>_<name>`: in TensorBoard, in trackers, and as a curve."""
+    """A figure that each term has, recorded as `<term>_<name>`. TensorBoard, trackers and a curve show it."""
 
     name: str
     unit: str
@@ -163,11 +165,11 @@ class TermMetric:
 
     @property
     def share(self) -> bool:
-        """Whether it lies between 0 and 1."""
+        """Whether the figure is a share, between 0 and 1."""
         return self.spell is _percent
 
     def title(self, field: str) -> str:
-        """For people, of a field that is this figure: `MLM accuracy`."""
+        """Return the title of a field that holds this figure, such as `MLM accuracy`."""
         term = field.removesuffix(self.suffix).replace("_", " ").upper()
         return f"{term} {self.name.replace('_', ' ')}"
 
@@ -181,7 +183,7 @@ TERM = (
     TermMetric("positive_similarity", "mean of queries"),
     TermMetric("negative_similarity", "mean of queries"),
 )
-"""Of a term, besides its loss."""
+"""The figures of a term, besides its loss."""
 
 _SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM))
 _SUMMED = {LOSS, "skipped", *(name for metric in STEP for name in (metric.name, *metric.fields))}
@@ -193,13 +195,13 @@ def shown_on(display: Display, metrics: tuple[Metric, ...] = STEP) -> Iterator[M
 
 
 def is_summed(field: str) -> bool:
-    """Return whether curves and totals need this field of step records."""
+    """Return whether curves or totals need this field of step records."""
     return field in _SUMMED or field.endswith(_SUFFIXES)
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return a step's (`train/...`) or an evaluation's (`heldout/...`) figures, as TensorBoard and trackers show
-    them; those that were not finite are left out."""
+    """Return the figures of a step's record (`train/...`) or an evaluation's (`heldout/...`) for TensorBoard and
+    trackers. Figures that were not finite are left out."""
     group, metrics = ("heldout", HELD_OUT) if record["kind"] == "evaluation" else ("train", STEP)
     found = {name: value for name, value in record.items() if name == LOSS or name.endswith(_SUFFIXES)}
     found |= {metric.name: metric.of(record) for metric in shown_on("tracker", metrics)}
@@ -207,14 +209,18 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """Return the mean after one more step: of about the ten newest. A single step says little. None: there is none
-    yet."""
+    """Return the running mean after one more step. It covers about the ten newest steps, since single steps are noisy.
+
+    Args:
+        before: the mean so far; None before the first step.
+        value: value of the new step.
+    """
     return value if before is None else _KEPT * before + (1 - _KEPT) * value
 
 
 def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
-    """By term (`mlm`, `rtd`, ...), in nats, of a step's or an evaluation's record; those that are not finite are left
-    out. A record without terms has its whole `loss`."""
+    """Return the losses of a record in nats, by term (`mlm`, `rtd`, ...), or the whole `loss` of a record without
+    terms. Losses that are not finite are left out."""
     suffix = TERM_LOSS.suffix
     named = {name.removesuffix(suffix): value for name, value in record.items() if name.endswith(suffix)}
     named = named or {LOSS: record.get(LOSS)}
@@ -222,13 +228,13 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def token_term(figures: Mapping[str, Any]) -> str | None:
-    """Return the term that is the loss on hidden tokens: the one that a record's perplexity belongs to. None where no
-    tokens are predicted."""
+    """Return the term that predicts hidden tokens, to which the record's perplexity belongs. None if there is no such
+    term."""
     return next((term for term in ("plm", "mlm") if term + TERM_LOSS.suffix in figures), None)
 
 
 def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:
-    """`mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
+    """Return losses as text, such as `mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
     token = token_term({name + TERM_LOSS.suffix: loss for name, loss in losses.items()})
     beside = {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
     return "  ".join(f"{name} {loss:.3f}{beside.get(name, '')}" for name, loss in losses.items())

@@ -1,4 +1,4 @@
-"""A run in outline: a few lines of its record and of its recipe, for commands that only look at it.
+"""The outline of a run: a few fields of its record and of its recipe, for commands that only read a run.
 
 The recipe's schema loads torch, so it is not used here. Commands that train, fork or export open the run whole, with
 all checks (`launcher.runtime.run.record`).
@@ -24,9 +24,9 @@ class ForkOrigin(BaseModel):
     """The checkpoint of another run that a run began with (`launcher.runtime.run.fork`).
 
     Attributes:
-        run, fingerprint: that run, and what it was.
-        step, attempt: which of its checkpoints.
-        changes: of identity, as readable lines.
+        run, fingerprint: URI and fingerprint of the other run.
+        step, attempt: step and attempt of its checkpoint.
+        changes: readable lines, one for each change of identity.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,7 +50,7 @@ class _Inputs(_Part):
 
 
 class Record(_Part):
-    """Of run.json."""
+    """The fields of run.json that an outline needs."""
 
     format: Literal[1] = 1
     name: str
@@ -87,13 +87,13 @@ class _Recipe(_Part):
 
 @dataclass(frozen=True)
 class Outline:
-    """A run as commands see it that only look.
+    """A run, for commands that only read it.
 
     Attributes:
         total_steps: number of steps of its recipe.
-        flush_seconds: largest age of records before they are written to the store.
+        flush_seconds: largest age of records, in seconds, before they are written to the store.
         recipe: YAML text of its recipe.
-        corpora, tokenizer: places of the corpora and the tokenizer.
+        corpora, tokenizer: URIs of the corpora, by source, and of the tokenizer.
     """
 
     uri: str
@@ -111,7 +111,7 @@ class Outline:
         return self.record.origins
 
     def facts(self) -> dict[str, str]:
-        """Return what else a page says of it, by name: fingerprints, origins, where its data lie, versions."""
+        """Return further facts for a page, by name: fingerprints, origins, URIs of the data, versions."""
         inputs = self.record.inputs
         origins = {
             f"forked from{'' if number == 1 else f' ({number})'}": f"{origin.run} at step {origin.step:,}"
@@ -135,7 +135,8 @@ def open_outline(uri: str, store: Store | None = None) -> Outline:
     """Return the outline of the run at `uri`, read from its `store`.
 
     Raises:
-        RunError: if there is no run, or its files are damaged. StoreError: the store cannot be read.
+        RunError: there is no run, or its files are damaged.
+        StoreError: the store cannot be read.
     """
     store = store or open_store(uri)
     record, text = read_files(uri, store)
@@ -143,7 +144,7 @@ def open_outline(uri: str, store: Store | None = None) -> Outline:
 
 
 def read_files(uri: str, store: Store) -> tuple[bytes, bytes]:
-    """Return the run's record and its recipe. Raises RunError, StoreError."""
+    """Return the bytes of run.json and recipe.yaml. Raises RunError, StoreError."""
     try:
         record = store.get(RECORD)
     except KeyMissing as error:
@@ -181,7 +182,8 @@ def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
 
 
 def free_place(uri: str) -> Store:
-    """Return the store at `uri`. Raises RunError if there is a run already, or no run may be called that."""
+    """Return the store at `uri`, for a new run. Raises RunError if it holds a run, or the URI has control
+    characters."""
     store = open_store(uri)
     if found := control_characters(uri):
         raise RunError(
@@ -207,7 +209,7 @@ def no_recipe(uri: str) -> RunError:
 
 
 def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunError:
-    """Return what is wrong with the bytes of run.json."""
+    """Return the error that says why the bytes of run.json cannot be read."""
     where = f"{uri.rstrip('/')}/{RECORD}"
     if is_newer(record, known=1, error=error):
         return RunError(newer(where), remedy=REMEDY)

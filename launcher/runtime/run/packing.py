@@ -1,11 +1,11 @@
-"""Packs segments, so that a run of a million steps is some dozens of objects instead of tens of thousands.
+"""Packs segments, so that the metrics of a million steps are dozens of objects instead of tens of thousands.
 
     1. The pack is created under its own name, by conditional put. From then on readers use it.
     2. The segments in it are deleted.
 
-If anything dies between the two, the segments that are left are ignored by readers and deleted later, once they were
-compared with the pack. Only whole, consecutive segments of one attempt go into a pack, so what an attempt that was
-thought dead writes late is a segment of its own, beside the packs.
+After a crash between the two, readers ignore the segments that are left. They are deleted later, if their bytes equal
+those in the pack. A pack holds whole, consecutive segments of one attempt. So if an attempt that was believed dead
+writes late, its segment lies beside the packs and none is changed.
 """
 
 import logging
@@ -28,14 +28,16 @@ from launcher.runtime.run.segments import (
 
 _log = logging.getLogger(__name__)
 
-MOST_SEGMENTS = 512  # in one pack: four hours' worth, at a segment every 30 seconds
-_LOOK_EVERY = 16  # segments: a few large ones fill a pack, too
+MOST_SEGMENTS = 512  # in one pack: four hours of segments, one every 30 seconds
+_LOOK_EVERY = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
 _READERS = 8
 
 
 class Packer:
-    """Packs segments on a thread of its own: those of earlier attempts first, then those of `attempt`. What fails is
-    tried again later; a run can be read without packs."""
+    """Packs segments on its own thread: first those of earlier attempts, then those of `attempt`.
+
+    A failed pack is tried again later; a run can be read without packs.
+    """
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt
@@ -46,19 +48,19 @@ class Packer:
         self._thread.start()
 
     def written(self, count: int) -> None:
-        """So many segments of the attempt are in the store. Returns at once."""
+        """Report that `count` segments of the attempt are in the store. Returns at once."""
         with self._changed:
             self._written = count
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stops after the pack under way. Returns at once."""
+        """Make the thread stop after the present pack. Returns at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def join(self, patience_s: float) -> None:
-        """Waits for its end, once it is closed, so long at most."""
+        """Wait for the thread to end, at most `patience_s` seconds. Call `close` before."""
         self._thread.join(patience_s)
 
     def _run(self) -> None:
@@ -68,7 +70,7 @@ class Packer:
             self._pack_all(self._attempt, over=False)
 
     def _enough(self) -> bool:
-        """Waits for enough new segments; False if it is closed."""
+        """Wait for enough new segments. Return False if the packer was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._written - self._looked >= _LOOK_EVERY)
             return not self._closed
@@ -92,10 +94,16 @@ class Packer:
 
 
 def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MOST_SEGMENTS) -> bool:
-    """Make one pack of an attempt's metrics. False if there is nothing to pack: less than a full pack, where the
-    attempt is not `over`, or somebody else is packing.
+    """Make one pack of an attempt's metrics, and return whether there was anything to pack.
 
-    Raises StoreError, DamagedPack; RunError: a newer version wrote some of it, which stays as it is.
+    Args:
+        over: whether the attempt has ended. If not, only full packs are made.
+        most_segments: number of segments in a full pack.
+
+    Raises:
+        StoreError: the store cannot be read or written.
+        DamagedPack: an earlier pack of the attempt cannot be read.
+        RunError: a newer version wrote some of the attempt's records. Nothing is changed then.
     """
     found = stored(store, segment_prefix(METRICS, attempt)).get(attempt, [])
     packs = [stretch for stretch in found if stretch.packed]
@@ -110,7 +118,7 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MO
         with ThreadPoolExecutor(_READERS) as pool:
             contents = list(pool.map(lambda stretch: store.get(stretch.key), chosen))
     except KeyMissing:
-        return False  # packed by somebody else meanwhile
+        return False  # another process has packed them meanwhile
     first, last = chosen[0].first, chosen[-1].last
     key = pack_key(METRICS, attempt, first, last)
     made = pack(first, contents, [stretch.key for stretch in chosen])
@@ -123,7 +131,7 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MO
 
 
 def _choose(free: list[Stretch], most_segments: int) -> tuple[list[Stretch], bool]:
-    """Return the first segments that follow one another, at least two of them, and whether they fill a pack."""
+    """Return the first two or more consecutive segments, and whether they fill a pack."""
     chosen: list[Stretch] = []
     size = 0
     for stretch in free:
@@ -139,7 +147,7 @@ def _choose(free: list[Stretch], most_segments: int) -> tuple[list[Stretch], boo
 
 
 def _delete_held(store: Store, held_by: Stretch, singles: list[Stretch]) -> None:
-    """Delete segments that lie in a pack as well, if they are the same there."""
+    """Delete segments that the pack `held_by` holds too, if their bytes are the same there."""
     if not singles:
         return
     inside = dict(Pack(store, held_by).contents())
@@ -151,4 +159,4 @@ def _delete_held(store: Store, held_by: Stretch, singles: list[Stretch]) -> None
         if same:
             store.delete(stretch.key)
         else:
-            _log.warning("%s/%s is not what %s holds of it", store.uri, stretch.key, held_by.key)
+            _log.warning("%s/%s differs from its copy in %s", store.uri, stretch.key, held_by.key)

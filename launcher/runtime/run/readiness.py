@@ -1,7 +1,7 @@
-"""Whether the corpora are large enough for a new run's recipe, and hold what its phases are to read of them
-(`phases.N.mixture`). `maskfleet init` asks before it writes anything, so a run that cannot train is never created.
+"""Checks that the corpora are large enough for a new run's recipe, and for the share of each source in its phases
+(`phases.N.mixture`). `maskfleet init` checks before it writes anything, so a run that cannot train is never created.
 
-Manifests tell most of it; rows of small corpora are counted.
+Most checks need only the manifests. For small corpora, rows are counted.
 """
 
 import math
@@ -23,18 +23,19 @@ from launcher.runtime.recipe.timeline import step_batches, tokens_before
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 
-COUNTED = 50_000_000  # tokens of text: counted row by row in a second or two
-FULL = 0.85  # of a row's tokens are text, at least: what ends before a sentence does not fit is less
+COUNTED = 50_000_000  # largest number of tokens of text that is counted row by row: it takes a second or two
+FULL = 0.85  # smallest share of text in a row: a row ends early if the next sentence does not fit
 
 
 def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
-    """Refuse a new run that would read a source more often than it may, or never. `run` need not exist yet.
+    """Refuse a new run that would read a source too often, or never. `run` need not exist yet.
 
-    Small corpora are counted, so this is exact. Of others it is assumed that rows are nearly full: what is no more than
-    a little too much is found when training starts, and rows have been counted.
+    For small corpora the check is exact, because rows are counted. For others, rows are assumed to be nearly full; then
+    a source that is read slightly too often is refused only when training starts, after rows have been counted.
 
     Raises:
-        PlanError, RecipeError: so it is. CorpusError, StoreError: text that cannot be read.
+        PlanError, RecipeError: a source would be read more often than its phase allows, or never.
+        CorpusError, StoreError: text cannot be read.
     """
     recipe = run.recipe
     if not is_staged(recipe):
@@ -69,25 +70,26 @@ def _check_readings(recipe: Recipe, sizes: dict[str, int]) -> None:
                 )
 
 
-PLENTY = 16  # batches: a corpus of so many tokens is not counted row by row, its epochs are longer for sure
-MOST_EPOCHS = 200  # the published recipes read their text 40 to 100 times
-SPARE_VOCABULARY = 1.5  # rows of the model for each id of the tokenizer
+PLENTY = 16  # batches; a corpus with so many tokens is not counted row by row: an epoch is surely longer
+MOST_EPOCHS = 200  # above this `init` warns; the published recipes read their text 40 to 100 times
+SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 
 
 def check_rows(run: Run, tokenizer: Tokenizer) -> None:
-    """Whether every phase's batch fits into an epoch, and text is long enough for rows. `run` need not exist yet.
+    """Refuse a batch that is larger than an epoch, and rows longer than the text. `run` need not exist yet.
 
     Raises:
-        RecipeError: a batch larger than an epoch, with the size that fits; no row of the length that is asked for.
-        PlanError: a source too small for a batch of its own, where batches are of one source.
-        CorpusError, StoreError: blocks that cannot be read.
+        RecipeError: a batch is larger than an epoch (the remedy has the size that fits); the text is too short for a
+            row of a phase's length.
+        PlanError: batches are of one source, and a source is too small for a batch.
+        CorpusError, StoreError: blocks cannot be read.
     """
     _check_lengths(run, tokenizer)
     text = _training_tokens(run)
     problems: list[str] = []
     fitting: dict[int, int] = {}
     for number, phase in enumerate(run.recipe.phases):
-        counted_by_rows = isinstance(run.recipe.input, TextPairs)  # at once, from the manifests
+        counted_by_rows = isinstance(run.recipe.input, TextPairs)  # manifests have the number of pairs
         if text >= PLENTY * _batch_tokens(phase) and not counted_by_rows:
             continue
         batch, epoch = _batch_and_epoch(run, tokenizer, number)
@@ -105,7 +107,8 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def warnings(run: Run) -> list[str]:
-    """Return what will work but is probably a mistake: very many epochs, a vocabulary other than the tokenizer's."""
+    """Return warnings of settings that work but are probably mistakes: very many epochs, or a vocabulary much larger
+    than the tokenizer's."""
     found: list[str] = []
     text = _training_tokens(run)
     epochs = _readings(run)
@@ -125,7 +128,7 @@ def warnings(run: Run) -> list[str]:
 
 
 def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
-    """Rows of lanes have one length, for which a block can be too short; other rows take any text."""
+    """Refuse lanes that are longer than a block of text. Rows of other inputs may be shorter, so any text will do."""
     if not isinstance(run.recipe.input, Lanes):
         return
     phases = (stream_spec(run, tokenizer, number) for number in range(len(run.recipe.phases)))
@@ -139,7 +142,7 @@ def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def _alone(spec: StreamSpec) -> StreamSpec:
-    """The same rows, however many a step takes."""
+    """Return the spec of the same rows without what depends on the batch: lanes, batches of one source, stages."""
     return spec.model_copy(update={"lanes": None, "one_source": None, "stages": ()})
 
 
@@ -151,7 +154,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
     if phase.batch.sequences is None:
         return phase.batch.tokens or 0, stream.token_axis().unit(1, 0)
     if spec.one_source is not None and stream.samples_per_epoch >= spec.one_source:
-        Stream(spec)  # each source must have enough for batches of its own: says which has not
+        Stream(spec)  # raises PlanError, with the name of a source too small for a batch
     if spec.lanes is None:
         return phase.batch.sequences, stream.samples_per_epoch
     # Each source gives whole steps: the one with the smallest share must have enough for one.
@@ -161,7 +164,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
 
 
 def _fitting(run: Run, epochs: Mapping[int, int]) -> str:
-    """Assignments with which a batch fits into each of these phases' epochs."""
+    """Return the `--set` options with which a batch fits into the epoch of each of these phases."""
     microbatch = min(run.recipe.microbatch_of(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
     assignments = list[str]()
@@ -177,7 +180,7 @@ def _fitting(run: Run, epochs: Mapping[int, int]) -> str:
 
 
 def _readings(run: Run) -> float:
-    """Return how often the run reads its text, about."""
+    """Return about how many times the run reads its text."""
     recipe = run.recipe
     manifests = [load_manifest(open_store(source.uri)) for source in recipe.corpus.sources.values()]
     if isinstance(recipe.input, TextPairs | RepeatedSentences):

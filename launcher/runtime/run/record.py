@@ -5,8 +5,8 @@ tokenizers/     its tokenizer, by fingerprint (launcher.runtime.run.kept_tokeniz
 run.json        what the run is: identity fields, fingerprints of corpora and tokenizer, versions
 attempts/       one object per start (checkpoints.attempt)
 checkpoints/    commits and their data (checkpoints.layout)
-kernels/        what was found of each kind of GPU (launcher.runtime.rank.kernels)
-microbatch/     rows for which memory did not do (launcher.runtime.rank.microbatch_size)
+kernels/        the kernels chosen for each kind of GPU (launcher.runtime.rank.kernels)
+microbatch/     numbers of rows that did not fit into memory (launcher.runtime.rank.microbatch_size)
 metrics/ events/    segments per attempt (launcher.runtime.run.log)
 """
 
@@ -35,7 +35,7 @@ from launcher.runtime.run.kept_tokenizer import kept
 from launcher.runtime.run.outline import ForkOrigin
 
 RECIPE, RECORD = outline.RECIPE, outline.RECORD
-BEGAN = "checkpoints/began.json"  # there has been a commit: finding none later is an error, not a fresh start
+BEGAN = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
 
 
 class RunRecord(BaseModel):
@@ -43,7 +43,7 @@ class RunRecord(BaseModel):
 
     Attributes:
         origins: checkpoints from which the run was forked, the oldest first; empty if it was not forked.
-        data_begins: step that takes the first samples of the data; it is not 0 only in a fork with other data.
+        data_begins: step that reads the first samples of the data: 0, except in a fork with other data.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,7 +87,7 @@ class Run:
         return self.record.origins
 
     def tokenizer(self) -> Tokenizer:
-        """Return the one that it is recorded with, from its own copy. Raises as
+        """Return the tokenizer of the run's record, from the run's own copy. Raises as
         `launcher.runtime.run.kept_tokenizer.kept`."""
         return kept(self.store, self.record.inputs.tokenizer, self.recipe)
 
@@ -132,12 +132,14 @@ _log = logging.getLogger(__name__)
 
 
 def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
-    """Return the checkpoint of `step`; if several attempts saved that step, the newest attempt's. `step` None: the
-    newest checkpoint that verifies; newer ones that do not are named in a warning.
+    """Return the manifest of the checkpoint of `step`; if several attempts saved that step, the newest attempt's.
+
+    `step` None: that of the newest checkpoint that verifies. Newer, damaged checkpoints are named in a warning.
 
     Raises:
-        RunError: if there is no such checkpoint.
-        CheckpointError: it, or all of them, are damaged. StoreError: they cannot be read.
+        RunError: there is no such checkpoint.
+        CheckpointError: the checkpoint is damaged; with `step` None: all of them are.
+        StoreError: the store cannot be read.
     """
     if step is None:
         good = newest_good(run.store, Alone())
@@ -148,7 +150,7 @@ def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
         for damaged in good.passed_over:
             _log.warning("a newer checkpoint of %s is damaged: %s", run.uri, damaged)
         if good.passed_over:
-            _log.warning("so the checkpoint of step %s is taken", f"{good.manifest.step:,}")
+            _log.warning("so the checkpoint of step %s is used", f"{good.manifest.step:,}")
         return good.manifest
     marks = committed(run.store)
     chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first

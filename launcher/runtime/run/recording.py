@@ -1,4 +1,4 @@
-"""Writes of records, in order, on a thread of their own. Callers neither wait for them nor fail because of them."""
+"""Runs writes of records in order on a background thread. Callers neither wait for them nor fail because of them."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from data_service.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0  # after a write that failed; the store has tried for long by itself
+_AGAIN_S = 1.0  # wait after a failed write, which the store itself has repeated for long
 
 Write = Callable[[], object]
 
@@ -17,13 +17,13 @@ Write = Callable[[], object]
 class Recorder:
     """Runs writes one after another in a background thread, each until it succeeds.
 
-    While the store does not answer, at most `capacity` writes wait; then each new one drops the oldest. `note` tells
-    the operator once an outage that writes wait, and once that some are lost.
+    While the store does not answer, at most `capacity` writes wait; then each new one drops the oldest. In each outage
+    `note` tells the operator once that writes wait, and once that some are lost.
 
     Args:
-        note: shows a line to the operator.
-        what: is written, in that line.
-        capacity: writes that may wait.
+        note: function that shows a line to the operator.
+        what: name of the things written, for that line.
+        capacity: largest number of writes that wait.
         again_s: seconds before a failed write is repeated.
     """
 
@@ -49,16 +49,16 @@ class Recorder:
             self._waiting.append(write)
             if len(self._waiting) > self._capacity:
                 self._waiting.popleft()
-                self._tell("lost", "wait to be written, more than fit in memory: the oldest are lost")
+                self._tell("lost", "that wait to be written no longer fit in memory: the oldest are lost")
             self._changed.notify_all()
 
     def drain(self, patience_s: float) -> bool:
-        """Wait until all that was submitted is done, `patience_s` seconds at most; whether it is."""
+        """Wait until all submitted writes are done, at most `patience_s` seconds. Return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, patience_s)
 
     def close(self, patience_s: float = 0.0) -> bool:
-        """Drain, then stop. What is not written by then is given up; returns whether nothing was."""
+        """Drain, then stop. Writes that are not done by then are lost. Return whether all were done."""
         done = self.drain(patience_s)
         with self._changed:
             self._closed = True
@@ -89,7 +89,7 @@ class Recorder:
                 return
             except StoreError as error:
                 _log.warning("a record waits: %s", error.problem)
-                self._tell("waiting", f"wait to be written, which fails: {error.problem}; training goes on")
+                self._tell("waiting", f"cannot be written yet: {error.problem}; training continues")
             except Exception as error:
                 _log.exception("a record could not be made")
                 self._note(f"a record could not be made: {type(error).__name__}: {error}")

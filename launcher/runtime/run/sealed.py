@@ -1,10 +1,10 @@
-"""Results as small JSON objects that carry the digest of their content, so that damage is never taken for a figure.
+"""Stores results as small JSON objects with the digest of their content, so that damaged figures are never used.
 
 {"digest": "...", "content": {...}}
 
-An object's path follows from its content, so whoever computes the same writes to the same place. It is written once,
-by conditional put, and what stands under another's path is nothing. Grids keep their results so, and runs what was
-measured of their checkpoints.
+An object's path follows from its content, so processes that compute the same result write to the same path. It is
+written once, by conditional put. An object at a path that does not follow from its content is ignored. Results of grids
+and evaluations of a run's checkpoints are stored like this.
 """
 
 import json
@@ -21,14 +21,14 @@ from launcher.errors import RunError
 
 
 class Sealed(BaseModel, ABC):
-    """What is stored as such an object."""
+    """The content of a stored object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
     @abstractmethod
     def path(self) -> str:
-        """Where it is in its store."""
+        """The object's key in its store."""
 
 
 M = TypeVar("M", bound=Sealed)
@@ -42,7 +42,7 @@ class _Stored(BaseModel):
 
 
 def name_of(parts: object) -> str:
-    """Return a hash of plain JSON values, 32 hexadecimal digits."""
+    """Return a hash of plain JSON values, as 32 hexadecimal digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return digest(text.encode())
 
@@ -54,10 +54,9 @@ def seal(content: Sealed) -> bytes:
 
 
 def keep(store: Store, content: M) -> M:
-    """Store an object and return it. If another process has stored one, keep and return that. Bytes that are no such
-    object are replaced.
+    """Store an object and return it. If another process has stored one at its path, keep and return that one.
 
-    Raises StoreError and its subclasses.
+    Damaged objects are replaced. Raises StoreError and its subclasses; RunError as `read`.
     """
     while not store.put_if_absent(content.path, seal(content)):
         theirs = read(store, content.path, type(content))
@@ -68,12 +67,11 @@ def keep(store: Store, content: M) -> M:
 
 
 def read(store: Store, path: str, kind: type[M]) -> M | None:
-    """Return what is stored at `path`. None if it is absent, or is no such object, however often it is read: damaged,
-    or one that belongs elsewhere.
+    """Return the object at `path`. None if it is absent, remains damaged when read again, or belongs at another path.
 
     Raises:
-        RunError: if it is whole, and this version cannot read it.
-        StoreError kinds, but KeyMissing.
+        RunError: its digest is right, but this version cannot read its content.
+        StoreError: the store cannot be read. An absent object raises nothing.
     """
     for _ in range(ATTEMPTS):
         try:
@@ -94,20 +92,20 @@ def read_all(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
 
 
 class SealedReader(Generic[M]):
-    """Reads the objects of one kind again and again. Only what is new or was changed since is requested.
+    """Reads the objects of one kind repeatedly. Each call requests only objects that are new or have changed.
 
-    A version that a listing names always has the same bytes. So an object is read again only when its version in the
-    listing is another one. Objects that cannot be read are tried again each time.
+    A version of an object, as listings name it, always has the same bytes. So an object is read again only if its
+    version in the listing has changed. Objects that cannot be read are tried again each time.
     """
 
     def __init__(self, store: Store, kind: type[M]) -> None:
         self._store, self._kind = store, kind
-        # By path: the version that was listed, and what was read then.
+        # By path: the version in the listing, and the content that was read.
         self._known: dict[str, tuple[str, M]] = {}
 
     def read(self, listed: Iterable[Entry]) -> list[M]:
-        """Return those of `listed` that can be read, in their order. What is not listed is forgotten. Raises as
-        `read`."""
+        """Return those of `listed` that can be read, in their order. Objects that are not listed are forgotten. Raises
+        as `read`."""
         entries = list(listed)
         new = [entry for entry in entries if not self._knows(entry)]
         found = together(lambda entry: read(self._store, entry.key, self._kind), new)
@@ -125,7 +123,7 @@ class SealedReader(Generic[M]):
 
 
 def _is_whole(data: bytes) -> bool:
-    """Return whether the content has its digest, whatever it is."""
+    """Return whether the digest is that of the content, without parsing the content."""
     head, separator, rest = data.partition(b'", "content": ')
     content = rest.removesuffix(b"}\n")
     return bool(separator) and head == b'{"digest": "' + digest(content).encode() and content != rest

@@ -1,20 +1,20 @@
-"""Where a run's records lie: segments, numbered for each attempt, and packs, each of which holds many of them.
+"""The objects that hold a run's records: segments, numbered for each attempt, and packs of many segments.
 
     metrics/a000002/00000007.jsonl             segment 7 of attempt 2: JSON lines
-    metrics/a000002/00000000-00000511.npz      segments 0 to 511 of it, in one object
+    metrics/a000002/00000000-00000511.npz      pack of segments 0 to 511 of attempt 2
 
-A segment's bytes never change, and only its own attempt writes it, so a segment that lies there twice, in a pack and
-by itself, is the same segment: it is read once, from the pack.
+A segment's bytes never change, and only its own attempt writes it. So a segment that is stored twice, in a pack and by
+itself, is read once, from the pack.
 
-A pack is a NumPy archive (`.npz`), so that a field of a million steps is an array that is read without the others: no
-JSON is parsed for it. Parquet does that as well, but loading its library costs every reader 36 MB. The segments' bytes
-are in it as they were, too, so a pack loses nothing, not even damage.
+A pack is a NumPy archive (`.npz`): each field of the step records is an array that can be read without the others and
+without parsing JSON. Parquet would allow that too, but loading its library costs every reader 36 MB. A pack also has
+the bytes of the segments, so it loses nothing, not even damaged lines.
 
-    data, ends           bytes of all segments; where each ends
-    segment              of each step record, which segment it lies in
-    step.<field>         [steps] float64, NaN where it is no number
-    others, damage       what else is in the segments, and what could not be read: JSON
-    format               1, as where there is none
+    data, ends           bytes of all segments joined; offset at which each ends
+    segment              [steps] number of the segment that holds each step record
+    step.<field>         [steps] float64, NaN if the field is not a number
+    others, damage       JSON: records of other kinds, by segment; messages about lines that could not be read
+    format               1; packs without it have format 1, too
 """
 
 import io
@@ -39,15 +39,15 @@ from launcher.runtime.run.step_table import Floats, Ints, Record, StepTable, Tab
 METRICS = "metrics"
 EVENTS = "events"
 
-_READERS = 16  # concurrent gets: segments are small, so many of them on S3 are bound by latency
-_AT_ONCE = 64  # segments in memory
-_RELISTINGS = 20  # of an attempt whose segments go into packs while they are read
+_READERS = 16  # concurrent gets: segments are small, so on S3 latency limits a single reader
+_AT_ONCE = 64  # number of segments in memory
+_RELISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
 _KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.npz)")
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One object: segments `first` to `last` of an attempt. `size` in bytes."""
+    """One stored object, a segment or a pack: segments `first` to `last` of an attempt. `size` is in bytes."""
 
     first: int
     last: int
@@ -64,7 +64,7 @@ def segment_prefix(folder: str, attempt: int) -> str:
 
 
 def segment_key(folder: str, attempt: int, number: int) -> str:
-    """An attempt's segments are numbered from 0, without a gap."""
+    """Return the key of a segment. An attempt's segments are numbered from 0, without a gap."""
     return f"{segment_prefix(folder, attempt)}{number:08d}.jsonl"
 
 
@@ -73,11 +73,10 @@ def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
 
 
 def stored(store: Store, prefix: str) -> dict[int, list[Stretch]]:
-    """Return what lies below a prefix, by attempt, in order: segments and packs, including segments that are in a
-    pack too.
+    """Return the segments and packs below a prefix, by attempt, in order; also segments that are in a pack too.
 
-    Lists twice. A segment may be packed while the first listing is under way: then that listing can miss both, the
-    segment because it was deleted, the pack because it came later. The second listing finds the pack.
+    It lists twice. If a segment is packed during the first listing, that listing can miss both: the segment because it
+    is deleted already, the pack because it is created later. The second listing finds the pack.
     """
     entries = {entry.key: entry for _ in range(2) for entry in store.list(prefix)}
     found: dict[int, list[Stretch]] = {}
@@ -90,9 +89,9 @@ def stored(store: Store, prefix: str) -> dict[int, list[Stretch]]:
 
 
 def once(stretches: list[Stretch], after: int = -1) -> list[Stretch]:
-    """Of what is stored of an attempt, the objects that hold each segment after number `after`, none needlessly.
+    """Return those of an attempt's objects that are needed to read each segment after number `after`.
 
-    Packs may overlap where two starts packed at the same time: a reader leaves out segments that it has read.
+    Packs may overlap if two starts of the run packed at the same time; a reader must skip segments that it has read.
     """
     chosen = []
     for stretch in sorted(stretches, key=_order):
@@ -105,8 +104,13 @@ def once(stretches: list[Stretch], after: int = -1) -> list[Stretch]:
 def read(
     store: Store, folder: str, attempt: int, stretches: list[Stretch] | None = None, after: int = -1
 ) -> Iterator[tuple[Stretch, bytes | None]]:
-    """An attempt's objects in order, each segment after number `after` in one of them: segments with their bytes, packs
-    with None. `stretches`: of a listing. One that goes into a pack meanwhile is found there. Raises StoreError.
+    """Yield the objects of an attempt that hold the segments after number `after`, in order: segments with their bytes,
+    packs with None.
+
+    A segment that is packed meanwhile is found in its pack. Raises StoreError.
+
+    Args:
+        stretches: the attempt's objects, if the caller has listed them.
     """
     for _ in range(_RELISTINGS):
         if stretches is None:
@@ -127,7 +131,7 @@ def _order(stretch: Stretch) -> tuple[int, int]:
 
 def _contents(store: Store, stretches: list[Stretch]) -> Iterator[tuple[Stretch, bytes | None]]:
     remaining = iter(stretches)
-    if len(stretches) <= 1:  # the usual look at what is new
+    if len(stretches) <= 1:  # the usual case of a follower: one new segment or none
         yield from ((stretch, _get(store, stretch)) for stretch in stretches)
         return
     with ThreadPoolExecutor(_READERS) as pool:
@@ -139,9 +143,9 @@ def _get(store: Store, stretch: Stretch) -> bytes | None:
     return None if stretch.packed else store.get(stretch.key)
 
 
-MOST_BYTES = 8 << 20  # of the segments in one pack
-_LARGEST = 256 << 20  # bytes of an array in it
-_BUFFER = 16 << 10  # for heads; what is larger is read past it
+MOST_BYTES = 8 << 20  # number of bytes of segments that fill a pack
+_LARGEST = 256 << 20  # largest number of bytes of an array in a pack
+_BUFFER = 16 << 10  # bytes, for the headers of the archive; larger reads bypass the buffer
 _STEP = "step."
 _UNSOUND = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, RuntimeError)
 
@@ -151,7 +155,7 @@ class DamagedPack(RunError):
 
 
 def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
-    """Return a pack of segments numbered from `first`. `names`: theirs to people."""
+    """Return a pack of segments numbered from `first`. `names`: names of the segments in messages about damage."""
     builder = TableBuilder()
     for index, (data, name) in enumerate(zip(segments, names, strict=True)):
         builder.add(first + index, name, data)
@@ -172,8 +176,10 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
 
 
 class Pack:
-    """A stored pack, of which only what is asked for is read. Every method raises DamagedPack, StoreError; to open one
-    that a newer version wrote raises RunError."""
+    """A stored pack. Only the arrays that are asked for are read.
+
+    Every method raises DamagedPack and StoreError. The constructor raises RunError if a newer version wrote the pack.
+    """
 
     def __init__(self, store: Store, stretch: Stretch) -> None:
         self.stretch = stretch
@@ -194,21 +200,21 @@ class Pack:
         return [name.removeprefix(_STEP) for name in self._arrays.files if name.startswith(_STEP)]
 
     def segments(self) -> Ints:
-        """[steps] which segment each step record lies in."""
+        """Return [steps], the number of the segment that holds each step record."""
         return np.asarray(self._array("segment"), dtype=np.int64)
 
     def column(self, field: str) -> Floats:
-        """[steps] NaN where there is no number."""
+        """Return [steps], a field of the step records; NaN where it is not a number."""
         return np.asarray(self._array(_STEP + field), dtype=np.float64)
 
     def table(self) -> StepTable:
-        """Its parts but the columns, which are left in the store."""
+        """Return the pack's table without its columns, which stay in the store."""
         others = tuple((int(number), record) for number, record in self._json("others"))
         damage = tuple(str(line) for line in self._json("damage"))
         return StepTable(self.segments(), {}, others, damage)
 
     def contents(self) -> Iterator[tuple[int, bytes]]:
-        """The segments as they were, by number."""
+        """Yield number and bytes of each segment."""
         data, start = self._array("data").tobytes(), 0
         ends = self._array("ends").tolist()
         if len(ends) != self.stretch.last - self.stretch.first + 1 or ends[-1] != len(data):
@@ -236,7 +242,7 @@ class Pack:
 
 
 class _Ranges(io.RawIOBase):
-    """A stored object as a file that is read by range."""
+    """A stored object as a file. Each read requests a range of bytes."""
 
     def __init__(self, store: Store, stretch: Stretch) -> None:
         self._store, self._stretch, self._at = store, stretch, 0

@@ -1,4 +1,4 @@
-"""Lines of a metrics segment, read into columns: one array for each field of the steps, not a dict for each step."""
+"""Reads the lines of metrics segments into columns: an array for each field of the steps, not a dict for each step."""
 
 import json
 import re
@@ -18,22 +18,22 @@ Ints = NDArray[np.int64]
 Record = dict[str, Any]
 
 _FIELD = re.compile(r"\w{1,100}", re.ASCII)
-_MOST_FIELDS = 256  # of steps; a damaged line must not make a million columns
+_MOST_FIELDS = 256  # largest number of columns: a damaged line must not make a million
 
 
 class NotARecord(ValueError):
-    """A line that cannot be used, and why."""
+    """The reason why a line is not a record."""
 
 
 @dataclass(frozen=True)
 class StepTable:
-    """What some consecutive segments of one attempt hold.
+    """The content of consecutive segments of one attempt, with n step records.
 
     Attributes:
-        segments: [n] of each of n step records, which segment it lies in; never falling.
-        columns: [n] float64 by field, every field that is a number in some of the records; NaN where it is not.
-        others: evaluation records, each after the number of its segment.
-        damage: what could not be read, for people.
+        segments: [n] number of the segment that holds each step record; it never decreases.
+        columns: [n] float64 by field, for every field that is a number in at least one record; NaN where it is not.
+        others: evaluation records, each preceded by the number of its segment.
+        damage: messages about lines that could not be read.
     """
 
     segments: Ints
@@ -43,7 +43,7 @@ class StepTable:
 
 
 class TableBuilder:
-    """Takes segments in order."""
+    """Builds a `StepTable` from segments, which must be added in order."""
 
     def __init__(self) -> None:
         self._segments = array("q")
@@ -55,7 +55,7 @@ class TableBuilder:
         return len(self._segments)
 
     def add(self, number: int, name: str, data: bytes) -> None:
-        """The segment `number`, `name` to people."""
+        """Add the segment `number`. `name`: its name in messages."""
         for line, record in parse(name, data):
             if isinstance(record, NotARecord):
                 self._damage.append(f"{name}, line {line}: {record}")
@@ -88,9 +88,9 @@ class TableBuilder:
 
 
 def parse(name: str, data: bytes) -> Iterator[tuple[int, Record | NotARecord]]:
-    """The records of a segment by their line's number from 1, or what is wrong with a line. `name`: of the segment.
+    """Yield the number (from 1) of each line of a segment, with the line's record or the reason why it is not one.
 
-    Raises RunError if a newer version wrote one.
+    `name`: name of the segment in messages. Raises RunError if a newer version wrote a record.
     """
     for number, line in enumerate(data.splitlines(), start=1):
         try:
@@ -100,8 +100,12 @@ def parse(name: str, data: bytes) -> Iterator[tuple[int, Record | NotARecord]]:
 
 
 def parse_line(line: bytes, name: str) -> Any:
-    """Return what is in one line of the segment `name`. Raises ValueError, RecursionError: no JSON. RunError: a newer
-    version wrote it."""
+    """Return the JSON value in a line of the segment `name`.
+
+    Raises:
+        ValueError, RecursionError: the line is not JSON.
+        RunError: a newer version wrote it.
+    """
     found = json.loads(line)
     if says_newer(found):
         raise RunError(newer(name), remedy=REMEDY)

@@ -16,11 +16,11 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What came of asking.
+    """The result of `stop`.
 
     Attributes:
-        found: the newest start of the run when it was asked, None if there was never one.
-        asked: whether it was running, and so was asked to stop.
+        found: the newest start of the run; None if it was never started.
+        asked: whether that start was running, and so was asked to stop.
     """
 
     found: Presence | None
@@ -28,10 +28,9 @@ class Asked:
 
 
 def stop(store: Store, now: float) -> Asked:
-    """Ask the present start of the run in `store` to commit and end, and record that as an event. `now`: seconds since
-    1970.
+    """Ask the running start of the run in `store` to commit and end, and record that as an event.
 
-    If no start is running, nothing is written, so the next start is not affected.
+    If no start is running, nothing is written, so the next start is not affected. `now`: seconds since 1970.
     """
     found = presence(store, now)
     if found is None or found.state != "running":
@@ -43,8 +42,8 @@ def stop(store: Store, now: float) -> Asked:
 
 
 def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: float = _POLL_S) -> Presence:
-    """Wait until the command to which `asked` belongs has ended. Returns how its last start ended, or the start of
-    another command. `clock`: seconds since 1970."""
+    """Wait until the command that made the start `asked` has ended. Return its last start, or a newer start by another
+    command. `clock` returns seconds since 1970."""
     tick = threading.Event()
     while True:
         found = presence(store, clock())
@@ -55,5 +54,5 @@ def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: floa
 
 
 def here() -> str:
-    """Return who asks, for people."""
+    """Return the user and host that ask, as text."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

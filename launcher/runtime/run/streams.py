@@ -26,7 +26,7 @@ from launcher.runtime.recipe.timeline import step_batches
 from launcher.runtime.run.record import Run
 
 RECENT = "spikes"
-"""Where a manifest's state has what is remembered of the losses."""
+"""The key of the recent losses (`SpikeHistory`) in a manifest's state."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def left_out(run: Run) -> tuple[Range, ...]:
     return read_lost(run, good.manifest if good else None, Alone()).ranges
 
 
-LANES_WINDOW_BATCHES = 64  # every lane breaks off where a window ends
+LANES_WINDOW_BATCHES = 64  # number of batches in a window; at its end every lane is cut off
 
 
 class StreamLength(Protocol):
@@ -78,7 +78,7 @@ class StreamLength(Protocol):
 
 
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
-    """Return the training samples of one phase."""
+    """Return the spec of the training samples of one phase."""
     batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
     masking = during(run.recipe, run.recipe.phases[phase]).objective.masking
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
@@ -94,7 +94,7 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
 
 
 def _stages(run: Run, last: int) -> tuple[Stage, ...]:
-    """Return the phases up to `last`, but those that ended before the run's data begin."""
+    """Return the stages of the phases up to `last`, without phases that ended before the run's data begin."""
     found, start = [], 0
     for number, phase in enumerate(run.recipe.phases[: last + 1]):
         begin = max(0, run.record.data_begins - start)
@@ -106,7 +106,7 @@ def _stages(run: Run, last: int) -> tuple[Stage, ...]:
 
 
 def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
-    """Return a phase that takes data from its step `begin` on. Of the last one it does not matter how long it is."""
+    """Return the stage of a phase that reads data from its step `begin` on. The length of the last one is not used."""
     phase, before = recipe.phases[number], step_batches(recipe, recipe.phases[number]).before
     planned = planned_steps(phase) if planned_steps(phase) > begin else phase.steps
     units, mixture = before(planned) - before(begin), phase.mixture or PhaseMixture()
@@ -123,16 +123,20 @@ def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
 
 
 def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
-    """Return the held-out samples, as long as the last phase's, cut in one way, under the objective's own masks of
-    epoch 0."""
+    """Return the spec of the held-out samples: rows as long as in the last phase, each text cut in one way only, with
+    the objective's masks of epoch 0."""
     last = run.recipe.phases[-1]
     spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
     return spec.model_copy(update={"input": run.recipe.input.once()})
 
 
 def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:
-    """Return the map from steps to samples, given the stream of each phase, without the ranges that the run leaves
-    out."""
+    """Return the map from steps to samples.
+
+    Args:
+        streams: the stream of each phase.
+        skips: ranges of data that the run leaves out.
+    """
     phases = [_phase(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
     return Positions(phases, skips, begin=run.record.data_begins)
 

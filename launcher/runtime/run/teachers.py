@@ -1,8 +1,8 @@
-"""The teachers of a run that distils: where each is read from, and that it is the one that the run was created with.
+"""Reads the teachers of a run that distils, and checks that they are those that the run was created with.
 
-A teacher is a commit of a run, or a folder in the transformers format. Its identity is the digest of its weights by our
-names: a run's commit and what was exported from it are the same teacher, wherever they lie. It is no part of the run's
-own checkpoints.
+A teacher is a commit of another run, or a folder in the transformers format. Its identity is the digest of its weights
+under our names. So a commit and a model exported from it are the same teacher, whatever their URIs. The run's own
+checkpoints do not contain its teachers.
 """
 
 import hashlib
@@ -33,14 +33,20 @@ from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 
 @dataclass(frozen=True)
 class FoundTeacher:
-    """A teacher in memory: its configuration, its parameters by our names (fp32), the step of its commit."""
+    """A teacher in memory.
+
+    Attributes:
+        config: its configuration.
+        weights: its parameters by our names, fp32.
+        step: step of its commit; None for a folder.
+    """
 
     config: ModelConfig
     weights: Mapping[str, Tensor]
     step: int | None
 
     def identity(self) -> TeacherIdentity:
-        """Names, shapes and bits of the weights, as one number; and which commit it was."""
+        """Return the digest of the weights' names, shapes and bits, and the step of the commit."""
         digest = hashlib.sha256()
         for name, weight in sorted(self.weights.items()):
             digest.update(json.dumps([name, list(weight.shape)]).encode())
@@ -49,10 +55,12 @@ class FoundTeacher:
 
 
 def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
-    """`read_inputs`, and the identities of the teachers.
+    """Return what `read_inputs` returns, with the identities of the teachers. Raises as `read_inputs` and
+    `read_teacher`.
 
-    `past`: what the run was until now. If its teachers lie where `recipe` says, they are taken to be the same until a
-    rank reads them, and holds them to that. Raises as `read_inputs` and `read_teacher`.
+    Args:
+        past: the run as it is recorded. If `recipe` names the same teachers, their recorded identities are returned
+            without reading them: ranks compare them when they read the teachers (`read_teachers`).
     """
     inputs = read_inputs(recipe, tokenizer)
     wanted = _sources(recipe)
@@ -65,8 +73,8 @@ def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = Non
 
 
 def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
-    """Return the teachers that `run` was created with, whole. Raises as `read_teacher`, and RunError for other
-    weights."""
+    """Read the teachers of `run`. Raises as `read_teacher`, and RunError if the weights of one are not those that the
+    run was created with."""
     found = []
     for number, known in enumerate(run.record.inputs.teachers):
         teacher = read_teacher(run.recipe, number, tokenizer, known.step)
@@ -74,18 +82,24 @@ def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
             raise RunError(
                 f"{_path(number)}.uri: {_sources(run.recipe)[number].uri} holds other weights than when "
                 f"{run.uri} was created",
-                remedy="put back the model that it was, or create a new run with this one",
+                remedy="put the former model back, or create a new run with this one",
             )
         found.append(teacher)
     return found
 
 
 def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | None = None) -> FoundTeacher:
-    """Teacher `number` of `recipe`, for rows of `tokenizer`; `step` of its run in place of the newest.
+    """Read teacher `number` of `recipe` and check that it fits the recipe.
+
+    Args:
+        tokenizer: the run's tokenizer; the teacher must have the same.
+        step: step of the teacher's commit. None: the one that the recipe names, else the newest good one.
 
     Raises:
-        RunError: if there is none, it is not as the recipe says, or it reads text by another tokenizer.
-        ModelError, CheckpointError, TokenizerError, StoreError: if it cannot be read.
+        RunError: there is no teacher at the URI, its tokenizer or number of ids is another one, or its rows are too
+            short.
+        ModelError: its configuration is not the one in the recipe, or it cannot be read.
+        CheckpointError, TokenizerError, StoreError: it cannot be read.
     """
     source, path = _sources(recipe)[number], _path(number)
     store = open_store(source.uri)
@@ -147,20 +161,21 @@ def _check_fit(
     student = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if found.vocab != student.vocab:
         raise RunError(
-            f"{path}.uri: {source.uri} has {found.vocab:,} ids, and the student {student.vocab:,}",
+            f"{path}.uri: {source.uri} has {found.vocab:,} ids, but the student has {student.vocab:,}",
             remedy=f"set model.vocab to {found.vocab}",
         )
     longest = max(phase.length for phase in recipe.phases)
     if found.max_length < longest:
         raise RunError(
-            f"{path}.uri: {source.uri} reads rows of {found.max_length} tokens at most, and phases have {longest}",
+            f"{path}.uri: {source.uri} reads at most {found.max_length} tokens a row, but the longest phase has "
+            f"{longest}",
             remedy=f"shorten the phases to {found.max_length}, or take another teacher",
         )
 
 
 def _other_tokenizer(path: str, uri: str) -> RunError:
     return RunError(
-        f"{path}.uri: {uri} reads text by another tokenizer than this run: its distributions are over other pieces",
+        f"{path}.uri: {uri} has another tokenizer than this run, so its predictions are of other tokens",
         remedy="take the teacher's tokenizer, and a corpus that was built with it",
     )
 

@@ -1,7 +1,7 @@
-"""How a continued model makes vectors of texts: the modules of a SentenceTransformer folder beside its encoder.
+"""Copies the modules of a SentenceTransformer folder that turn the encoder's states into vectors of texts.
 
-Training does not touch them. A run that starts from such a folder keeps a copy, so that what it exports is one, too,
-whatever becomes of the folder.
+Training does not change them. A run that starts from such a folder keeps a copy, so that its exports are
+SentenceTransformer folders too, even if the original folder is deleted.
 """
 
 import json
@@ -19,7 +19,7 @@ SETTINGS = "config_sentence_transformers.json"
 _KEPT = "sentence_transformer"
 _ENCODER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
-_NO_LENGTH = 1 << 30  # what transformers writes for any length is far above
+_NO_LENGTH = 1 << 30  # for "any length", transformers writes a number far above this
 _BESIDE = (
     SETTINGS,
     _ENCODER,
@@ -29,9 +29,11 @@ _BESIDE = (
 
 
 def keep_modules(recipe: Recipe, store: Store) -> None:
-    """Copy the modules of the folder, or of the run, that `recipe` starts from into the run at `store`, if it has any.
+    """Copy the modules, if any, of the folder or run that `recipe` starts from into the run at `store`.
 
-    Raises ModelError: its modules.json is damaged. StoreError.
+    Raises:
+        ModelError: modules.json or a settings file is damaged.
+        StoreError: a store cannot be read or written.
     """
     if recipe.start in (SCRATCH, TEACHER):
         return
@@ -40,27 +42,27 @@ def keep_modules(recipe: Recipe, store: Store) -> None:
 
 
 def put_modules(store: Store, files: dict[str, bytes]) -> None:
-    """Into a run, from which `kept_modules` reads them."""
+    """Store the files of modules in a run, where `kept_modules` reads them."""
     for key, content in files.items():
         store.put(f"{_KEPT}/{key}", content)
 
 
 def kept_modules(store: Store) -> dict[str, bytes]:
-    """Return the files that a run keeps, by their place in the folder; empty if it does not start from such a
-    folder."""
+    """Return the files of the modules that a run keeps, by path in the folder. Empty if the run did not start from a
+    SentenceTransformer folder."""
     keys = [entry.key for entry in store.list(f"{_KEPT}/")]
     return {key.removeprefix(f"{_KEPT}/"): store.get(key) for key in keys}
 
 
 def write_modules(folder: Path, files: dict[str, bytes]) -> None:
-    """Put them beside an exported encoder."""
+    """Write the files of the modules beside the exported encoder in `folder`."""
     for key, content in files.items():
         (folder / key).parent.mkdir(exist_ok=True)
         (folder / key).write_bytes(content)
 
 
 def prompts_in(files: dict[str, bytes]) -> dict[str, str]:
-    """Return the texts put before what is encoded, by name."""
+    """Return the prompts, texts that are put before the text to encode, by name."""
     prompts = _object(files.get(SETTINGS, b"{}"), SETTINGS).get("prompts")
     return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
 
@@ -76,7 +78,7 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
             f"{folder.uri.rstrip('/')}/{MODULES} is damaged: {error}", remedy="fetch the folder again"
         ) from error
     for path in paths:
-        if path and Path(path).name == path:  # the encoder's own is "": its files are written anew
+        if path and Path(path).name == path:  # the encoder's path is "": an export writes its files anew
             found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
     return found | _with_length(
         folder, _object(found.get(_ENCODER, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER}")
@@ -95,7 +97,8 @@ def _object(data: bytes, where: str) -> dict[str, object]:
 
 
 def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
-    """Return the encoder's settings with the length of texts, which version 6 keeps with the tokenizer."""
+    """Return the encoder's settings file with the longest length of texts, if the file lacks it: version 6 of
+    SentenceTransformers keeps the length with the tokenizer."""
     if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
         return {}
     length = _object(folder.get(_TOKENIZER), f"{folder.uri.rstrip('/')}/{_TOKENIZER}").get("model_max_length")

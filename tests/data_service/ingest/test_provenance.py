@@ -165,7 +165,9 @@ def test_a_killed_build_gives_the_same_bytes(tmp_path: Path, stage: str, done: i
 
 def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl.gz", records())
-    others = [{"docid": f"b{number}", "text": f"{number} b", **CONSTANT} for number in range(50)]
+    others: list[Record] = [
+        {"docid": f"b{number}", "text": f"{number} b", **CONSTANT} for number in range(50)
+    ]
     write(tmp_path / "in" / "b.jsonl", others)
     build(tmp_path / "in", tmp_path / "one", options())
     build(tmp_path / "in", tmp_path / "two", options(workers=2))

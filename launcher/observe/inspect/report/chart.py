@@ -1,7 +1,7 @@
 """Line charts as inline SVG: no library, no external resource, colours from the page's own style.
 
-A run has up to a million steps and a chart some hundred pixels, so a series is cut into buckets: the line is
-the bucket's mean, the band behind it runs from minimum to maximum.
+A run has up to a million steps and a chart a few hundred pixels, so a series is cut into buckets. The line shows the
+mean of each bucket; the band behind it reaches from minimum to maximum.
 """
 
 import json
@@ -17,7 +17,7 @@ from launcher.observe.inspect.report.style import text
 Floats = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440, 216
-TONES = 8  # colours that the style has for series
+TONES = 8  # number of colours for series in the style sheet
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 16, 30
 _BUCKETS = 200
 _MOST_MARKS = 200
@@ -25,8 +25,15 @@ _MOST_MARKS = 200
 
 @dataclass(frozen=True)
 class Series:
-    """A curve. `tone` (1-8) picks one of the page's series colours; `dots` marks every point. `low` and `high`: the
-    extremes around each point, if it stands for several."""
+    """A curve of a chart.
+
+    Attributes:
+        name: name in the legend.
+        x, y: [n] points.
+        tone: number (1-8) of the page's colour for series.
+        dots: whether every point is marked.
+        low, high: [n] extremes around each point, if points stand for several values.
+    """
 
     name: str
     x: Floats
@@ -47,7 +54,7 @@ class Level:
 
 @dataclass(frozen=True)
 class ChartMark:
-    """Something that happened at `x`, and what."""
+    """A text about something that happened at `x`."""
 
     x: float
     text: str
@@ -66,13 +73,13 @@ class Chart:
     """One chart: curves over a shared x axis, reference levels, and x positions to mark.
 
     Attributes:
-        title, unit: the heading, and what the y axis counts.
+        title, unit: heading, and unit of the y axis.
         x_end: right end of the x axis.
-        marks: what happened on the way, drawn as thin vertical lines.
-        x_start: left end of the x axis: a fork's first step.
+        marks: events, drawn as thin vertical lines.
+        x_start: left end of the x axis; for a fork, its first step.
         zero: whether the y axis starts at 0.
-        format: how y values are written.
-        x_name, x_format: what the x axis counts ("step"), and how its values are written.
+        format: function that formats a y value.
+        x_name, x_format: what the x axis counts ("step"), and the function that formats its values.
     """
 
     title: str
@@ -90,7 +97,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Data to pixels."""
+    """The map from data to pixels."""
 
     x_start: float
     x_end: float
@@ -109,7 +116,7 @@ class _Frame:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A series as it is drawn: [n] each, `low` and `high` None where every point stands for itself."""
+    """A series as it is drawn: [n] x, mean, minimum and maximum of each bucket."""
 
     series: Series
     x: Floats
@@ -129,8 +136,8 @@ class _Drawn:
 
 
 def draw(chart: Chart, *, readings: bool = False) -> str:
-    """Return the chart as an HTML figure; empty text if no series has a point. `readings`: with the values and their
-    places, for a script that shows them where somebody points."""
+    """Return the chart as an HTML figure; empty text if no series has a point. `readings`: include the values and their
+    places in pixels, for a script that shows the value under the pointer."""
     drawn = [_Drawn.of(series) for series in chart.series if len(series.x)]
     if not drawn:
         return ""
@@ -155,7 +162,8 @@ def draw(chart: Chart, *, readings: bool = False) -> str:
 
 
 def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats, Floats, Floats]:
-    """[n] points to at most `count`: mean x, and mean, minimum and maximum of y, over equal shares."""
+    """Reduce [n] points to at most `count` buckets of equal share. Return the mean of x, and the mean, minimum and
+    maximum of y."""
     if len(x) <= count:
         return x, y, y, y
     starts = np.linspace(0, len(x), count, endpoint=False).astype(np.int64)
@@ -165,7 +173,8 @@ def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats
 
 
 def _bounds(chart: Chart, drawn: Sequence[_Drawn]) -> tuple[float, float]:
-    """Return the y range: the bulk of curves and bands (one spike must not flatten the rest) and every level."""
+    """Return the y range. It holds most of the curves and bands (one spike must not flatten the rest) and all
+    levels."""
     means = np.concatenate([one.mean for one in drawn])
     edges = [float(means.min()), float(np.percentile(means, 99.5)), *(float(one.mean[-1]) for one in drawn)]
     edges += [float(np.median(band)) for one in drawn for band in (one.low, one.high)]
@@ -174,7 +183,7 @@ def _bounds(chart: Chart, drawn: Sequence[_Drawn]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round values that enclose [low, high]: four to seven of them."""
+    """Return four to seven round values that enclose [low, high]."""
     span = max(high - low, abs(high) * 1e-3, 1e-9)
     power = 10.0 ** math.floor(math.log10(span / 5))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if span / (power * factor) <= 5)
@@ -241,7 +250,7 @@ def _place(chart: Chart, x: float) -> str:
 
 
 def _spoken(chart: Chart, drawn: Sequence[_Drawn]) -> str:
-    """Return the chart for those who hear it."""
+    """Return the chart in words, for screen readers."""
     ends = (
         f"{one.series.name} {chart.format(one.mean[-1])}, at first {chart.format(one.mean[0])}"
         for one in drawn
@@ -250,7 +259,7 @@ def _spoken(chart: Chart, drawn: Sequence[_Drawn]) -> str:
 
 
 def _readings(frame: _Frame, drawn: Sequence[_Drawn], marks: Sequence[ChartMark], chart: Chart) -> str:
-    """JSON: of each series its points in pixels with their texts, and the marks."""
+    """Return as JSON the points of each series, in pixels and as texts, and the marks."""
     series = [
         {
             "name": one.series.name,

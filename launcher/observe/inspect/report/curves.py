@@ -1,5 +1,5 @@
-"""Which curves a report shows: losses, accuracies, learning rate, gradient norm, throughput, waiting; of one run, or of
-several over each other. And where the wall time went: one bar of attempts and gaps, with a tick for every
+"""The charts of a report: losses, accuracies, learning rate, gradient norm, throughput and data wait, for one run or
+for several over each other. Also the timeline: a bar of the attempts and gaps over the wall time, with a tick for every
 checkpoint."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from launcher.runtime.run.metrics import TERM, TERM_LOSS, TermMetric, shown_on
 from launcher.runtime.run.step_table import Record
 
 _TOKEN_LOSSES = ("mlm_loss", "plm_loss")
-_MANY = 20_000  # steps, from which on the axis abbreviates
+_MANY = 20_000  # number of steps above which numbers on the axis are abbreviated
 
 
 def _hours(value: float) -> str:
@@ -25,7 +25,7 @@ def _hours(value: float) -> str:
 
 
 def charts(account: Account, baselines: Mapping[str, float], axis: Axis = "steps") -> Iterator[Chart]:
-    """The charts of a run; `baselines` are drawn into the loss, what happened on the way as marks."""
+    """Yield the charts of a run. `baselines` are levels in the charts of token losses; events are marks."""
     summary = account.summary
     chart = partial(_chart, [summary], axis, marks=_marks(account, axis))
     levels = tuple(Level(name, value) for name, value in baselines.items())
@@ -47,7 +47,7 @@ def charts(account: Account, baselines: Mapping[str, float], axis: Axis = "steps
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of several runs: its name on the page, its colour, and what happened in it."""
+    """One of several runs in a comparison: its name on the page, its colour, and its account."""
 
     name: str
     tone: int
@@ -55,7 +55,8 @@ class ComparedRun:
 
 
 def compared(runs: Sequence[ComparedRun], axis: Axis) -> Iterator[Chart]:
-    """The curves of several runs over each other: a chart for each loss, in training and held out, and more."""
+    """Yield charts with the curves of several runs over each other: two for each loss, in training and held out, and
+    one for each further figure."""
     chart = partial(_chart, [run.account.summary for run in runs], axis)
     recorded = {name for run in runs for name in run.account.summary.fields}
     evaluated = {name for run in runs for record in run.account.evaluations for name in record}
@@ -86,7 +87,7 @@ def _chart(
     zero: bool = False,
     format: Callable[[float], str] = lambda value: f"{value:.3g}",
 ) -> Chart:
-    """Over the whole of what any of the runs has done."""
+    """Return a chart whose x axis covers the steps of all runs."""
     begun = [summary for summary in summaries if summary.records]
     start = min((float(summary.along(summary.first[:1], axis)[0]) for summary in begun), default=0.0)
     end = max((float(summary.along([summary.reached], axis)[0]) for summary in begun), default=1.0)
@@ -137,7 +138,7 @@ def _interrupted(gap: Interruption) -> str:
 
 
 def _happened(event: Record) -> str:
-    """Return what is worth a mark besides interruptions."""
+    """Return the text of a mark for an event; empty if it gets none. Interruptions have marks of their own."""
     if event["kind"] == "straggler":
         return f"rank {event['rank']} held up the others"
     if event["kind"] == "commit_failed":
@@ -154,12 +155,12 @@ def _whole(value: float) -> str:
 
 
 _WIDTH, _BAR = 1060, 26
-_MOST_COMMITS = 1000  # drawn, the newest
+_MOST_COMMITS = 1000  # number of newest checkpoints that are drawn
 _BEGINS = ("start", "resume")
 
 
 def draw_timeline(told: Sequence[Record]) -> str:
-    """Return an SVG figure of a run's events; empty text without two of them to span a time."""
+    """Return an SVG figure of a run's attempts over time; empty text if there are not two events at different times."""
     events = [event for event in told if event["attempt"] > 0]
     if len(events) < 2 or events[-1]["time"] <= events[0]["time"]:
         return ""
@@ -185,7 +186,7 @@ def draw_timeline(told: Sequence[Record]) -> str:
 
 
 def _spans(events: list[Record]) -> list[tuple[Record, Record]]:
-    """First and last event of each attempt."""
+    """Return the first and the last event of each attempt."""
     begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
     ends = [*(index - 1 for index in begins[1:]), len(events) - 1]
     return [(events[begin], events[end]) for begin, end in zip(begins, ends, strict=True)]

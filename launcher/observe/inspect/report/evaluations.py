@@ -1,4 +1,5 @@
-"""What was measured of a run's commits beside training: curves by step, and the newest commit's anisotropy by layer."""
+"""The report's section about evaluations of commits beside training: curves by step, and the newest commit's anisotropy
+by layer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, Form, named
 from launcher.runtime.run.step_table import Record
 
-_LOSSES = ("mlm_loss", "plm_loss", "contrastive_loss")  # of a run's terms, the one that its curves show
-_SHOWN = 12  # problems, the newest
+_LOSSES = ("mlm_loss", "plm_loss", "contrastive_loss")  # a run has one of them, which its curves show
+_SHOWN = 12  # number of newest problems that are shown
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """One task on the same data: steps, and the figures at each."""
+    """The results of one task on the same data: steps, and the figures at each."""
 
     task: EvaluationTask
     steps: list[int]
@@ -30,7 +31,7 @@ class _Curve:
 
 
 def evaluations(found: Sequence[Evaluated], events: Sequence[Record]) -> str:
-    """Return the section's HTML; empty if nothing was measured and nothing went wrong."""
+    """Return the section's HTML; empty if there are no evaluations and no problems."""
     curves = _curves(on_lineage(found, events))
     drawn = "".join(draw(chart) for curve in curves for chart in _charts(curve))
     tables = "".join(_anisotropy(curve) for curve in curves if curve.task.anisotropy)
@@ -41,7 +42,8 @@ def evaluations(found: Sequence[Evaluated], events: Sequence[Record]) -> str:
 
 
 def on_lineage(found: Iterable[Evaluated], events: Sequence[Record]) -> list[Evaluated]:
-    """By step, without commits that a later attempt went back past: those steps were taken anew."""
+    """Return evaluated commits by step, without commits after the step from which a later attempt resumed: that attempt
+    repeated those steps."""
     begins = [event for event in events if event["kind"] in ("start", "resume")]
 
     def stands(one: Evaluated) -> bool:
@@ -66,7 +68,7 @@ def _curves(found: Sequence[Evaluated]) -> list[_Curve]:
 
 
 def _same(result: DiagnosticResult) -> str:
-    """Equal for results of one task on one set of data."""
+    """Return a key that is equal for results of the same task on the same data."""
     return result.cell.model_copy(update={"weights": ""}).model_dump_json()
 
 
@@ -122,7 +124,7 @@ def _series(curve: _Curve, name: str, kind: Figure, tone: int) -> Series:
 
 
 def _anisotropy(curve: _Curve) -> str:
-    """The newest commit's, by layer and pooling."""
+    """Return the table of the newest commit's anisotropy, by layer and pooling."""
     values = {
         (figure.layer, figure.pooling, figure.measure, figure.form): figure.value for figure in curve.newest
     }
@@ -146,7 +148,7 @@ def _number(value: float | None) -> str:
 
 
 def _problems(events: Sequence[Record]) -> str:
-    """Return what could not be measured, and which commits were passed over."""
+    """Return the table of evaluations that failed, and of commits that were not evaluated."""
     lines = []
     for event in events:
         if event["kind"] == "evaluation_failed":

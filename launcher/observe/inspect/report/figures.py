@@ -1,4 +1,4 @@
-"""The numbers of a report, from a run's history: throughput, waiting, goodput, and every interruption."""
+"""Computes the numbers of a report from a run's history: throughput, data wait, goodput, and every interruption."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from launcher.runtime.run.metrics import THROUGHPUT, Display, shown_on
 from launcher.runtime.run.step_table import Record
 
 SUMMED = ("seconds", "tokens", "data_wait", "skipped")
-"""Fields of a step whose sums `figures` needs."""
+"""The fields of step records whose sums `figures` needs."""
 
 _BEGINS = ("start", "resume")
 _ENDS = ("end",)
@@ -29,17 +29,17 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Interruption:
-    """A time the run stopped training before its end, and how it came back.
+    """An interruption of training before the run's end, and how the run resumed.
 
     Attributes:
-        time: when, seconds since the epoch, as near as the events tell.
+        time: time of the interruption, in seconds since 1970, as exact as the events tell.
         attempt: the attempt that was interrupted.
-        cause: what is known about it.
-        resumed_from: the step that training went on from; None if it has not.
-        downtime: seconds until training went on, a step of it done if that is on record; None if it has not.
-        lost: steps that had to be done again; None if nobody knows.
-        recovery: seconds of `downtime` by part, from the beginning of the first rank's function; empty if they are
-            not on record. What is not in them went before: the death was noticed, places were found, processes
+        cause: cause, as far as it is known.
+        resumed_from: step from which training resumed; None if it has not resumed.
+        downtime: seconds until training resumed, including its first step if that is recorded; None if it has not.
+        lost: number of steps that had to be repeated; None if it is not known.
+        recovery: seconds of `downtime` by part, from the start of the first rank's function; empty if they are not
+            recorded. The rest of `downtime` came before: the death was noticed, machines were found, processes
             started.
     """
 
@@ -54,18 +54,18 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a report states in numbers.
+    """The totals of a run in a report.
 
     Attributes:
-        steps: steps done on the committed lineage; a fork goes on counting where it began.
-        tokens: what the steps on record trained on.
+        steps: number of steps done on the committed lineage. A fork's number includes the steps before it.
+        tokens: number of tokens in the recorded steps.
         tokens_per_second: median over the steps.
-        data_wait: share of the step time spent waiting for data (slowest rank).
-        wall_seconds: from the first start to the last thing on record.
-        goodput: share of that time spent in steps that count; None without events.
-        repeated: steps that had to be done again after interruptions.
-        skipped: steps without an update, their gradients not finite or far too large.
-        blocked_seconds: time that checkpoints kept training waiting.
+        data_wait: share of the step time in which the slowest rank waited for data.
+        wall_seconds: seconds from the first start to the last event.
+        goodput: share of that time in steps of the committed lineage; None without steps or time.
+        repeated: number of steps that were repeated after interruptions.
+        skipped: number of steps without an update, because gradients were not finite or far too large.
+        blocked_seconds: seconds in which training waited for checkpoints.
     """
 
     steps: int
@@ -80,7 +80,7 @@ class Figures:
 
 
 def column(records: Sequence[Record], name: str) -> Floats:
-    """[n] float64; NaN where a record has no number under `name`."""
+    """Return [n] float64, a field of n records; NaN where a record has no number under `name`."""
     values = (record.get(name) for record in records)
     return np.array(
         [value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64
@@ -98,7 +98,7 @@ def measure(history: History) -> Figures:
 def figures(
     steps: int, sums: Mapping[str, float], tokens_per_second: float, events: Sequence[Record], repeated: int
 ) -> Figures:
-    """`sums`: over all step records, of each field of `SUMMED`."""
+    """Return the figures of a run. `sums`: the sum over all step records, for each field of `SUMMED`."""
     busy = sums["seconds"]
     wall = _wall_seconds(events, busy)
     commits = [event for event in events if event["kind"] == "commit"]
@@ -116,13 +116,14 @@ def figures(
 
 
 def rate(steps: StepHistory) -> Floats:
-    """[n] tokens/s of each step; empty where that is not known."""
+    """Return [n], the tokens/s of each step; empty if the steps do not record it."""
     values = of_steps(THROUGHPUT, steps.fields, steps.column)
     return np.empty(0) if values is None else values
 
 
 def medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, float]:
-    """Of each figure that a display shows, by name: over the `newest` steps, or over all. Raises StoreError."""
+    """Return the median of each figure that a display shows, by name, over the `newest` steps (0: over all). Raises
+    StoreError."""
     found = {}
     for metric in shown_on(display):
         values = of_steps(metric, steps.fields, steps.column)
@@ -133,19 +134,19 @@ def medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, 
 
 
 def median(values: Floats) -> float | None:
-    """Of those that are numbers; None if none is. Leaves `values` in another order."""
+    """Return the median of the finite values; None if there are none. Changes the order of `values`."""
     sound = np.isfinite(values)
     known = values if sound.all() else values[sound]
     return float(np.median(known, overwrite_input=True)) if len(known) else None
 
 
 def interruptions(history: History) -> list[Interruption]:
-    """Return every gap between one attempt and the next, and the one that a stopped run is in."""
+    """Return the interruptions between attempts, and the last one if the run has not resumed."""
     return gaps(history.events)
 
 
 def gaps(of: Sequence[Record]) -> list[Interruption]:
-    """Return the same, from a run's events in order of time."""
+    """Return the interruptions of a run from its events, which must be in order of time."""
     events = [event for event in of if event["kind"] in (*_BEGINS, *_CAUSES, *_ENDS) or event["attempt"]]
     begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
     attempts = [events[begin:end] for begin, end in zip(begins, [*begins[1:], None], strict=False)]
@@ -154,7 +155,8 @@ def gaps(of: Sequence[Record]) -> list[Interruption]:
 
 
 def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Interruption | None:
-    """Return what ended an attempt, given its events and those of the next; None if nothing cut it short."""
+    """Return the interruption of an attempt, given its events and those of the next one; None if it was not
+    interrupted."""
     told = _told(attempt)
     if (told is not None and told["kind"] in _ENDS) or (told is None and not following):
         return None
@@ -174,8 +176,8 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
 
 
 def _told(attempt: Sequence[Record]) -> Record | None:
-    """Return the event that says most about an attempt's end. A death follows from other events, so it is taken only
-    if there is no other."""
+    """Return the event that says most about an attempt's end. Deaths follow from other events, so one is returned only
+    if there is no other event."""
     about = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
     telling = [event for event in about if event["kind"] != "death"] or about
     return telling[-1] if telling else None
@@ -195,14 +197,15 @@ def _wall_seconds(events: Sequence[Record], busy: float) -> float:
 
 @dataclass(frozen=True)
 class Account:
-    """What a page is made from. Its size does not grow with the number of steps, so a watcher can keep it in memory.
+    """The content of a page. Its size does not grow with the number of steps, so a watcher can keep it in memory.
 
     Attributes:
-        summary: of the step records on the committed lineage.
-        evaluations: evaluation records, steps strictly increasing.
+        summary: summary of the step records on the committed lineage.
+        evaluations: evaluation records; their steps strictly increase.
         events: all events, in order of time.
-        figures: totals. gaps: every interruption.
-        damage: what could not be read, for people.
+        figures: totals.
+        gaps: all interruptions.
+        damage: messages about what could not be read.
     """
 
     summary: Summary
@@ -214,7 +217,7 @@ class Account:
 
     @classmethod
     def of(cls, history: History) -> "Account":
-        """Of a whole history. Raises StoreError."""
+        """Return the account of a whole history. Raises StoreError."""
         return cls(
             Summary.of(history.steps),
             history.evaluations,
@@ -235,7 +238,7 @@ class Account:
         tokens_per_second: float,
         damage: Sequence[str],
     ) -> "Account":
-        """Of what a watcher keeps. `repeated`: step records that were superseded."""
+        """Return the account of what a watcher keeps. `repeated`: number of step records that were superseded."""
         sums = {name: summary.total(name) for name in SUMMED}
         made = figures(summary.reached, sums, tokens_per_second, events, repeated)
         return cls(summary, evaluations, events, made, gaps(events), damage)

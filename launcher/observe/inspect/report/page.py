@@ -1,5 +1,5 @@
-"""The report: one HTML file, without references to anything outside it, for whoever judges how a run went. The live
-page (`launcher.observe.watch`) consists of the same sections."""
+"""The report on a run: one HTML file without references to anything outside it. The live page
+(`launcher.observe.watch`) consists of the same sections."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportSubject:
-    """What the page is about.
+    """The run that a page is about, without its history.
 
     Attributes:
-        name, uri, created: of the run.
-        total_steps: what the recipe asks for.
-        recipe: its YAML text.
-        facts: further lines for the last section: fingerprints, versions.
+        name, uri, created: name, URI and date of creation.
+        total_steps: number of steps in the recipe.
+        recipe: YAML text of the recipe.
+        facts: further lines for the last section, by name: fingerprints, versions.
         baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
-        beside: what was measured of its commits beside training.
-        evaluated: what `maskfleet evaluate` found about its checkpoints.
+        beside: evaluations of its commits beside training.
+        evaluated: results of `maskfleet evaluate` for its checkpoints.
     """
 
     name: str
@@ -68,14 +68,14 @@ def render(subject: ReportSubject, history: History, now: datetime) -> str:
 def drawings(
     subject: ReportSubject, account: Account, axis: Axis = "steps", *, readings: bool = False
 ) -> str:
-    """Return the curves, and where the time went. `readings`: as `chart.draw` has it."""
+    """Return the curves and the timeline. `readings`: as for `chart.draw`."""
     curves = (draw(chart, readings=readings) for chart in charts(account, subject.baselines, axis))
     return f'<div class="charts">{"".join(curves)}{draw_timeline(account.events)}</div>'
 
 
 def sections(subject: ReportSubject, account: Account, *, folded: bool = False) -> dict[str, str]:
-    """Return what stands below the curves, by name and in order; empty text where there is nothing to say. `folded`:
-    the recipe is shown when somebody asks for it."""
+    """Return the sections below the curves, by name and in order; a section without content is empty text. `folded`:
+    hide the recipe until the reader opens it."""
     events = account.events
 
     def of(*kinds: str) -> list[Record]:
@@ -105,7 +105,7 @@ def _header(subject: ReportSubject, account: Account, now: datetime) -> str:
 
 
 def figures_of(subject: ReportSubject, account: Account) -> Iterator[tuple[str, str]]:
-    """Figures, and what each of them counts."""
+    """Yield the figures of the tiles, each with what it counts."""
     figures = account.figures
     yield f"{figures.steps:,}", f"of {subject.total_steps:,} steps"
     if account.evaluations:
@@ -124,7 +124,7 @@ def figures_of(subject: ReportSubject, account: Account) -> Iterator[tuple[str, 
 
 
 def held_out(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
-    """The figures of an evaluation."""
+    """Yield the figures of an evaluation, each with what it counts."""
     loss = token_loss(evaluation)
     perplexity = evaluation.get("perplexity")
     what = "" if perplexity is None else f" on hidden tokens, perplexity {perplexity:.1f}"
@@ -154,14 +154,14 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
     """Write the page about `run` to the local file `out`.
 
     Raises:
-        CorpusError, StoreError: the baselines are asked for and the corpora cannot be read.
+        CorpusError, StoreError: with baselines, and the corpora cannot be read.
         OutputError: `out` cannot be written.
     """
     write_file(out, render(subject(run, with_baselines=with_baselines), read_history(run.store), now))
 
 
 def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
-    """Return what the page says about the run besides its history."""
+    """Return everything about the run that the page needs besides its history."""
     computed: dict[str, float] = {}
     objective = run.recipe.objective
     if with_baselines and (
@@ -174,7 +174,7 @@ def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
 
 
 def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
-    """Return the same of a run in outline. Raises StoreError."""
+    """Return what `subject` returns, from the outline of a run. Raises StoreError."""
     return ReportSubject(
         name=run.name,
         uri=run.uri,

@@ -1,4 +1,4 @@
-"""What pages are made of: pieces of HTML, and a style sheet, light and dark, from a phone's width on. Whatever comes
+"""The parts of pages: pieces of HTML, and a style sheet, light and dark, for screens from a phone's width on. All text
 from a store goes through `text`."""
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,8 @@ from data_service.printable import visible
 
 
 def text(value: object) -> str:
-    """Escaped; controls and marks of direction, which could disguise it, are made visible."""
+    """Return a value as escaped text. Control characters and marks of direction, which could disguise it, are made
+    visible."""
     return escape(visible(str(value)))
 
 
@@ -26,12 +27,12 @@ def header(title: str, badge: str = "", *lines: str) -> str:
 
 
 def badge(state: str, kind: str = "") -> str:
-    """`kind`: "", " open", " bad" or " live"."""
+    """Return a badge with the state of a run. `kind`: "", " open", " bad" or " live"."""
     return f'<span class="state{kind}">{text(state)}</span>'
 
 
 def tiles(figures: Iterable[tuple[str, str]]) -> str:
-    """Figures, and what each of them counts."""
+    """Return tiles of figures, each with what it counts."""
     shown = "".join(
         f'<div class="tile"><b>{text(figure)}</b><span>{text(what)}</span></div>' for figure, what in figures
     )
@@ -39,7 +40,7 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], first_number: int) -> str:
-    """Return an HTML table. Columns from `first_number` on that hold numbers only are set right-aligned."""
+    """Return an HTML table. Columns from `first_number` on are right-aligned if they hold only numbers."""
     body = list(rows)
     numeric = {
         index

@@ -1,8 +1,8 @@
-"""Step records in bounded memory: what charts and totals need of a run, however many steps it has.
+"""Summarises step records in bounded memory, for charts and totals, however many steps a run has.
 
-Steps are put into bins of equal width. Of each field a bin keeps sum, count, smallest and largest value. When there are
-too many bins, the width doubles and neighbours become one, so sums, counts and extremes stay exact. Records can be
-added at the end; a run that goes back is summed up anew.
+Steps are put into bins of equal width. For each field a bin keeps sum, count, minimum and maximum. When there are too
+many bins, the width doubles and neighbours are merged, so sums, counts and extremes stay exact. Records can be added at
+the end; if a run goes back, it is summarised anew.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -24,7 +24,7 @@ _MOST_BINS = 2000
 
 @dataclass(frozen=True)
 class _Column:
-    """Of one field, for each of m bins: [m] float64 each."""
+    """The sums, counts, minima and maxima of one field in m bins: [m] float64 each."""
 
     sums: Floats
     counts: Floats
@@ -33,7 +33,7 @@ class _Column:
 
     @classmethod
     def of(cls, values: Floats) -> "_Column":
-        """Return a bin for each value; one that is no number counts for nothing."""
+        """Return a bin for each value. The bin of a value that is not finite is empty."""
         known = np.isfinite(values)
         return cls(
             np.where(known, values, 0.0),
@@ -47,7 +47,7 @@ class _Column:
         return cls.of(np.full(bins, np.nan))
 
     def joined(self, starts: NDArray[np.int64]) -> "_Column":
-        """Bins from each of `starts` to the next become one."""
+        """Return the column with the bins from each of `starts` to the next merged into one."""
         return _Column(
             np.add.reduceat(self.sums, starts),
             np.add.reduceat(self.counts, starts),
@@ -66,7 +66,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class Curve:
-    """A field along an axis: [n] float64 each, x rising; `low` and `high` are the extremes around each mean `y`."""
+    """A field along an axis: [n] float64 each. x increases; `low` and `high` are the extremes around each mean `y`."""
 
     x: Floats
     y: Floats
@@ -76,12 +76,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of n step records, steps strictly increasing. Never changed: `and_then` makes another one.
+    """The summary of step records, whose steps strictly increase. It is never changed: `and_then` returns another.
 
     Attributes:
         first, last: [m] number of the first and of the last step in each of m bins.
-        records: n.
-        tokens_before: trained on before the first record: those of the runs that a fork comes from.
+        records: number of records.
+        tokens_before: number of tokens trained on before the first record, by the runs that a fork comes from.
     """
 
     first: Floats
@@ -93,13 +93,13 @@ class Summary:
 
     @classmethod
     def of(cls, steps: StepHistory, tokens_before: float = 0.0) -> "Summary":
-        """Reads one column after the other. Raises StoreError."""
+        """Return the summary of a history. Reads one column after the other. Raises StoreError."""
         nothing = cls(np.empty(0), np.empty(0), 0, tokens_before, {}, 1.0)
         return nothing.and_then(steps.numbers, steps.fields, steps.column)
 
     @property
     def reached(self) -> int:
-        """Steps done: one more than the number of the last."""
+        """The number of steps done: one more than the number of the last step."""
         return int(self.last[-1]) + 1 if self.records else 0
 
     @property
@@ -107,11 +107,12 @@ class Summary:
         return frozenset(self._columns)
 
     def total(self, name: str) -> float:
-        """Sum over all records; 0 for a field that none has."""
+        """Return the sum of a field over all records; 0 if none has it."""
         return float(self._columns[name].sums.sum()) if name in self._columns else 0.0
 
     def mean(self, metric: Metric) -> float | None:
-        """Over all records that have the figure, or of the sums of which it is a ratio; None if none has it."""
+        """Return the mean of a figure over all records that have it; for a ratio, the ratio of the sums. None if no
+        record has it."""
         if metric.ratio is not None:
             return metric.of({name: self.total(name) for name in metric.ratio if name in self._columns})
         column = self._columns.get(metric.name)
@@ -122,7 +123,13 @@ class Summary:
         return replace(self, tokens_before=tokens)
 
     def and_then(self, numbers: Floats, fields: Iterable[str], column: Callable[[str], Floats]) -> "Summary":
-        """With further records: their step `numbers` [k], all above the last, and a column [k] of each field."""
+        """Return the summary with k further records.
+
+        Args:
+            numbers: [k] numbers of their steps, which increase and are above the last.
+            fields: names of their fields.
+            column: function that returns the column [k] of a field.
+        """
         if not len(numbers):
             return self
         width = self._wide_enough(numbers)
@@ -135,7 +142,7 @@ class Summary:
         return self._with(numbers[starts], numbers[ends], found, len(numbers), width)
 
     def curve(self, name: str, axis: Axis = "steps") -> Curve:
-        """Of one field; empty if no record has it."""
+        """Return the curve of a field; empty if no record has it."""
         column = self._columns.get(name)
         if column is None:
             return Curve(*(np.empty(0) for _ in range(4)))
@@ -144,7 +151,7 @@ class Summary:
         return Curve(self._middles(axis)[known], means, column.lows[known], column.highs[known])
 
     def along(self, done: Sequence[float] | Floats, axis: Axis) -> Floats:
-        """Return where a number of steps done lies on an axis: [n] float64 for n of them."""
+        """Return [n] float64, the places on an axis of n numbers of steps done."""
         at = np.asarray(done, dtype=np.float64)
         if axis == "steps" or not self.records:
             return at
@@ -158,7 +165,7 @@ class Summary:
         return (reached[:-1] + reached[1:]) / 2
 
     def _reached(self, axis: Axis) -> Floats:
-        """[m + 1] tokens or hours before the first bin, and after each."""
+        """Return [m + 1], the tokens or hours before the first bin and after each bin."""
         name, unit, before = (
             ("tokens", 1.0, self.tokens_before) if axis == "tokens" else ("seconds", 3600.0, 0.0)
         )
@@ -166,7 +173,7 @@ class Summary:
         return before + np.append(0.0, np.cumsum(sums)) / unit
 
     def _wide_enough(self, numbers: Floats) -> float:
-        """Return a width that keeps the bins few, a power of two."""
+        """Return the width of bins, a power of two, with which there are not too many."""
         begin = float(self.first[0]) if self.records else float(numbers[0])
         width = self._width
         while (float(numbers[-1]) - begin) / width >= _MOST_BINS:
@@ -176,7 +183,7 @@ class Summary:
     def _with(
         self, first: Floats, last: Floats, found: dict[str, _Column], records: int, width: float
     ) -> "Summary":
-        """Old and new bins, neighbours that lie in one of the width joined."""
+        """Return the summary with old and new bins, merged to bins of `width`."""
         begins, ends = np.concatenate([self.first, first]), np.concatenate([self.last, last])
         starts = _starts(begins, width)
         columns = {}
@@ -191,7 +198,8 @@ class Summary:
 
 
 def of_steps(metric: Metric, fields: Container[str], column: Callable[[str], Floats]) -> Floats | None:
-    """[n] values of a figure, given a column of each of the `fields` of n steps; None if it is not there."""
+    """Return [n], the values of a figure in n steps, given the function `column` for each of the `fields`. None if the
+    fields do not give it."""
     if metric.name in fields:
         return column(metric.name)
     if metric.ratio is None or not all(name in fields for name in metric.ratio):
@@ -201,5 +209,5 @@ def of_steps(metric: Metric, fields: Container[str], column: Callable[[str], Flo
 
 
 def _starts(numbers: Floats, width: float) -> NDArray[np.int64]:
-    """Return where the bins begin among rising step numbers."""
+    """Return the indices among increasing step numbers at which bins begin."""
     return np.append(0, np.flatnonzero(np.diff(numbers // width)) + 1).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The report's tables: what interrupted a run, what it went back for, its ranks, checkpoints, machines and changes."""
+"""The report's tables: interruptions, rewinds, numbers of ranks, checkpoints, machines, changes and damage."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -79,8 +79,8 @@ def checkpoints(commits: Sequence[Record]) -> str:
 
 
 def nodes(events: Sequence[Record]) -> str:
-    """Return what was found wrong with machines: by their preflight, by ranks that were slow, by weights that
-    differed; what every start finds anew, once."""
+    """Return the table of problems of machines: those found by preflights, slow ranks, and corrupt weights. A problem
+    that every start finds is shown once."""
     first: dict[tuple[str, str], float] = {}
     for event in events:
         for complaint in _complaints(event):
@@ -90,7 +90,7 @@ def nodes(events: Sequence[Record]) -> str:
 
 
 def _complaints(event: Record) -> Iterator[tuple[str, str]]:
-    """(machine, what is wrong with it)."""
+    """Yield the machines in an event, each with its problem."""
     match event["kind"]:
         case "preflight" | "unfit":
             for problem in event["problems"]:
@@ -123,7 +123,7 @@ def changes(events: Sequence[Record]) -> str:
 
 
 def damage(lines: Sequence[str]) -> str:
-    """Return what could not be read."""
+    """Return the table of what could not be read."""
     if not lines:
         return ""
     different = list(dict.fromkeys(lines))  # an object may have been read for each of its fields
@@ -133,5 +133,5 @@ def damage(lines: Sequence[str]) -> str:
 
 
 def moment(seconds: float) -> str:
-    """In UTC, to the second."""
+    """Return a time since 1970 as date and time in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

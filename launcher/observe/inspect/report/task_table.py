@@ -1,7 +1,7 @@
-"""The table of a run's results on tasks, as a terminal and a page show it: kept with the run, a row an object.
+"""The table of a run's results on tasks, for terminals and pages. It is stored with the run, an object for each row.
 
-Figures are medians over seeds. A row says of how many, since with one seed, or with the best of many, differences
-between single fine-tunings would pass for differences between checkpoints.
+Figures are medians over seeds, and a row states the number of seeds. With one seed, or with the best of many,
+differences between single fine-tunings would look like differences between checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,18 @@ ROWS = "tables/"
 
 
 class TableRow(Sealed):
-    """One checkpoint on one task.
+    """The results of one checkpoint on one task.
 
     Attributes:
-        checkpoint, step, weights: which checkpoint; its digest.
-        task, data, measure: which task, its digest, and what was done.
-        metric: the name of the main one.
-        settings: those among the grid's choices that were chosen, as far as the choices differ; `choices`: how many.
-        median, lowest, highest: of the main metric over seeds, under these settings; None without a finite figure.
-        values: of the main metric by seed.
-        metrics: medians of all metrics, under these settings.
-        cells, missing: of the grid, for this checkpoint and task, and how many of them have no result.
+        checkpoint, step, weights: name and step of the checkpoint, and digest of its weights.
+        task, data, measure: name of the task, digest of its data, and what was measured.
+        metric: name of the main metric.
+        settings: the best settings among the grid's choices, without those that all choices share.
+        choices: number of choices.
+        median, lowest, highest: the main metric over seeds, with these settings; None without a finite figure.
+        values: the main metric by seed.
+        metrics: medians of all metrics, with these settings.
+        cells, missing: number of the grid's cells for this checkpoint and task, and of those without a result.
     """
 
     checkpoint: str
@@ -51,13 +52,13 @@ class TableRow(Sealed):
 
     @property
     def path(self) -> str:
-        """Beside a run, by what it is about."""
+        """The key of the row in the run's store: a hash of checkpoint, measure, task and data."""
         return f"{ROWS}{name_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
 
 
 def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
-    """(checkpoint, step, mean over tasks of the medians) of those that have a figure for every task, where there are
-    several tasks."""
+    """Return checkpoint, step, and mean of the medians over tasks, for each checkpoint that has several tasks and a
+    figure for each of them."""
     groups = groupby(table, key=lambda row: (row.checkpoint, row.step, row.weights))
     found = []
     for (checkpoint, step, _), group in groups:
@@ -69,27 +70,31 @@ def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
 
 
 def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
-    """Put with the run at `store`, for its report: `tables/<digest>.json`, one each; a row about the same weights, task
-    and measure gives way. Raises StoreError; RunError: a newer version wrote that row."""
+    """Store rows with the run at `store`, for its report, as `tables/<digest>.json`.
+
+    A row replaces an earlier one about the same weights, step, measure, task and data. Raises StoreError; RunError if a
+    newer version wrote that row.
+    """
     for row in rows:
         read(store, row.path, TableRow)
         store.put(row.path, seal(row))
 
 
 class RowReader:
-    """Reads the rows that are stored with a run, again and again, each time only what is new (`SealedReader`)."""
+    """Reads the rows that are stored with a run repeatedly. Each call requests only rows that are new
+    (`SealedReader`)."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._rows = store, SealedReader(store, TableRow)
 
     def read(self) -> list[TableRow]:
-        """By step, then by task. What is no row is passed over. Raises StoreError kinds."""
+        """Return the rows by step, then by task. Objects that are not rows are left out. Raises StoreError."""
         found = self._rows.read(self._store.list(ROWS))
         return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
 
 
 def kept_rows(store: Store) -> list[TableRow]:
-    """As one `RowReader` reads. Raises StoreError kinds."""
+    """Read once what a `RowReader` reads. Raises StoreError."""
     return RowReader(store).read()
 
 
@@ -98,7 +103,8 @@ _NUMBERS = ("step", "median", "lowest", "highest", "seeds")
 
 
 def terminal_table(rows: Sequence[TableRow]) -> Table:
-    """Figures x 100, as papers print them; a line for each checkpoint and task, and each checkpoint's average."""
+    """Return a table with a line for each checkpoint and task, and one for each checkpoint's average. Figures are
+    multiplied by 100, as in papers."""
     table = Table(box=None, pad_edge=False)
     for head in _HEADS:
         table.add_column(head, justify="right" if head in _NUMBERS else "left")
@@ -116,7 +122,7 @@ def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
 
 
 def heads() -> tuple[str, ...]:
-    """Of the columns."""
+    """Return the heads of the columns."""
     return _HEADS
 
 

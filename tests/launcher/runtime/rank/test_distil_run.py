@@ -131,14 +131,14 @@ def small(**changes: object) -> str:
         (lambda f: taught_by(f / "teacher", model=small(layers=3)), "layers is 3 here and 2 there"),
         (
             lambda f: taught_by(f / "teacher", "phases.0.length=80", "model.max_length=80"),
-            "rows of 64 tokens at most",
+            "at most 64 tokens a row",
         ),
-        (lambda f: taught_by(f / "teacher", "model.vocab=400"), "has 320 ids, and the student 400"),
+        (lambda f: taught_by(f / "teacher", "model.vocab=400"), "has 320 ids, but the student has 400"),
         (lambda f: taught_by(f / "stranger"), "another tokenizer"),
         (lambda f: taught_by("s3://your-bucket/runs/teacher"), "placeholders"),
         (lambda f: taught_by(f / "teacher", step="5"), "no checkpoint of step 5"),
-        (lambda f: (*taught_by(f / "teacher"), "model.layers=3"), "first teacher 2 to begin as"),
-        (lambda f: (*SHORT, "start=teacher"), "and has none"),
+        (lambda f: (*taught_by(f / "teacher"), "model.layers=3"), "first teacher has only 2 "),
+        (lambda f: (*SHORT, "start=teacher"), "has no teacher"),
     ],
 )
 def test_a_teacher_that_cannot_be_is_refused_when_the_run_is_created(

@@ -57,7 +57,7 @@ def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
         (
             "roberta-base",
             ("phases.0.mixture={weights: {wep: 1}}",),
-            "weighs wep, which is no source",
+            "the phase weighs wep",
             "add corpus",
         ),
         ("roberta-base", ("phases.0.mixture={weights: {english: 0}}",), "sources weigh 0", "above 0"),
@@ -67,7 +67,7 @@ def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
             "greater than or equal to 0",
             "weights",
         ),
-        ("xlnet-base", ("phases.0.mixture={}",), "rows that go on from step to step", "leave it out"),
+        ("xlnet-base", ("phases.0.mixture={}",), "rows that continue from step to step", "leave it out"),
         ("contrastive-base", ("phases.0.mixture={}",), "batches of one source", "leave it out"),
     ],
 )

@@ -114,7 +114,7 @@ def test_local_paths_become_absolute(inputs: Path, tmp_path: Path, monkeypatch: 
     [
         ("corpus.sources.text.uri=/nowhere", CorpusError, "no corpus at"),
         ("tokenizer.uri=/nowhere", UserError, "/nowhere"),
-        ("corpus.heldout.fraction=0.2", CorpusError, "keeps 0.1 of its documents"),
+        ("corpus.heldout.fraction=0.2", CorpusError, " 0.1 of its documents"),
         ("model.vocab=100", RecipeError, "320 ids, the model's vocabulary only 100"),
     ],
 )

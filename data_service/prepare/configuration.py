@@ -1,0 +1,173 @@
+"""What a preparation is asked to do: the content of PREPARE.yaml."""
+
+import hashlib
+import json
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from data_service.errors import InputError, PrepareError
+from data_service.ingest.encodings import UTF_8, encoding_name
+from data_service.ingest.inputs import PREPARATION, InputListing, LeftOut, list_inputs
+from data_service.ingest.options import MIB, BuildOptions
+from data_service.prepare.stages import Stage
+from data_service.store.base import Store
+
+RULES = 1  # goes up whenever the same inputs and settings would give other bytes than before
+FieldName = Literal["id", "url", "licence", "language", "date"]
+Constant = Literal["url", "licence", "language", "date"]
+
+
+class ReadOptions(BuildOptions):
+    """Options of reading: those of a corpus build, and the fields that are read beside the text."""
+
+    metadata: tuple[str, ...] = ()
+
+    @property
+    def metadata_fields(self) -> tuple[str, ...]:
+        return self.metadata
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.text_field, *self.metadata)))
+
+
+class Input(BaseModel):
+    """One source of documents.
+
+    Attributes:
+        source: name of the source, which stands in every document.
+        files: files, folders and globs, local or s3://.
+        text: field of a JSON line, or column of a table, that holds the text.
+        fields: names of the fields that hold a document's id, URL, licence, language and date. Without a field of ids
+            a document is named by its file and place.
+        constants: values for all documents that have none of their own.
+        txt_documents, encoding, delimiter, on_bad_bytes, on_bad_records, max_document_bytes: as in `BuildOptions`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field(min_length=1, max_length=100)
+    files: tuple[str, ...] = Field(min_length=1)
+    text: str = "text"
+    fields: dict[FieldName, str] = Field(default_factory=dict)
+    constants: dict[Constant, str] = Field(default_factory=dict)
+    txt_documents: Literal["file", "blank_line"] = "file"
+    encoding: str = UTF_8
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    on_bad_bytes: Literal["error", "replace"] = "error"
+    on_bad_records: Literal["error", "skip"] = "error"
+    max_document_bytes: int = Field(default=16 * MIB, ge=1)
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, name: str) -> str:
+        return encoding_name(name)
+
+    def options(self, chunk_bytes: int) -> ReadOptions:
+        """Return the options with which its files are read."""
+        return ReadOptions(
+            text_field=self.text,
+            metadata=tuple(dict.fromkeys(self.fields.values())),
+            txt_documents=self.txt_documents,
+            encoding=self.encoding,
+            delimiter=self.delimiter,
+            on_bad_bytes=self.on_bad_bytes,
+            on_bad_records=self.on_bad_records,
+            split_bytes=chunk_bytes,
+            max_document_bytes=self.max_document_bytes,
+        )
+
+
+class Preparation(BaseModel):
+    """A preparation.
+
+    Attributes:
+        inputs: sources; of equal documents the first in this order is kept.
+        stages: stages in the order in which documents go through them.
+        chunk_bytes: bytes of text that one task reads, and from which one part of the output is made.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inputs: tuple[Input, ...] = Field(min_length=1)
+    stages: tuple[Stage, ...] = ()
+    chunk_bytes: int = Field(default=64 * MIB, ge=4096)
+
+    @model_validator(mode="after")
+    def _sources_differ(self) -> Self:
+        names = [entry.source for entry in self.inputs]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two inputs are called {twice!r}: give each source another name")
+        return self
+
+
+def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
+    """Return the files of each input.
+
+    Raises:
+        InputError: a pattern matches no file, a file belongs to two inputs, or the output holds an input.
+        StoreError: a store cannot be listed.
+    """
+    listings = [list_inputs(list(entry.files), entry.encoding) for entry in preparation.inputs]
+    owners: dict[str, str] = {}
+    for entry, listing in zip(preparation.inputs, listings, strict=True):
+        for file in listing.files:
+            if file.uri.startswith(store.uri.rstrip("/") + "/"):
+                raise InputError(
+                    f"the output {store.uri} holds the input {file.uri}",
+                    remedy="write the documents to a folder that holds nothing else",
+                )
+            owner = owners.setdefault(file.uri, entry.source)
+            if owner != entry.source:
+                raise InputError(
+                    f"{file.uri} is an input of both {owner!r} and {entry.source!r}",
+                    remedy="name each file under one source",
+                )
+    return listings
+
+
+def left_out(listings: list[InputListing]) -> list[LeftOut]:
+    """Return the files among the inputs that are not read."""
+    return [item for listing in listings for item in listing.left_out]
+
+
+def identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:
+    """Return what decides the output, as JSON values."""
+    names = [[[file.uri, file.size] for file in listing.files] for listing in listings]
+    return {
+        "rules": RULES,
+        **preparation.model_dump(mode="json", exclude_none=True),
+        "files": sum(len(listing.files) for listing in listings),
+        "bytes": sum(file.size for listing in listings for file in listing.files),
+        "listing": hashlib.sha256(json.dumps(names).encode()).hexdigest(),
+    }
+
+
+def short_hash(wanted: dict[str, object]) -> str:
+    """Return a short hash of an identity."""
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def claim(store: Store, wanted: dict[str, object]) -> None:
+    """Reserve the output for this preparation.
+
+    Raises:
+        PrepareError: the output holds documents, complete or not, that were prepared in another way.
+    """
+    text = json.dumps(wanted, indent=1).encode()
+    if store.put_if_absent(PREPARATION, text):
+        return
+    there = json.loads(store.get(PREPARATION))
+    refuse_difference(store, there, wanted, "half-prepared documents")
+
+
+def refuse_difference(store: Store, there: dict[str, object], wanted: dict[str, object], what: str) -> None:
+    """Raise PrepareError if what is there was prepared in another way."""
+    keys = [key for key in {**there, **wanted} if there.get(key) != wanted.get(key)]
+    if keys:
+        lines = [f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}" for key in keys]
+        raise PrepareError(
+            "\n".join([f"{store.uri} holds {what} of another preparation:", *lines]),
+            remedy="prepare into another place, or delete these; to continue, give the same file and inputs",
+        )

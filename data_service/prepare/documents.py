@@ -1,0 +1,123 @@
+"""The documents that `prepare` reads, keeps and drops, and the Parquet files that hold them.
+
+A part is made in memory, a row group at a time, and stored as one object. Equal rows give equal bytes.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_service.store.base import Store, digest
+
+_GROUP_BYTES = 8 << 20  # of text; `corpus build` cuts its work at row groups
+_GROUP_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document.
+
+    Attributes:
+        id: name that no other document of the preparation has.
+        text: its text.
+        source: name of the input that it came from.
+        url, licence, language, date: what the input says of it, as text; None if it says nothing.
+        cluster_size: number of documents that this one stands for: itself and its copies.
+    """
+
+    id: str
+    text: str
+    source: str
+    url: str | None = None
+    licence: str | None = None
+    language: str | None = None
+    date: str | None = None
+    cluster_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedDocument:
+    """A document that was left out.
+
+    Attributes:
+        id, source: as in `Document`. A record that could not be read has its place as id.
+        stage: label of the stage that dropped it; `read` if it is empty or could not be read.
+        reason: kind of reason, which statistics count.
+        detail: the values behind it, such as the document of which it is a copy.
+    """
+
+    id: str
+    source: str
+    stage: str
+    reason: str
+    detail: str = ""
+
+
+KEPT = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        *(pa.field(name, pa.string()) for name in ("url", "licence", "language", "date")),
+        pa.field("cluster_size", pa.int64(), nullable=False),
+    ]
+)
+DROPPED = pa.schema([pa.field(field.name, pa.string(), nullable=False) for field in fields(DroppedDocument)])
+
+
+class PartWriter:
+    """Collects rows of a part: `Document`s with the schema `KEPT`, or `DroppedDocument`s with `DROPPED`."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._file = io.BytesIO()
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[Document | DroppedDocument] = []
+        self._size = 0
+
+    def add(self, row: Document | DroppedDocument) -> None:
+        self._rows.append(row)
+        self._size += len(row.text) if isinstance(row, Document) else 0
+        if self._size >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
+            self._flush()
+
+    def store(self, store: Store, key: str) -> dict[str, int]:
+        """Store the part under `key`, unless it has no row. Return the sizes of the stored objects, by key."""
+        data = self.finish()
+        if data:
+            store.put(key, data)
+        return {key: len(data)} if data else {}
+
+    def finish(self) -> memoryview:
+        """Return the part's bytes; none if it has no row."""
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+        self.digest = digest(self._file.getbuffer())
+        return self._file.getbuffer()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        columns = [[getattr(row, name) for row in self._rows] for name in self._schema.names]
+        table = pa.Table.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)],
+            schema=self._schema,
+        )
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
+        self._writer.write_table(table)
+        self._rows, self._size = [], 0
+
+
+def read_part(data: bytes) -> Iterator[Document]:
+    """Yield the documents of a part with the schema `KEPT`."""
+    with pq.ParquetFile(pa.BufferReader(data)) as table:
+        for batch in table.iter_batches(1024, use_threads=False):
+            columns: list[list[Any]] = [batch.column(name).to_pylist() for name in KEPT.names]
+            for row in zip(*columns, strict=True):
+                yield Document(*row)

@@ -1,0 +1,272 @@
+"""Finds documents with equal hashes over all chunks, one range of hashes at a time so that memory is bounded.
+
+Each chunk leaves its hashes, sorted, with the documents' ids in the same order. A compare task reads one range of all
+chunks, and writes for each chunk which of its documents are copies of which earlier one, and how many copies the
+others have. Documents are ordered by chunk, then by place in it, so the result depends on nothing else.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_service.ingest.scan import BUCKETS, hash_of
+from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.prepare.layout import PrepareLayout
+from data_service.store.base import Store, digest, together
+
+_PARTITION = 1_000_000  # documents; about 250 MB while they are compared
+# A document's hash as two big-endian words, its number in its chunk, the number of documents that it stands for, and
+# the bytes of its id.
+_RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")])
+Slices = tuple[
+    tuple[str, int, int], tuple[str, int, int]
+]  # (key, start, length) of records, and of their ids
+_CLUSTERS = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), ("copy_of", pa.string())])
+
+
+class Hashes:
+    """The hashes of a chunk's documents."""
+
+    def __init__(self) -> None:
+        self._digests = bytearray()
+        self._weights, self._lengths, self._ids = array("I"), array("I"), list[bytes]()
+
+    def add(self, text: str, name: str, weight: int = 1) -> None:
+        """Add a document by the text that is compared. `name`: its id."""
+        self._digests += blake2b(text.encode(), digest_size=16).digest()
+        self._ids.append(name.encode())
+        self._lengths.append(len(self._ids[-1]))
+        self._weights.append(min(weight, 0xFFFFFFFF))
+
+    def store(self, store: Store, key: str) -> "HashedChunk":
+        """Store the sorted hashes and, behind them, the ids. Return what the receipt says of them."""
+        words = np.frombuffer(self._digests, dtype=">u8").reshape(-1, 2)
+        order = np.lexsort((words[:, 1], words[:, 0]))
+        records = np.empty(len(words), dtype=_RECORD)
+        records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
+        records["weight"] = np.asarray(self._weights, dtype=np.uint32)[order]
+        records["id"] = np.asarray(self._lengths, dtype=np.uint32)[order]
+        firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
+        inner = np.searchsorted(records["high"].astype(np.uint64), firsts)
+        buckets = [0, *inner.tolist(), len(records)]
+        ends = [0, *accumulate(records["id"].tolist())]
+        data = records.tobytes() + b"".join(self._ids[place] for place in order.tolist())
+        if len(records):
+            store.put(key, data)
+        return HashedChunk(key, buckets, [ends[place] for place in buckets], digest(data), len(data))
+
+
+@dataclass(frozen=True)
+class HashedChunk:
+    """The stored hashes of a chunk.
+
+    Attributes:
+        key: key of the object; there is none if the chunk has no document.
+        buckets: [BUCKETS + 1], number of the record at which each first byte of the hash begins, and the end.
+        ids: [BUCKETS + 1], byte of the joined ids at which it begins, and the end.
+        digest: digest of the object.
+        size: bytes of the object.
+    """
+
+    key: str
+    buckets: list[int]
+    ids: list[int]
+    digest: str
+    size: int
+
+    def files(self) -> dict[str, int]:
+        """Return the size of the stored object, by key."""
+        return {self.key: self.size} if self.size else {}
+
+    def slices(self, first: int, stop: int) -> Slices | None:
+        """Return where the records and the ids of buckets [first, stop) are; None if there are none."""
+        begin, end = self.buckets[first], self.buckets[stop]
+        if begin == end:
+            return None
+        names = self.buckets[-1] * _RECORD.itemsize
+        records = (self.key, begin * _RECORD.itemsize, (end - begin) * _RECORD.itemsize)
+        return records, (self.key, names + self.ids[first], self.ids[stop] - self.ids[first])
+
+
+@dataclass(frozen=True)
+class CompareTask(BuildTask):
+    """The task of comparing the hashes of one partition. `slices`: of each chunk, where its records and ids are."""
+
+    layout: PrepareLayout
+    kind: str
+    index: int
+    slices: tuple[Slices | None, ...]
+    source: str
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt(f"compare-{self.kind}", self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(found[0][2] for found in self.slices if found)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+
+class CompareReceipt(TaskReceipt):
+    """The result of comparing a partition.
+
+    Attributes:
+        starts: [chunks + 1], byte at which the table of each chunk begins in the stored object, and the end.
+        digest: digest of the object.
+        copies: number of documents that are copies of another.
+        first_copy: (chunk, number in it) of a copy and of the document that it is a copy of; None without copies.
+    """
+
+    starts: list[int]
+    digest: str
+    copies: int
+    first_copy: tuple[tuple[int, int], tuple[int, int]] | None
+
+
+def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareTask]:
+    """Cut the hash space into partitions of about `_PARTITION` documents."""
+    documents = sum(chunk.buckets[-1] for chunk in chunks)
+    count = min(BUCKETS, max(1, -(-documents // _PARTITION)))
+    edges = [BUCKETS * i // count for i in range(count + 1)]
+    source = hash_of(chunk.digest for chunk in chunks)
+    return [
+        CompareTask(layout, kind, index, tuple(chunk.slices(first, stop) for chunk in chunks), source)
+        for index, (first, stop) in enumerate(pairwise(edges))
+    ]
+
+
+def compare(task: CompareTask) -> CompareReceipt:
+    """Write which documents of the partition are copies of an earlier one; return the receipt."""
+    store = task.layout.open()
+    read = list(together(partial(_read, store), task.slices))
+    parts = [np.frombuffer(records, dtype=_RECORD) for records, _ in read]
+    records, names = np.concatenate(parts), b"".join(ids for _, ids in read)
+    chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
+    rows, first, weights = _find_clusters(records, chunk)
+    copies = rows != first
+    ends = np.cumsum(records["id"], dtype=np.int64)
+    starts = ends - records["id"]
+    copy_of = [
+        names[starts[one] : ends[one]].decode() if copy else None
+        for one, copy in zip(first.tolist(), copies.tolist(), strict=True)
+    ]
+    table = pa.table(
+        [
+            pa.array(records["ordinal"][rows].astype(np.uint32)),
+            pa.array(weights, pa.int64()),
+            pa.array(copy_of, pa.string()),
+        ],
+        schema=_CLUSTERS,
+    )
+    data, offsets = _by_chunk(table, chunk[rows], len(parts))
+    key = task.layout.clusters(task.kind, task.index)
+    if data:
+        store.put(key, data)
+    place = int(np.flatnonzero(copies)[0]) if copies.any() else None
+
+    def at(row: np.int64) -> tuple[int, int]:
+        return int(chunk[row]), int(records["ordinal"][row])
+
+    receipt = CompareReceipt(
+        source=task.source,
+        files={key: len(data)} if data else {},
+        starts=offsets,
+        digest=digest(data),
+        copies=int(copies.sum()),
+        first_copy=None if place is None else (at(rows[place]), at(first[place])),
+    )
+    write_receipt(store, task.receipt, receipt)
+    return receipt
+
+
+def _find_clusters(
+    records: NDArray[np.void], chunk: NDArray[np.uint32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return, for each document that has a copy: its row, the row of the first of its cluster, the cluster's weight."""
+    order = np.lexsort((records["ordinal"], chunk, records["low"], records["high"]))
+    found = records[order]
+    begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~_same_as_before(found))
+    begin = np.flatnonzero(begins)
+    if not len(begin):
+        return order, order, order
+    sizes = np.diff(np.append(begin, len(order)))
+    weights = np.add.reduceat(found["weight"].astype(np.int64), begin)
+    several = np.repeat(sizes > 1, sizes)
+    return order[several], np.repeat(order[begin], sizes)[several], np.repeat(weights, sizes)[several]
+
+
+def _by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
+    """Return one Arrow stream a chunk that has rows, joined; and [count + 1] at which byte each begins."""
+    order = np.lexsort((table.column("ordinal").to_numpy(), chunk))
+    table, edges = table.take(pa.array(order)), np.searchsorted(chunk[order], np.arange(count + 1)).tolist()
+    streams = []
+    for start, stop in pairwise(edges):
+        sink = pa.BufferOutputStream()
+        if stop > start:
+            with pa.ipc.new_stream(sink, _CLUSTERS) as writer:
+                writer.write_table(table.slice(start, stop - start).combine_chunks())
+        streams.append(sink.getvalue().to_pybytes())
+    return b"".join(streams), [0, *accumulate(map(len, streams))]
+
+
+def _read(store: Store, wanted: Slices | None) -> tuple[bytes, bytes]:
+    if wanted is None:
+        return b"", b""
+    records, ids = wanted
+    return store.get_range(*records), store.get_range(*ids) if ids[2] else b""
+
+
+def _same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
+    high, low = records["high"], records["low"]
+    same: NDArray[np.bool_] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    return same
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """What is known of a chunk's documents that have copies. `slices`: (key, start, length) of its tables; `digest`:
+    of all partitions."""
+
+    slices: tuple[tuple[str, int, int], ...]
+    digest: str
+
+    def read(self, store: Store) -> tuple[dict[int, str], dict[int, int]]:
+        """Return the ids of the documents of which documents are copies, and the sizes of clusters, both by number of
+        the document in its chunk."""
+        copies: dict[int, str] = {}
+        weights: dict[int, int] = {}
+        for key, start, length in self.slices:
+            table = pa.ipc.open_stream(store.get_range(key, start, length)).read_all()
+            for ordinal, weight, copy_of in zip(
+                *(column.to_pylist() for column in table.columns), strict=True
+            ):
+                if copy_of is None:
+                    weights[ordinal] = weight
+                else:
+                    copies[ordinal] = copy_of
+        return copies, weights
+
+
+def clusters_of(chunk: int, layout: PrepareLayout, kind: str, compared: Sequence[CompareReceipt]) -> Clusters:
+    """Return where the clusters of a chunk's documents are stored."""
+    slices = tuple(
+        (
+            layout.clusters(kind, partition),
+            receipt.starts[chunk],
+            receipt.starts[chunk + 1] - receipt.starts[chunk],
+        )
+        for partition, receipt in enumerate(compared)
+        if receipt.starts[chunk + 1] > receipt.starts[chunk]
+    )
+    return Clusters(slices, hash_of(receipt.digest for receipt in compared))

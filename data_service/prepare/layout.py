@@ -1,0 +1,33 @@
+"""The keys of a preparation: its results, and what it needs only until it is done (below `build/`)."""
+
+from dataclasses import dataclass
+
+from data_service.corpus.manifest import BUILD, BuildLayout
+from data_service.ingest.inputs import PREPARED_DOCUMENTS
+
+DROPPED = "dropped/"
+
+
+@dataclass(frozen=True)
+class PrepareLayout(BuildLayout):
+    """The keys that the tasks of one preparation read and write. A pass ends before a stage that compares documents."""
+
+    def kept(self, chunk: int) -> str:
+        """Return the key of the documents of a chunk that are kept in the end."""
+        return f"{PREPARED_DOCUMENTS}{chunk:06d}.parquet"
+
+    def dropped(self, chunk: int, number: int) -> str:
+        """Return the key of the documents of a chunk that pass `number` dropped."""
+        return f"{DROPPED}{chunk:06d}-{number}.parquet"
+
+    def between(self, chunk: int, number: int) -> str:
+        """Return the key of the documents of a chunk that pass `number` hands on."""
+        return f"{BUILD}{self.build}/documents/{number}/{chunk:06d}.parquet"
+
+    def hashed(self, kind: str, chunk: int) -> str:
+        """Return the key of the sorted hashes of a chunk: of its `ids`, or of its texts before pass `kind`."""
+        return f"{BUILD}{self.build}/hashed/{kind}/{chunk:06d}.bin"
+
+    def clusters(self, kind: str, partition: int) -> str:
+        """Return the key of what comparing one partition of hashes found."""
+        return f"{BUILD}{self.build}/clusters/{kind}/{partition:03d}.arrows"

@@ -1,0 +1,297 @@
+"""The passes over the documents: each takes every chunk through the stages up to the next that compares documents.
+
+The first pass reads the inputs; every later one reads what the pass before handed on, and applies what comparing found.
+A chunk's task writes one part of documents and one of dropped documents, and its receipt last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.ingest.documents import read_records
+from data_service.ingest.encodings import is_odd
+from data_service.ingest.records import BadRecord, RecordPlace, Text
+from data_service.ingest.scan import encoded_text, hash_of
+from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
+from data_service.prepare.configuration import Input
+from data_service.prepare.documents import (
+    DROPPED,
+    KEPT,
+    Document,
+    DroppedDocument,
+    PartWriter,
+    read_part,
+)
+from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
+from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.stages import DocumentStage, Drop, open_filter
+from data_service.store.base import Store
+
+READ = "read"
+IDS = "ids"
+
+
+def texts_of(number: int) -> str:
+    """Return the kind of hashes that pass `number` leaves of the texts that are compared after it."""
+    return f"texts-{number}"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Pass `number`: the stages that it takes documents through, and the stage behind it that compares documents.
+
+    Attributes:
+        stages: (label, settings) of stages that look at one document alone.
+        compared: label of the stage that compares what is left; None for the last pass.
+    """
+
+    number: int
+    stages: tuple[tuple[str, DocumentStage], ...]
+    compared: str | None
+
+
+class Counts(BaseModel):
+    """What became of a chunk's documents in a pass.
+
+    Attributes:
+        entered: number of documents that entered the pass; in the first, of records of the input.
+        left: number that left it.
+        entered_bytes, left_bytes: their text in UTF-8.
+        dropped: number by stage and reason.
+        changed: number of documents whose text a stage changed, by stage.
+        odd: number of documents read that do not look like text (`is_odd`).
+        languages, licences: number of documents that left the last pass, by value; "" for none.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    entered: int = 0
+    left: int = 0
+    entered_bytes: int = 0
+    left_bytes: int = 0
+    dropped: dict[str, dict[str, int]] = {}
+    changed: dict[str, int] = {}
+    odd: int = 0
+    languages: dict[str, int] = {}
+    licences: dict[str, int] = {}
+
+
+class PassReceipt(TaskReceipt):
+    """The result of a pass over a chunk.
+
+    Attributes:
+        counts: what became of the documents.
+        digest: hash of everything that it wrote.
+        parts: digest of each part that belongs to the output, by key.
+        ids, texts: hashes of the ids of all documents read, and of the texts that are compared next.
+    """
+
+    counts: Counts
+    digest: str
+    parts: dict[str, str]
+    ids: HashedChunk | None = None
+    texts: HashedChunk | None = None
+
+
+@dataclass(frozen=True)
+class ReadTask(SplitTask):
+    """The task of reading a chunk of an input, and of taking its documents through the first pass."""
+
+    layout: PrepareLayout
+    entry: Input
+    run: Pass
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt("pass-0", self.index)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
+        return (hash_of([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds]),)
+
+
+@dataclass(frozen=True)
+class LaterTask(BuildTask):
+    """The task of taking a chunk's documents through a later pass.
+
+    Attributes:
+        run: the pass.
+        before: receipt of the pass before.
+        clusters: what comparing the documents of that pass found.
+        compared: label of the stage that compared them.
+    """
+
+    layout: PrepareLayout
+    index: int
+    run: Pass
+    before: str
+    size: int
+    clusters: Clusters
+    compared: str
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt(f"pass-{self.run.number}", self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        return self.size
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (hash_of([self.before, self.clusters.digest]),)
+
+
+def read_chunk(task: ReadTask) -> PassReceipt:
+    """Read a chunk and take its documents through the first pass; return the receipt.
+
+    Raises:
+        InputError, StoreError: as `read_records`.
+        PrepareError: a stage lacks a file or a package.
+    """
+    sink = _Sink(task.layout, task.index, task.run)
+    ids = Hashes()
+    for _, found in read_documents(task):
+        sink.counts.entered += 1
+        ids.add(found.id, found.id)
+        if isinstance(found, DroppedDocument):
+            sink.drop(found)
+        else:
+            sink.counts.entered_bytes += len(found.text.encode())
+            sink.counts.odd += is_odd(found.text)
+            sink.take(found)
+    store = task.layout.open()
+    return sink.finish(store, task, ids.store(store, task.layout.hashed(IDS, task.index)))
+
+
+def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:
+    """Yield (place, document) of all documents of a chunk; empty and bad ones are dropped."""
+    named = task.options.metadata_fields or ()
+    numbers: dict[str, int] = {name: named.index(field) for name, field in task.entry.fields.items()}
+    for record in read_records(task.split, task.options):
+        place = record.place
+        assert place is not None, "read with metadata_fields"
+        if isinstance(record, BadRecord):
+            name = _place_name(place, task.entry)
+            yield place, DroppedDocument(name, task.entry.source, READ, "bad_record", record.reason)
+            continue
+        found = _document(record, place, task.entry, numbers)
+        if record.blank:
+            yield place, DroppedDocument(found.id, found.source, READ, "empty")
+        else:
+            yield place, found
+
+
+def _document(record: Text, place: RecordPlace, entry: Input, numbers: dict[str, int]) -> Document:
+    values = {name: record.metadata[number] for name, number in numbers.items()}
+    constants: dict[str, str] = {str(name): value for name, value in entry.constants.items()}
+
+    def of(name: str) -> str | None:
+        return values.get(name) or constants.get(name)
+
+    return Document(
+        of("id") or _place_name(place, entry),
+        record.text,
+        entry.source,
+        url=of("url"),
+        licence=of("licence"),
+        language=of("language"),
+        date=of("date"),
+    )
+
+
+def _place_name(place: RecordPlace, entry: Input) -> str:
+    """Return the id of a document that has none: source, file and place in it."""
+    name = f"{entry.source}/{place.file.key}"
+    return f"{name}:{place.unit}-{place.number}" if place.unit else name
+
+
+def later_pass(task: LaterTask) -> PassReceipt:
+    """Take a chunk through a later pass; return the receipt.
+
+    Raises:
+        StoreError: the store cannot be used.
+        PrepareError: a stage lacks a file or a package.
+    """
+    store = task.layout.open()
+    sink = _Sink(task.layout, task.index, task.run)
+    copies, weights = task.clusters.read(store)
+    for ordinal, found in enumerate(_documents_between(store, task)):
+        sink.counts.entered += 1
+        sink.counts.entered_bytes += len(found.text.encode())
+        if (first := copies.get(ordinal)) is not None:
+            detail = f"copy of {first}"
+            sink.drop(DroppedDocument(found.id, found.source, task.compared, "copy", detail))
+        else:
+            sink.take(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
+    return sink.finish(store, task, None)
+
+
+def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
+    return (
+        read_part(store.get(task.layout.between(task.index, task.run.number - 1))) if task.size else iter(())
+    )
+
+
+class _Sink:
+    """Takes a chunk's documents through the stages of a pass, and writes what becomes of them."""
+
+    def __init__(self, layout: PrepareLayout, index: int, run: Pass) -> None:
+        self.counts = Counts()
+        self._layout, self._index, self._run = layout, index, run
+        self._filters = [(label, open_filter(stage)) for label, stage in run.stages]
+        self._kept, self._dropped, self._texts = PartWriter(KEPT), PartWriter(DROPPED), Hashes()
+
+    def take(self, document: Document) -> None:
+        for label, decide in self._filters:
+            decided = decide(document)
+            if isinstance(decided, Drop):
+                self.drop(
+                    DroppedDocument(document.id, document.source, label, decided.reason, decided.detail)
+                )
+                return
+            if decided.text is not document.text and decided.text != document.text:
+                self.counts.changed[label] = self.counts.changed.get(label, 0) + 1
+            document = decided
+        self.counts.left += 1
+        self.counts.left_bytes += len(document.text.encode())
+        self._kept.add(document)
+        if self._run.compared is not None:
+            self._texts.add(encoded_text(document.text), document.id, document.cluster_size)
+        else:
+            for counts, value in (
+                (self.counts.languages, document.language),
+                (self.counts.licences, document.licence),
+            ):
+                counts[value or ""] = counts.get(value or "", 0) + 1
+
+    def drop(self, dropped: DroppedDocument) -> None:
+        reasons = self.counts.dropped.setdefault(dropped.stage, {})
+        reasons[dropped.reason] = reasons.get(dropped.reason, 0) + 1
+        self._dropped.add(dropped)
+
+    def finish(self, store: Store, task: "ReadTask | LaterTask", ids: HashedChunk | None) -> PassReceipt:
+        last, number = self._run.compared is None, self._run.number
+        key = self._layout.kept(self._index) if last else self._layout.between(self._index, number)
+        dropped_key = self._layout.dropped(self._index, number)
+        kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
+        texts = None
+        if self._run.compared is not None:
+            texts = self._texts.store(store, self._layout.hashed(texts_of(number), self._index))
+        parts = dict.fromkeys(dropped, self._dropped.digest)
+        if last:
+            parts |= dict.fromkeys(kept, self._kept.digest)
+        hashed = [found for found in (ids, texts) if found is not None]
+        receipt = PassReceipt(
+            source=task.sources[0],
+            files=kept | dropped | {name: size for found in hashed for name, size in found.files().items()},
+            counts=self.counts,
+            digest=hash_of([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
+            parts=parts,
+            ids=ids,
+            texts=texts,
+        )
+        write_receipt(store, task.receipt, receipt)
+        return receipt

@@ -1,0 +1,262 @@
+"""`prepare` reads documents, takes them through the stages of a preparation, and stores those that are kept, and those
+that are dropped, as Parquet.
+
+1. Inputs are cut into chunks (`ingest/tasks.py`); each chunk is a task. Equal inputs and settings give equal chunks.
+2. The first pass reads them and applies the stages up to the first that compares documents (`passes.py`).
+3. Hashes of all chunks are compared, a range at a time (`duplicates.py`); the next pass applies what that found.
+4. The statistics come last. An output without them is not complete.
+
+Every task is a pure function of its input and leaves a receipt. So any number of workers writes the same bytes, and an
+interrupted preparation repeats only tasks without a receipt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from data_service.errors import InputError, PrepareError
+from data_service.ingest.inputs import PREPARATION, PREPARED_DOCUMENTS, STATISTICS, InputListing
+from data_service.ingest.pool import (
+    Pool,
+    Progress,
+    R,
+    ReportProgress,
+    StageTasks,
+    T,
+    remove_scaffolding,
+    run_stage,
+)
+from data_service.ingest.scan import hash_of
+from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure
+from data_service.ingest.tasks import plan_splits, streamed_files
+from data_service.prepare.configuration import (
+    Preparation,
+    ReadOptions,
+    claim,
+    identity,
+    list_all,
+    refuse_difference,
+    short_hash,
+)
+from data_service.prepare.duplicates import CompareReceipt, clusters_of, compare, plan_compare
+from data_service.prepare.layout import DROPPED, PrepareLayout
+from data_service.prepare.passes import (
+    IDS,
+    READ,
+    LaterTask,
+    Pass,
+    PassReceipt,
+    ReadTask,
+    later_pass,
+    read_chunk,
+    read_documents,
+    texts_of,
+)
+from data_service.prepare.stages import DocumentStage, ExactDuplicates, check_stage, stage_labels
+from data_service.prepare.statistics import Statistics, gather, save
+from data_service.store.base import Store
+from data_service.store.open import open_store
+
+
+def prepare(preparation: Preparation, output: str, workers: int, progress: ReportProgress) -> Statistics:
+    """Prepare documents and return the statistics. Continue what was interrupted; of a complete output only return the
+    statistics.
+
+    Args:
+        output: folder or s3:// prefix for the documents alone. All workers must be able to reach it.
+        workers: number of workers: 0 or 1 for this process alone, more for Ray. It never changes the output.
+        progress: function that is called in this process as tasks finish.
+
+    Raises:
+        InputError: inputs are missing or not valid, or two documents have one id. The message names file and place.
+        PrepareError: a stage lacks a file or a package, the output holds another preparation, or no document is left.
+        StoreError: a store cannot be used.
+    """
+    for stage in preparation.stages:
+        check_stage(stage)
+    store = open_store(output)
+    listings = list_all(preparation, store)
+    wanted = identity(preparation, listings)
+    if store.size(STATISTICS) is not None:
+        statistics = load_statistics(store)
+        refuse_difference(store, statistics.preparation, wanted, "documents")
+        size = sum(part.size for part in statistics.parts.values())
+        progress(Progress("already built", len(statistics.parts), len(statistics.parts), size, size))
+    else:
+        claim(store, wanted)
+        layout = PrepareLayout(store.uri, short_hash(wanted))
+        options = [entry.options(preparation.chunk_bytes) for entry in preparation.inputs]
+        streams = any(streamed_files(each.files, one) for each, one in zip(listings, options, strict=True))
+        try:
+            with Pool(workers, preparation.chunk_bytes if streams else 0) as pool:
+                passes = _Passes(preparation, listings, options, layout, pool, progress)
+                statistics = passes.run(wanted)
+        except (InputError, PrepareError):
+            store.delete(PREPARATION)  # the remedy may be another preparation; receipts of this one stay
+            raise
+        _remove_strangers(store, statistics)
+        save(store, STATISTICS, statistics)
+    remove_scaffolding(store, progress)
+    return statistics
+
+
+def load_statistics(store: Store) -> Statistics:
+    """Return the statistics of a complete preparation.
+
+    Raises:
+        KeyMissing: there are none.
+        PrepareError: they are damaged, or of a newer version.
+    """
+    try:
+        return Statistics.model_validate_json(store.get(STATISTICS))
+    except ValueError as error:
+        raise PrepareError(
+            f"{store.uri}/{STATISTICS} does not hold the statistics of prepared documents: {error}",
+            remedy="prepare into another place, or delete what is there",
+        ) from error
+
+
+class _Passes:
+    """The passes of a preparation over its chunks."""
+
+    def __init__(
+        self,
+        preparation: Preparation,
+        listings: Sequence[InputListing],
+        options: Sequence[ReadOptions],
+        layout: PrepareLayout,
+        pool: Pool,
+        progress: ReportProgress,
+    ) -> None:
+        self._preparation, self._listings, self._options = preparation, listings, options
+        self._layout, self._pool, self._progress = layout, pool, progress
+        self._passes = plan_passes(preparation)
+
+    def run(self, wanted: dict[str, object]) -> Statistics:
+        """Run all passes; return the statistics.
+
+        Raises:
+            InputError, PrepareError, StoreError: as `prepare`.
+        """
+        tasks = self._read_tasks(self._measure())
+        receipts = [self._run(StageTasks("reading", tasks, read_chunk, PassReceipt))]
+        self._refuse_equal_ids(tasks, receipts[0])
+        for number, of_pass in enumerate(self._passes[1:], start=1):
+            later = self._later_tasks(of_pass, receipts[number - 1])
+            receipts.append(self._run(StageTasks("filtering", later, later_pass, PassReceipt)))
+        labels = [READ, *stage_labels(self._preparation.stages)]
+        statistics = gather(wanted, labels, [task.entry.source for task in tasks], receipts)
+        if not statistics.documents_kept:
+            raise _nothing_left(statistics)
+        return statistics
+
+    def _measure(self) -> dict[str, int]:
+        """Return the decompressed sizes of big packed files, by URI."""
+        files = [
+            file
+            for listing, options in zip(self._listings, self._options, strict=True)
+            for file in streamed_files(listing.files, options)
+        ]
+        if not files:
+            return {}
+        tasks = [MeasureTask(self._layout, index, file) for index, file in enumerate(files)]
+        measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
+        sizes = {file.uri: found.plain_size for file, found in zip(files, measured, strict=True)}
+        lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))  # they decide where chunks begin
+        self._layout = replace(self._layout, build=hash_of([self._layout.build, *lengths])[:16])
+        return sizes
+
+    def _read_tasks(self, sizes: dict[str, int]) -> list[ReadTask]:
+        chunks = [
+            (split, options, entry)
+            for entry, listing, options in zip(
+                self._preparation.inputs, self._listings, self._options, strict=True
+            )
+            for split in plan_splits(listing.files, options, sizes)
+        ]
+        return [
+            ReadTask(self._layout, index, split, options, entry, self._passes[0])
+            for index, (split, options, entry) in enumerate(chunks)
+        ]
+
+    def _later_tasks(self, of_pass: Pass, before: list[PassReceipt]) -> list[LaterTask]:
+        """Compare what the pass before left; return the tasks of the next one."""
+        kind = texts_of(of_pass.number - 1)
+        hashed = [receipt.texts for receipt in before if receipt.texts is not None]
+        compared = self._run(
+            StageTasks("comparing", plan_compare(self._layout, kind, hashed), compare, CompareReceipt)
+        )
+        label = self._passes[of_pass.number - 1].compared
+        assert label is not None, "a later pass follows a comparison"
+        return [
+            LaterTask(
+                self._layout,
+                index,
+                of_pass,
+                before=receipt.digest,
+                size=receipt.files.get(self._layout.between(index, of_pass.number - 1), 0),
+                clusters=clusters_of(index, self._layout, kind, compared),
+                compared=label,
+            )
+            for index, receipt in enumerate(before)
+        ]
+
+    def _refuse_equal_ids(self, tasks: list[ReadTask], read: list[PassReceipt]) -> None:
+        """Raise InputError if two documents have the same id."""
+        hashed = [receipt.ids for receipt in read if receipt.ids is not None]
+        compared = self._run(
+            StageTasks("comparing", plan_compare(self._layout, IDS, hashed), compare, CompareReceipt)
+        )
+        equal = sum(receipt.copies for receipt in compared)
+        first = min((receipt.first_copy for receipt in compared if receipt.first_copy), default=None)
+        if first is None:
+            return
+        (name, place), (_, other) = (_find(tasks[chunk], ordinal) for chunk, ordinal in first)
+        raise InputError(
+            f"{equal:,} documents have the id of an earlier one; the first is {name!r}: {other}, and again {place}",
+            remedy="name a field of ids under which each document has its own, or leave `id` out of `fields`: then "
+            "documents are named by source, file and place (files of equal names need sources of different names)",
+        )
+
+    def _run(self, work: StageTasks[T, R]) -> list[R]:
+        return run_stage(work, self._layout.open(), self._pool, self._progress)
+
+
+def plan_passes(preparation: Preparation) -> list[Pass]:
+    """Return the passes: one more than there are stages that compare documents."""
+    passes: list[Pass] = []
+    stages: list[tuple[str, DocumentStage]] = []
+    for label, stage in zip(stage_labels(preparation.stages), preparation.stages, strict=True):
+        if isinstance(stage, ExactDuplicates):
+            passes.append(Pass(len(passes), tuple(stages), label))
+            stages = []
+        else:
+            stages.append((label, stage))
+    return [*passes, Pass(len(passes), tuple(stages), None)]
+
+
+def _find(task: ReadTask, ordinal: int) -> tuple[str, str]:
+    """Return the id of a chunk's document, and its place."""
+    if task.split.streamed:
+        task = task.handed(PieceReader().read(task.split.streamed, task.options))
+    place, found = next(islice(read_documents(task), ordinal, None))
+    return found.id, str(place)
+
+
+def _nothing_left(statistics: Statistics) -> PrepareError:
+    lines = [
+        f"  {stage.stage} dropped {sum(stage.dropped.values()):,} of {stage.entered:,}: "
+        + ", ".join(f"{reason} {count:,}" for reason, count in stage.dropped.items())
+        for stage in statistics.stages
+        if stage.dropped
+    ]
+    return PrepareError(
+        "\n".join([f"no document is left of {statistics.documents_read:,}:", *lines]),
+        remedy="relax the stage that drops most; the folder dropped/ of the output names each document and its reason",
+    )
+
+
+def _remove_strangers(store: Store, statistics: Statistics) -> None:
+    """Delete parts that an abandoned preparation of other settings left."""
+    there = [entry.key for prefix in (PREPARED_DOCUMENTS, DROPPED) for entry in store.list(prefix)]
+    store.delete_many([key for key in there if key not in statistics.parts])

@@ -1,0 +1,102 @@
+"""The stages of a preparation: their settings, and the functions that decide about documents.
+
+A stage looks at one document alone, and keeps it, changes it or drops it with a reason; or it compares all documents
+(`ExactDuplicates`, see `duplicates.py`). Every stage is a pure function of documents and settings.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self, assert_never
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from data_service.prepare.documents import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The decision to leave a document out. `reason`: kind of reason; `detail`: the values behind it."""
+
+    reason: str
+    detail: str = ""
+
+
+DocumentFilter = Callable[[Document], Document | Drop]
+
+
+class Length(BaseModel):
+    """Drops documents that are too short or too long, in characters or in words between white space."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["length"]
+    least_characters: NonNegativeInt = 0
+    most_characters: PositiveInt | None = None
+    least_words: NonNegativeInt = 0
+    most_words: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _something_passes(self) -> Self:
+        for unit, least, most in (
+            ("characters", self.least_characters, self.most_characters),
+            ("words", self.least_words, self.most_words),
+        ):
+            if most is not None and least > most:
+                raise ValueError(f"no text has at least {least} and at most {most} {unit}")
+        return self
+
+    def decide(self, document: Document) -> Document | Drop:
+        """Return the document if its length is allowed."""
+        characters = len(document.text)
+        if characters < self.least_characters:
+            return Drop("too_few_characters", str(characters))
+        if self.most_characters is not None and characters > self.most_characters:
+            return Drop("too_many_characters", str(characters))
+        if self.least_words or self.most_words is not None:
+            words = len(document.text.split())
+            if words < self.least_words:
+                return Drop("too_few_words", str(words))
+            if self.most_words is not None and words > self.most_words:
+                return Drop("too_many_words", str(words))
+        return document
+
+
+class ExactDuplicates(BaseModel):
+    """Of documents with the same text, over all inputs, keeps the first in input order.
+
+    White space at ends of lines and blank lines make no difference.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["exact_duplicates"]
+
+
+DocumentStage = Length
+Stage = Annotated[Length | ExactDuplicates, Field(discriminator="stage")]
+
+
+def open_filter(stage: DocumentStage) -> DocumentFilter:
+    """Return the function that decides about documents. Files and packages that the stage needs are loaded."""
+    match stage:
+        case Length():
+            return stage.decide
+        case other:
+            assert_never(other)
+
+
+def stage_labels(stages: tuple[Stage, ...]) -> tuple[str, ...]:
+    """Return a name for each stage. The second stage of a kind is called `length 2`."""
+    names = [stage.stage for stage in stages]
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return tuple(name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True))
+
+
+def check_stage(stage: Stage) -> None:
+    """Check, before any work, that what a stage needs is there.
+
+    Raises:
+        PrepareError: a package or a file is missing, or the file has another hash.
+    """
+    if not isinstance(stage, ExactDuplicates):
+        open_filter(stage)

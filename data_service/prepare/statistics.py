@@ -1,0 +1,153 @@
+"""What a preparation did: the content of `statistics.json`, which is written last and completes the output."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.prepare.passes import PassReceipt
+from data_service.store.base import Store
+
+FORMAT = 1
+_VALUES = 1000  # languages or licences that are counted by name; the rest is counted together
+_REST = "(others)"
+
+
+class StageCounts(BaseModel):
+    """What a stage did. `dropped`: number of documents by reason; `changed`: number whose text it changed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: str
+    entered: int
+    left: int
+    changed: int
+    dropped: dict[str, int]
+
+
+class SourceCounts(BaseModel):
+    """What became of a source's documents. `dropped`: number by stage and reason."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    documents_read: int
+    documents_kept: int
+    text_bytes_read: int
+    text_bytes_kept: int
+    odd: int
+    dropped: dict[str, dict[str, int]]
+
+
+class Part(BaseModel):
+    """A stored part. `digest`: BLAKE2b of 16 bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    digest: str
+
+
+class Statistics(BaseModel):
+    """What a preparation did.
+
+    Attributes:
+        format: format of this object.
+        preparation: settings and inputs, as `configuration.identity` returns them.
+        documents_read, documents_kept: number of documents; the difference is dropped, each by one reason.
+        stages: what each stage did, in order; first `read`.
+        sources: what became of each source's documents.
+        languages, licences: number of documents kept, by value; "" for those of which the input says nothing.
+        parts: the stored parts of the output.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    preparation: dict[str, object]
+    documents_read: int
+    documents_kept: int
+    text_bytes_read: int
+    text_bytes_kept: int
+    stages: list[StageCounts]
+    sources: dict[str, SourceCounts]
+    languages: dict[str, int]
+    licences: dict[str, int]
+    parts: dict[str, Part]
+
+
+def gather(
+    wanted: dict[str, object],
+    labels: Sequence[str],
+    sources: Sequence[str],
+    passes: Sequence[Sequence[PassReceipt]],
+) -> Statistics:
+    """Return the statistics of all passes. `labels`: of the stages, in order; `sources`: source of each chunk."""
+    by_source = {
+        name: _of_source([[p[i] for i, s in enumerate(sources) if s == name] for p in passes])
+        for name in dict.fromkeys(sources)
+    }
+    receipts = [receipt for of_pass in passes for receipt in of_pass]
+    entered = sum(counts.documents_read for counts in by_source.values())
+    stages = []
+    for label in labels:
+        dropped = _sum(counts.dropped.get(label, {}) for counts in by_source.values())
+        changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
+        left = entered - sum(dropped.values())
+        stages.append(StageCounts(stage=label, entered=entered, left=left, changed=changed, dropped=dropped))
+        entered = left
+    parts = {
+        key: Part(size=receipt.files[key], digest=found)
+        for receipt in receipts
+        for key, found in receipt.parts.items()
+    }
+    return Statistics(
+        preparation=wanted,
+        documents_read=sum(counts.documents_read for counts in by_source.values()),
+        documents_kept=sum(counts.documents_kept for counts in by_source.values()),
+        text_bytes_read=sum(counts.text_bytes_read for counts in by_source.values()),
+        text_bytes_kept=sum(counts.text_bytes_kept for counts in by_source.values()),
+        stages=stages,
+        sources=by_source,
+        languages=_most(receipt.counts.languages for receipt in passes[-1]),
+        licences=_most(receipt.counts.licences for receipt in passes[-1]),
+        parts=dict(sorted(parts.items())),
+    )
+
+
+def _of_source(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
+    first = [receipt.counts for receipt in passes[0]]
+    last = [receipt.counts for receipt in passes[-1]]
+    dropped: dict[str, dict[str, int]] = {}
+    for of_pass in passes:
+        for receipt in of_pass:
+            for stage, reasons in receipt.counts.dropped.items():
+                dropped[stage] = _sum([dropped.get(stage, {}), reasons])
+    return SourceCounts(
+        documents_read=sum(counts.entered for counts in first),
+        documents_kept=sum(counts.left for counts in last),
+        text_bytes_read=sum(counts.entered_bytes for counts in first),
+        text_bytes_kept=sum(counts.left_bytes for counts in last),
+        odd=sum(counts.odd for counts in first),
+        dropped=dict(sorted(dropped.items())),
+    )
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))
+
+
+def _most(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    ordered = sorted(_sum(counts).items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(count for _, count in ordered[_VALUES:])
+    return dict(ordered[:_VALUES]) | ({_REST: rest} if rest else {})
+
+
+def save(store: Store, key: str, statistics: Statistics) -> None:
+    """Store the statistics."""
+    store.put(
+        key, (json.dumps(statistics.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode()
+    )

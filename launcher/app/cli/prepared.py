@@ -1,0 +1,87 @@
+"""`maskfleet corpus prepare`: reads its file, runs it, and shows what it did as tables."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from data_service.errors import PrepareError
+from data_service.ingest.encodings import odd_text_warning
+from data_service.ingest.inputs import InputListing
+from data_service.prepare.configuration import Preparation, left_out, list_all
+from data_service.prepare.prepare import prepare
+from data_service.prepare.statistics import Statistics
+from data_service.printable import one_line
+from data_service.store.open import open_store
+from launcher.app.cli.corpus_shown import BuildWatch
+from launcher.app.cli.texts import automatic_workers
+from launcher.format import human_bytes
+from launcher.runtime.recipe.document import Words, parse, validate
+
+_WORDS = Words("preparation", "infra/docs/prepare.md", PrepareError)
+_ROWS = 20
+
+
+def read_preparation(path: str) -> Preparation:
+    """Return the preparation in a file.
+
+    Raises:
+        PrepareError: the file cannot be read, or is not a preparation; every mistake is named by line and path.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PrepareError(f"{path}: {error}", remedy="name a YAML file with inputs and stages") from error
+    return validate(Preparation, parse(text, path, _WORDS))
+
+
+def prepare_and_watch(path: str, output: str, workers: int | None, console: Console) -> Statistics:
+    """Run the preparation of a file and show its progress on `console`; return the statistics.
+
+    Raises:
+        PrepareError, InputError, StoreError: as `data_service.prepare.prepare.prepare`.
+    """
+    preparation = read_preparation(path)
+    listings = list_all(preparation, open_store(output))
+    if unread := left_out(listings):
+        typer.echo(f"Files not read: {len(unread):,}", err=True)
+        for item in unread[:_ROWS]:
+            typer.echo(f"  {one_line(str(item))}", err=True)
+    files = tuple(file for listing in listings for file in listing.files)
+    watch = BuildWatch(console)
+    try:
+        return prepare(
+            preparation, output, workers or automatic_workers(InputListing(files, ())), watch.update
+        )
+    finally:
+        watch.close()
+
+
+def statistics_tables(statistics: Statistics) -> Iterator[Table]:
+    """Yield tables: what each stage dropped and why, and what is left of each source, language and licence."""
+    stages = Table("stage", "documents", "dropped", "share", "reason", box=None, pad_edge=False)
+    for stage in statistics.stages:
+        dropped = sum(stage.dropped.values())
+        share = f"{dropped / max(1, stage.entered):.1%}"
+        changed = f"{stage.changed:,} changed" if stage.changed else ""
+        stages.add_row(stage.stage, f"{stage.entered:,}", f"{dropped:,}", share, changed)
+        for reason, count in sorted(stage.dropped.items(), key=lambda item: (-item[1], item[0])):
+            stages.add_row("", "", f"{count:,}", f"{count / max(1, stage.entered):.1%}", reason)
+    stages.add_row("kept", f"{statistics.documents_kept:,}")
+    yield stages
+    sources = Table("source", "read", "kept", "text read", "text kept", box=None, pad_edge=False)
+    for name, source in statistics.sources.items():
+        counts = (f"{source.documents_read:,}", f"{source.documents_kept:,}")
+        sizes = (human_bytes(source.text_bytes_read), human_bytes(source.text_bytes_kept))
+        sources.add_row(Text(one_line(name)), *counts, *sizes)
+        if warning := odd_text_warning(source.odd, source.documents_read):
+            typer.echo(f"{one_line(name)}: {warning}", err=True)
+    yield sources
+    for title, values in (("language", statistics.languages), ("licence", statistics.licences)):
+        table = Table(title, "documents", box=None, pad_edge=False)
+        for value, count in list(values.items())[:_ROWS]:
+            table.add_row(Text(one_line(value) if value else "(none)"), f"{count:,}")
+        yield table

@@ -1,0 +1,255 @@
+"""Documents in, documents out: each is kept or dropped for one reason, with what the input says of it."""
+
+import gzip
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_service.errors import InputError, PrepareError
+from data_service.ingest.inputs import list_inputs
+from data_service.prepare.configuration import Preparation
+from data_service.prepare.prepare import prepare
+from data_service.prepare.statistics import Statistics
+from tests.support.data.raw_text import DOCUMENTS, build, files_of, ignore_progress
+from tests.support.faults.process import dies_at
+
+LENGTH = {"stage": "length", "least_characters": 400}
+EXACT = {"stage": "exact_duplicates"}
+FIELDS = {"id": "id", "url": "url", "licence": "licence", "language": "lang", "date": "date"}
+
+
+def run(
+    inputs: list[dict[str, Any]],
+    stages: list[dict[str, Any]],
+    out: Path,
+    *,
+    workers: int = 1,
+    chunk: int = 1 << 14,
+) -> Statistics:
+    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": chunk})
+    return prepare(made, str(out), workers, ignore_progress)
+
+
+def table(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
+    return rows
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return {"source": path.stem, "files": [str(path)]}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """JSON lines with everything said of each, a table with dates and numbers, texts without fields."""
+    folder = tmp_path_factory.mktemp("inputs")
+    texts = [text[:900] for text in DOCUMENTS]
+    records: list[dict[str, Any]] = [
+        {"text": text, "id": f"n{i}", "url": f"https://x.example/{i}", "licence": "CC0" if i % 2 else None}
+        for i, text in enumerate([*texts[:60], *texts[20:40], "", "short"])
+    ]
+    news = write_lines(folder / "news.jsonl", records)
+    dates = pa.array([20_000 + i for i in range(40)], pa.date32())
+    columns = {"body": texts[30:70], "number": list(range(40)), "day": dates}
+    pq.write_table(pa.table(columns), folder / "books.parquet", row_group_size=7)
+    (folder / "notes.txt").write_text("\n\n".join(texts[60:75]), "utf-8")
+    return [
+        news | {"fields": {"id": "id", "url": "url", "licence": "licence"}, "constants": {"language": "en"}},
+        {"source": "books", "files": [str(folder / "books.parquet")], "text": "body"}
+        | {"fields": {"id": "number", "date": "day"}, "constants": {"licence": "MIT"}},
+        {"source": "notes", "files": [str(folder / "notes.txt")], "txt_documents": "blank_line"},
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, sources: list[dict[str, Any]]) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    run(sources, [LENGTH, EXACT], out)
+    return out
+
+
+def test_every_document_is_kept_or_dropped_for_one_reason(whole: Path, sources: list[dict[str, Any]]) -> None:
+    kept, dropped = table(whole / "documents"), table(whole / "dropped")
+    statistics = json.loads((whole / "statistics.json").read_text("utf-8"))
+    ids = [row["id"] for row in kept + dropped]
+    assert len(ids) == len(set(ids)) == statistics["documents_read"]
+    assert statistics["documents_kept"] == len(kept)
+    counted = Counter((row["source"], row["stage"], row["reason"]) for row in dropped)
+    assert counted == {
+        (source, stage, reason): count
+        for source, counts in statistics["sources"].items()
+        for stage, reasons in counts["dropped"].items()
+        for reason, count in reasons.items()
+    }
+    assert {stage["stage"] for stage in statistics["stages"]} == {"read", "length", "exact_duplicates"}
+    assert statistics["stages"][-1]["left"] == len(kept)
+
+
+def test_a_document_keeps_what_the_input_says_of_it(whole: Path) -> None:
+    kept = {row["id"]: row for row in table(whole / "documents")}
+    assert kept["n1"]["url"] == "https://x.example/1"
+    assert (kept["n1"]["licence"], kept["n1"]["language"], kept["n1"]["date"]) == ("CC0", "en", None)
+    assert kept["n2"]["licence"] is None
+    book = next(row for row in kept.values() if row["source"] == "books")
+    assert (book["licence"], book["date"][:4], book["id"].isdigit()) == ("MIT", "2024", True)
+    assert any(name.startswith("notes/notes.txt:byte-") for name in kept)
+
+
+def test_of_equal_documents_the_first_is_kept_and_stands_for_all(whole: Path) -> None:
+    kept, dropped = table(whole / "documents"), table(whole / "dropped")
+    copies = [row for row in dropped if row["stage"] == "exact_duplicates"]
+    texts = Counter(row["text"] for row in kept)
+    assert copies
+    assert set(texts.values()) == {1}
+    assert sum(row["cluster_size"] - 1 for row in kept) == len(copies)
+    sizes = {row["id"]: row["cluster_size"] for row in kept}
+    assert all(sizes[row["detail"].removeprefix("copy of ")] > 1 for row in copies)
+    order = {name: place for place, name in enumerate(("news", "books", "notes"))}
+    of = {row["id"]: row["source"] for row in kept}
+    assert all(order[of[row["detail"].removeprefix("copy of ")]] <= order[row["source"]] for row in copies)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=st.lists(st.integers(1, 120), min_size=1, max_size=3))
+def test_killed_before_any_change_of_a_file_and_continued_it_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, whole: Path, sources: list[dict[str, Any]], calls: list[int]
+) -> None:
+    out = tmp_path_factory.mktemp("killed") / "out"
+    for call in calls:
+        dies_at(call, lambda: run(sources, [LENGTH, EXACT], out))
+    run(sources, [LENGTH, EXACT], out)
+    assert files_of(out) == files_of(whole)
+
+
+def test_a_complete_output_is_known_and_another_preparation_refused(
+    whole: Path, sources: list[dict[str, Any]]
+) -> None:
+    before = files_of(whole)
+    assert run(sources, [LENGTH, EXACT], whole).documents_kept == len(table(whole / "documents"))
+    with pytest.raises(PrepareError, match="stages"):
+        run(sources, [EXACT], whole)
+    assert files_of(whole) == before
+
+
+def test_a_corpus_is_built_of_what_was_kept_alone(whole: Path, tmp_path: Path) -> None:
+    manifest = build(whole, tmp_path / "corpus")
+    kept = table(whole / "documents")
+    assert manifest.counts["documents_read"] == len(kept)
+    listing = list_inputs([str(whole)])
+    assert all("/documents/" in file.uri for file in listing.files)
+
+
+def test_a_half_prepared_output_is_no_input(tmp_path: Path, sources: list[dict[str, Any]]) -> None:
+    out = tmp_path / "out"
+    assert dies_at(60, lambda: run(sources, [LENGTH, EXACT], out))
+    with pytest.raises(InputError, match="not complete"):
+        list_inputs([str(out)])
+
+
+def test_a_filter_that_drops_everything_names_what_dropped(
+    tmp_path: Path, sources: list[dict[str, Any]]
+) -> None:
+    stage = {"stage": "length", "least_characters": 10_000}
+    with pytest.raises(PrepareError, match=r"length .* too_few_characters"):
+        run(sources, [stage], tmp_path / "out")
+    assert len(table(tmp_path / "out/dropped")) == 212
+    run(sources, [LENGTH], tmp_path / "out")
+    assert {row["stage"] for row in table(tmp_path / "out/dropped")} == {"read", "length"}
+    assert not (tmp_path / "out/build").exists()
+
+
+def test_ids_twice_name_the_id_and_both_places(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "one.jsonl", [{"text": f"text {i}", "id": i} for i in range(5)])
+    two = write_lines(tmp_path / "two.jsonl", [{"text": f"other {i}", "id": i + 4} for i in range(5)])
+    with pytest.raises(InputError, match=r"'4': .*one\.jsonl, line 5.* .*two\.jsonl, line 1"):
+        run([one | {"fields": {"id": "id"}}, two | {"fields": {"id": "id"}}], [], tmp_path / "out")
+
+
+def test_bad_records_are_refused_by_place_or_dropped_with_their_reason(tmp_path: Path) -> None:
+    source = write_lines(
+        tmp_path / "a.jsonl", [{"text": "good"}, {"text": "bad", "lang": ["x"]}, {"body": 1}]
+    )
+    named = source | {"fields": {"language": "lang"}}
+    with pytest.raises(InputError, match="line 2"):
+        run([named], [], tmp_path / "out")
+    statistics = run([named | {"on_bad_records": "skip"}], [], tmp_path / "out")
+    assert statistics.stages[0].dropped == {"bad_record": 2}
+    assert [row["id"].rpartition("/")[2] for row in table(tmp_path / "out/dropped")] == [
+        "a.jsonl:byte-17",
+        "a.jsonl:byte-48",
+    ]
+
+
+def test_a_page_of_a_hundred_megabytes_is_refused_by_place_or_dropped(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"text": "small"}, {"text": "big " * (25 << 20)}])
+    with pytest.raises(InputError, match="line 2"):
+        run([source], [], tmp_path / "out", chunk=64 << 20)
+    skipped = run([source | {"on_bad_records": "skip"}], [], tmp_path / "out", chunk=64 << 20)
+    assert skipped.documents_kept == 1
+    large = run([source | {"max_document_bytes": 128 << 20}], [], tmp_path / "large", chunk=64 << 20)
+    assert large.text_bytes_kept == (100 << 20) + 5
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"fields": {"id": "name"}}, "name"),
+        ({"files": ["nowhere.jsonl"]}, r"nowhere\.jsonl"),
+    ],
+)
+def test_inputs_that_are_not_there(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,id\nsome,1\n")
+    with pytest.raises(InputError, match=match):
+        run([{"source": "a", "files": [str(path)], **change}], [], tmp_path / "out")
+
+
+def test_a_file_of_two_sources_and_an_output_of_inputs_are_refused(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "in/a.jsonl", [{"text": "a"}])
+    with pytest.raises(InputError, match=r"a\.jsonl .* 'a' .* 'b'"):
+        run([one, one | {"source": "b"}], [], tmp_path / "out")
+    with pytest.raises(InputError, match=r"in .*a\.jsonl"):
+        run([one], [], tmp_path / "in")
+
+
+def test_big_packed_files_are_read_in_chunks(tmp_path: Path) -> None:
+    drawn = random.Random(1)
+    texts = ["".join(drawn.choices("abcdefgh ", k=300)) for _ in range(600)]
+    lines = "".join(
+        json.dumps({"text": text, "id": f"d{i}"}) + "\n" for i, text in enumerate([*texts, texts[0]])
+    )
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    source = {"source": "a", "files": [str(tmp_path / "a.jsonl.gz")], "fields": {"id": "id"}}
+    statistics = run([source], [EXACT], tmp_path / "out")
+    assert len(statistics.parts) > 10
+    assert [row["text"] for row in table(tmp_path / "out/documents")] == texts
+
+
+def test_a_changed_input_of_the_same_size_is_read_again(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"text": f"text {i}", "id": i} for i in range(3)])
+    source |= {"fields": {"id": "id"}}
+    assert dies_at(25, lambda: run([source], [EXACT], tmp_path / "out"))
+    write_lines(tmp_path / "a.jsonl", [{"text": f"next {i}", "id": i} for i in range(3)])
+    run([source], [EXACT], tmp_path / "out")
+    assert [row["text"] for row in table(tmp_path / "out/documents")] == ["next 0", "next 1", "next 2"]
+
+
+@settings(max_examples=8, deadline=None)
+@given(texts=st.lists(st.sampled_from(["a", "b", "c", "dd", "é"]), min_size=1, max_size=40))
+def test_clusters_are_those_of_a_counter(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("clusters")
+    source = write_lines(folder / "a.jsonl", [{"text": text} for text in texts])
+    run([source], [EXACT, EXACT], folder / "out")
+    kept = table(folder / "out/documents")
+    assert {row["text"]: row["cluster_size"] for row in kept} == Counter(texts)
+    assert [row["text"] for row in kept] == list(dict.fromkeys(texts))
