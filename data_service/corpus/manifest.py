@@ -217,7 +217,9 @@ class CorpusManifest:
         heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was. pairs: texts
         of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
         stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
-        documents come from, by key; empty in a corpus that was built without.
+        documents come from, by key; empty in a corpus that was built without. digest: sha256 (hex) of the manifest's
+        whole content, so also of counts, options and sidecars, which `fingerprint` does not cover; empty until it is
+        written.
     """
 
     tokenizer_hash: str
@@ -238,6 +240,7 @@ class CorpusManifest:
     pairs: PairTexts | None = None
     words: Segmentation | None = None
     provenance: dict[str, StoredFile] = field(default_factory=dict)
+    digest: str = field(default="", compare=False)
 
     @property
     def word_rules(self) -> int:

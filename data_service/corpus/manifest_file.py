@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, NoReturn
 
 import numpy as np
@@ -159,7 +159,7 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
         _damaged(place, str(error.errors()[0]["msg"]), error)
     if head[1] != b"%d" % _version(content.provenance):
         _damaged(place, f"its content is not that of version {int(head[1])}")
-    return _to_manifest(content)
+    return replace(_to_manifest(content), digest=head[2].decode())
 
 
 def _version(provenance: Mapping[str, object]) -> int:
