@@ -1,4 +1,4 @@
-"""What `maskfleet train` promises to whatever repeats it: its exit codes, and how long things may take.
+"""The exit codes and time limits on which a scheduler or script that repeats `maskfleet train` may rely.
 
 Every end of the command is one of four codes. Templates, schedulers and scripts rely on these numbers.
 """

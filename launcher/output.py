@@ -1,4 +1,5 @@
-"""What commands print and write. A disk or a standard output that takes no more ends in a message, not a traceback."""
+"""Prints and writes for commands. If the disk is full or standard output is closed, a command ends with a message, not
+a traceback."""
 
 import errno
 import os
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_UNLIMITED = 10_000  # columns where nobody reads on a screen: a table is as wide as it is
+_UNLIMITED = 10_000  # columns if the output is not a screen: tables are as wide as they need
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a local file whole, or leave what was there; folders above it are made.
+    """Write a whole local file, or leave the existing one unchanged. Folders above it are created.
 
     Raises OutputError if it cannot be written.
     """

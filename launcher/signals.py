@@ -1,6 +1,6 @@
-"""How a command ends that is asked to end: Ctrl-C, SIGTERM or SIGHUP, at any moment.
+"""Ends a command cleanly on Ctrl-C, SIGTERM or SIGHUP, at any moment.
 
-    Python starts            its own answers: this is before any of our code
+    Python starts            Python's own handlers: none of our code has run yet
     `maskfleet` is imported  a signal ends the process at once and in silence: nothing was begun
     `ended_when_asked`       a signal is raised as the end of the command: temporary files are removed on the way out,
                              one line says what was asked and what stays, and the code is 128 + the signal's number

@@ -1,5 +1,5 @@
-"""From the terms of an objective to the one module that trains them, and to its cost; also why terms cannot be
-combined.
+"""Composes the terms of an objective into the module that trains them, and computes its cost. Also says why terms
+cannot be combined.
 
 `network` builds one network with its heads, as a folder in transformers' format holds it.
 """

@@ -1,4 +1,4 @@
-"""What ranks exchange besides gradients.
+"""Exchanges figures and examples between ranks, besides gradients.
 
 Ranks gather a row of figures before each step and another after it. They also gather examples, if a loss compares the
 examples of all ranks with each other (`CoupledObjective`). Before a step (`exchange`) the figures are counts of targets

@@ -1,4 +1,4 @@
-"""What a command line says of a comparison: recipes with labels, settings of one or of all, a budget."""
+"""Parses the options of a comparison: recipes with labels, settings of one or of all, a budget."""
 
 import re
 from collections.abc import Iterable

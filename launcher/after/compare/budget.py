@@ -1,7 +1,7 @@
-"""What a recipe's run takes, in tokens or in FLOPs, and a recipe cut or stretched to a budget.
+"""Computes the tokens or FLOPs of a recipe's run, and shortens or lengthens a recipe to a budget.
 
-Tokens are those of full rows, special ones included. FLOPs are the model's, forward and backward, as
-`encoder_core.cost.flops` counts them; what activation checkpointing computes again is no part of them.
+Tokens are counted as if all rows were full, including special ones. FLOPs are the model's, forward and backward, as
+`encoder_core.cost.flops` counts them, without those that activation checkpointing repeats.
 """
 
 from encoder_core.optim.schedules import ScheduleConfig
@@ -26,11 +26,11 @@ class Cost:
         self._each = [self._of_token(phase) for phase in recipe.phases]
 
     def tokens(self, step: int) -> int:
-        """Of the first `step` steps."""
+        """Return the number of tokens of the first `step` steps."""
         return tokens_before(self._recipe, step)
 
     def flops(self, step: int) -> float:
-        """Of the first `step` steps."""
+        """Return the FLOPs of the first `step` steps."""
         total = 0.0
         for phase, each in zip(self._recipe.phases, self._each, strict=True):
             steps = min(phase.steps, step)

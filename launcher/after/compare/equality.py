@@ -1,4 +1,4 @@
-"""What runs of a comparison have in common, section by section of their recipes, and in what they differ."""
+"""Finds what runs of a comparison have in common, and where they differ, section by section of their recipes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

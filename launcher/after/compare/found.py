@@ -1,4 +1,5 @@
-"""What is there of a comparison: curves and figures of every run, and their spread over seeds. Nothing is computed."""
+"""Reads the existing results of a comparison: curves and figures of every run, and their spread over seeds. No run is
+trained or measured here."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from launcher.runtime.run.record import Run
 Floats = NDArray[np.float64]
 _FIGURES = ("_loss", "_accuracy")
 _COMMON = "common "
-"""Before names of what was measured under the first recipe's masks."""
+"""The prefix of names of figures that were measured under the first recipe's masks."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""What is measured of a run's last checkpoint: its recipe's tasks (`evaluation.tasks`), and hidden tokens under one
-recipe's rows and masks, the same ones for all.
+"""Measures a run's last checkpoint: by its recipe's tasks (`evaluation.tasks`), and by the loss on hidden tokens under
+the first recipe's rows and masks, which are the same for all runs.
 
 The held-out loss that a run records is under its own masks: at 30 % masked, tokens are harder to guess than at 15 %,
 and in whole words harder than in pieces. So the networks are also asked to fill the first recipe's masks, with whatever

@@ -1,4 +1,4 @@
-"""What is compared: recipes by label, seeds, a budget; and whether a comparison would mean anything."""
+"""The plan of a comparison (recipes by label, seeds, a budget), and the check that its result would mean something."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

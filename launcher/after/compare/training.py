@@ -1,5 +1,5 @@
-"""What a comparison still lacks: runs, each trained by `maskfleet train` in a process of its own, one after another;
-then what is measured of them."""
+"""Completes a comparison: trains its missing runs one after another, each by `maskfleet train` in its own process, and
+then measures them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def is_complete(run: Run) -> bool:
 
 
 def created(comparison: Comparison, which: ArmRun) -> Run:
-    """Return the run, made if it is not there yet.
+    """Return the run, and create it if it does not exist.
 
     Raises CompareError if the run exists with another recipe; RunError, StoreError, and the errors of `init`.
     """

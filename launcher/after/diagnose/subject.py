@@ -1,4 +1,4 @@
-"""What `maskfleet diagnose` measures of one checkpoint."""
+"""The measures that `maskfleet diagnose` takes of one checkpoint."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Diagnosis:
     figures: Sequence[Figure]
 
     def records(self) -> list[dict[str, object]]:
-        """For programs."""
+        """Return the figures as plain data, for programs."""
         return [{"task": self.task} | figure.model_dump() for figure in self.figures]
 
 

@@ -65,7 +65,7 @@ class Cell(BaseModel):
 
     @property
     def checkpoint(self) -> str:
-        """For people: `runs/base at step 1,000`."""
+        """The checkpoint as people read it, such as `runs/base at step 1,000`."""
         return self.source if self.step is None else f"{self.source} at step {self.step:,}"
 
     @property
@@ -142,7 +142,7 @@ class Result(Sealed):
 
     @property
     def path(self) -> str:
-        """By rules and key."""
+        """The key of the result in its store, made of the version of the rules and the cell's key."""
         return f"rules-{self.rules}/{self.cell.key}.json"
 
 

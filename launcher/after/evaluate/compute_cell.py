@@ -1,6 +1,5 @@
-"""What a process does with one cell: claim it, so that no other process begins it, look whether its result is there,
-compute it, store it. A cell ends with a result, with a mistake that repeating cannot cure, or with an error that may
-pass.
+"""Computes one cell: claims it, so that no other process begins it, looks for its result, computes it, and stores it. A
+cell ends with a result, with a mistake that another try cannot cure, or with an error that may pass.
 
     claims/<key>/attempts/...       as a run's attempts (checkpoints.attempt): the owner, its heartbeat, its end
 

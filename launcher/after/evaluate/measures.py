@@ -1,5 +1,5 @@
-"""What a cell may do with a checkpoint: fine-tune it on a task; measure its vectors on a task of similarity or
-retrieval; or measure its frozen hidden states layer by layer.
+"""The measures of a cell: fine-tune a checkpoint on a task; measure its vectors on a task of similarity or retrieval;
+or measure its frozen hidden states layer by layer.
 
 Several cells may start from an intermediate model, fine-tuned on another task: RTE, MRPC and STS-B start from the model
 of MNLI (Liu et al. 2019, section 5.1), which takes longer to train than the tasks after it. That model is a pure

@@ -1,4 +1,4 @@
-"""What a terminal shows of a corpus: the progress of a build, and its counts as tables.
+"""Shows a corpus in a terminal: the progress of a build, and its counts as tables.
 
 In a log file, progress is one line at the beginning and one at the end of each stage.
 """

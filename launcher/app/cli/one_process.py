@@ -1,4 +1,4 @@
-"""How `finetune` and `embed` end: commands that compute for hours in one process.
+"""Ends `finetune` and `embed`, commands that compute for hours in one process.
 
 The same command, given again, computes the same result; with a scratch folder it continues from there.
 """

@@ -197,8 +197,8 @@ def exposure(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row and line.")] = False,
 ) -> None:
-    """Show every step and row that trains on documents, or that none does. Computed, not searched: a run of weeks
-    needs no longer than a short one.
+    """Show every step and row that trains on documents, or that none does. It is computed from the documents'
+    places: it takes as long as there are rows to name, however many steps the run has.
 
     It holds for finished, running and future runs. Steps that a run went back from are listed, as undone.
 

@@ -1,4 +1,4 @@
-"""What the machine is, and what it reaches at most: matrix products by dtype, and memory bandwidth."""
+"""Describes the machine, and measures its peaks: matrix products by dtype, and memory bandwidth."""
 
 import hashlib
 import os

@@ -22,7 +22,7 @@ _FEW = 0.2  # of the tokens that are queries, where not all are
 
 @dataclass(frozen=True)
 class Form:
-    """Which terms scores have, and which keys queries see."""
+    """The form of an attention problem: the terms of its scores, and the keys that queries see."""
 
     table_a: bool = False
     table_b: bool = False

@@ -40,7 +40,7 @@ _SAVED_AFTER = 3  # steps
 
 
 class Request(BaseModel):
-    """What a process trains.
+    """A request to a process: the networks that it trains, and how.
 
     Attributes:
         networks: recipes, trained in their small form.

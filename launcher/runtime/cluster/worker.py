@@ -1,4 +1,4 @@
-"""What every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
+"""The function that every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
 
 import logging
 import os
