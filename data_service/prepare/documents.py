@@ -5,7 +5,7 @@ A part is made in memory, a row group at a time, and stored as one object. Equal
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,14 @@ class Document:
     language: str | None = None
     date: str | None = None
     cluster_size: int = 1
+
+    def with_text(self, text: str) -> "Document":
+        """Return the document with another text."""
+        return replace(self, text=text)
+
+    def with_language(self, language: str) -> "Document":
+        """Return the document with another language."""
+        return replace(self, language=language)
 
 
 @dataclass(frozen=True, slots=True)

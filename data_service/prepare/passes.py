@@ -23,9 +23,10 @@ from data_service.prepare.documents import (
     PartWriter,
     read_part,
 )
+from data_service.prepare.drops import Drop
 from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
 from data_service.prepare.layout import PrepareLayout
-from data_service.prepare.stages import DocumentStage, Drop, open_filter
+from data_service.prepare.stages import DocumentStage, open_filter
 from data_service.store.base import Store
 
 READ = "read"

@@ -5,21 +5,23 @@ A stage looks at one document alone, and keeps it, changes it or drops it with a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
+from data_service.prepare.datatrove_blocks import (
+    C4Quality,
+    FineWebQuality,
+    GopherQuality,
+    GopherRepetition,
+    Pii,
+    UrlFilter,
+    open_block,
+)
 from data_service.prepare.documents import Document
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The decision to leave a document out. `reason`: kind of reason; `detail`: the values behind it."""
-
-    reason: str
-    detail: str = ""
-
+from data_service.prepare.drops import Drop
+from data_service.prepare.language import Language, open_language
 
 DocumentFilter = Callable[[Document], Document | Drop]
 
@@ -72,15 +74,23 @@ class ExactDuplicates(BaseModel):
     stage: Literal["exact_duplicates"]
 
 
-DocumentStage = Length
-Stage = Annotated[Length | ExactDuplicates, Field(discriminator="stage")]
+DocumentStage = (
+    Length | Language | GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter | Pii
+)
+Stage = Annotated[DocumentStage | ExactDuplicates, Field(discriminator="stage")]
 
 
+@lru_cache(maxsize=32)
 def open_filter(stage: DocumentStage) -> DocumentFilter:
-    """Return the function that decides about documents. Files and packages that the stage needs are loaded."""
+    """Return the function that decides about documents. Files and packages that the stage needs are loaded, once in a
+    process."""
     match stage:
         case Length():
             return stage.decide
+        case Language():
+            return open_language(stage)
+        case GopherQuality() | GopherRepetition() | C4Quality() | FineWebQuality() | UrlFilter() | Pii():
+            return open_block(stage)
         case other:
             assert_never(other)
 

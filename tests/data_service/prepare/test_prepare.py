@@ -131,6 +131,36 @@ def test_killed_before_any_change_of_a_file_and_continued_it_is_the_same(
     assert files_of(out) == files_of(whole)
 
 
+def test_datatroves_blocks_and_ours_in_one_preparation(tmp_path: Path, sources: list[dict[str, Any]]) -> None:
+    for package in ("datatrove", "spacy"):
+        pytest.importorskip(package, reason="needs maskfleet[prepare]")
+    names = (
+        "gopher_repetition",
+        "gopher_quality",
+        "pii",
+        "exact_duplicates",
+        "c4_quality",
+        "fineweb_quality",
+    )
+    stages: list[dict[str, Any]] = [{"stage": name} for name in names]
+    stages[4]["filter_no_terminal_punct"] = False
+    statistics = run(sources, stages, tmp_path / "out")
+    assert statistics.documents_kept
+    assert sum(sum(stage.dropped.values()) for stage in statistics.stages) + statistics.documents_kept == 212
+    assert dies_at(70, lambda: run(sources, stages, tmp_path / "killed"))
+    run(sources, stages, tmp_path / "killed")
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "out")
+
+
+def test_a_missing_model_is_refused_before_anything_is_written(
+    tmp_path: Path, sources: list[dict[str, Any]]
+) -> None:
+    stage = {"stage": "language", "model": str(tmp_path / "lid.bin"), "sha256": "0" * 64}
+    with pytest.raises(PrepareError, match=r"lid\.bin"):
+        run(sources, [LENGTH, stage], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_complete_output_is_known_and_another_preparation_refused(
     whole: Path, sources: list[dict[str, Any]]
 ) -> None:

@@ -1,0 +1,247 @@
+"""datatrove's filters, called as functions of one document. Nothing else of datatrove is used.
+
+Its blocks are made to be lines of a pipeline: some download, some keep a state from document to document. Here each is
+built so that it does neither, and tried on a text before any work starts, which shows what is missing.
+"""
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from data_service.errors import LibraryChanged, PrepareError
+from data_service.prepare.documents import Document
+from data_service.prepare.drops import Drop
+
+TESTED = ("0.10.1", "0.11")  # from the first to below the second
+EXTRA = "pip install 'maskfleet[prepare]'"
+_TRIAL = "The bank of the river is where they met, and that is what it has to be. " * 8
+
+
+class GopherQuality(BaseModel):
+    """Gopher's rules for the quality of a text: number and length of words, symbols, bullets, ellipses, stop words.
+
+    `language`: three letters, as datatrove names it, of the rules that find words. Defaults are Gopher's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["gopher_quality"]
+    language: str = "eng"
+    min_doc_words: int = 50
+    max_doc_words: int = 100_000
+    min_avg_word_length: int = 3
+    max_avg_word_length: int = 10
+    max_symbol_word_ratio: float = 0.1
+    max_bullet_lines_ratio: float = 0.9
+    max_ellipsis_lines_ratio: float = 0.3
+    max_non_alpha_words_ratio: float = 0.8
+    min_stop_words: int = 2
+    stop_words: tuple[str, ...] | None = None
+
+
+class GopherRepetition(BaseModel):
+    """Gopher's rules for repetition: of lines, paragraphs and n-grams within a document."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["gopher_repetition"]
+    language: str = "eng"
+    dup_line_frac: float = 0.3
+    dup_para_frac: float = 0.3
+    dup_line_char_frac: float = 0.2
+    dup_para_char_frac: float = 0.2
+
+
+class C4Quality(BaseModel):
+    """C4's rules: lines that are short or end in no punctuation go, and documents of too few sentences."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["c4_quality"]
+    language: str = "eng"
+    remove_citations: bool = True
+    filter_no_terminal_punct: bool = True
+    min_num_sentences: int = 5
+    min_words_per_line: int = 3
+    max_word_length: int = 1000
+    filter_lorem_ipsum: bool = True
+    filter_javascript: bool = True
+    filter_curly_bracket: bool = True
+    filter_policy: bool = True
+
+
+class FineWebQuality(BaseModel):
+    """FineWeb's own rules: ends of lines, short lines, repeated lines, lists."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["fineweb_quality"]
+    language: str = "eng"
+    line_punct_thr: float = 0.12
+    line_punct_exclude_zero: bool = False
+    short_line_thr: float = 0.67
+    short_line_length: int = 30
+    char_duplicates_ratio: float = 0.01
+    new_line_ratio: float = 0.3
+
+
+class UrlFilter(BaseModel):
+    """Drops documents by their URL: listed domains and URLs, banned words. A document without URL passes.
+
+    Attributes:
+        integrated_lists: whether the lists that datatrove brings along count, too.
+        domains, urls, banned_words, banned_subwords, soft_banned_words: more of each.
+        soft_word_threshold: number of soft banned words that are too many.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["url_filter"]
+    integrated_lists: bool = True
+    domains: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    banned_words: tuple[str, ...] = ()
+    banned_subwords: tuple[str, ...] = ()
+    soft_banned_words: tuple[str, ...] = ()
+    soft_word_threshold: int = Field(default=2, ge=1)
+
+
+class Pii(BaseModel):
+    """Replaces e-mail addresses and public IP addresses; drops nothing.
+
+    Each kind has one replacement, so that the result does not depend on the documents before.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["pii"]
+    emails: bool = True
+    ips: bool = True
+    email_replacement: str = "email@example.com"
+    ip_replacement: str = "22.214.171.124"
+
+
+Block = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter | Pii
+
+
+def open_block(stage: Block) -> Callable[[Document], Document | Drop]:
+    """Return the function that decides about documents.
+
+    Raises:
+        PrepareError: a package is missing, or there are no rules for the language.
+        LibraryChanged: datatrove is of a version that was not tested.
+    """
+    _check_version(stage.stage)
+    try:
+        _silence()
+        decide = _pii(stage) if isinstance(stage, Pii) else _filter(stage)
+        decide(Document("trial", _TRIAL, "trial", url="https://example.org/page"))
+    except (ImportError, LookupError, OSError, ValueError) as error:
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise PrepareError(
+            f"stage {stage.stage} cannot work: {said}",
+            remedy=f"{EXTRA}; if a language is meant, name one that datatrove has rules for, such as eng",
+        ) from error
+    return decide
+
+
+def _silence() -> None:
+    from loguru import logger
+
+    logger.disable("datatrove")  # it tells standard error what it unpacks
+
+
+def _check_version(stage: str) -> None:
+    try:
+        found = version("datatrove")
+    except PackageNotFoundError as error:
+        raise PrepareError(f"stage {stage} needs datatrove, which is not installed", remedy=EXTRA) from error
+    first, below = (_numbers(bound) for bound in TESTED)
+    if not first <= _numbers(found) < below:
+        raise LibraryChanged(
+            f"stage {stage} was tested with datatrove {TESTED[0]} to below {TESTED[1]}, and {found} is installed",
+            remedy=EXTRA,
+        )
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in name.split(".")[:3] if part.isdigit())
+
+
+def _filter(stage: Block) -> Callable[[Document], Document | Drop]:
+    from datatrove.data import Document as Theirs
+
+    block = _block(stage)
+    by_url = isinstance(stage, UrlFilter)
+
+    def decide(document: Document) -> Document | Drop:
+        if by_url and document.url is None:
+            return document
+        if not by_url and not any(map(str.isalnum, document.text)):
+            return Drop("no_words")  # blocks divide by the number of words
+        theirs = Theirs(text=document.text, id=document.id, metadata={"url": document.url})
+        kept = block.filter(theirs)
+        kept, reason = kept if isinstance(kept, tuple) else (kept, "")
+        if not kept:
+            return Drop(reason or "dropped")
+        if not theirs.text.strip():
+            return Drop("empty")
+        return document if theirs.text == document.text else document.with_text(theirs.text)
+
+    return decide
+
+
+def _block(stage: Block) -> Any:
+    from datatrove.pipeline import filters
+
+    settings = stage.model_dump(exclude={"stage"}, exclude_none=True)
+    match stage:
+        case GopherQuality():
+            return filters.GopherQualityFilter(**settings)
+        case GopherRepetition():
+            return filters.GopherRepetitionFilter(**settings)
+        case C4Quality():
+            return filters.C4QualityFilter(**settings)
+        case FineWebQuality():
+            return filters.FineWebQualityFilter(**settings)
+        case UrlFilter():
+            return _url_filter(stage)
+        case Pii():
+            raise AssertionError("it is no filter")
+
+
+def _url_filter(stage: UrlFilter) -> Any:
+    from datatrove.pipeline.filters import URLFilter
+    from tldextract import TLDExtract
+
+    block = URLFilter(
+        soft_word_threshold=stage.soft_word_threshold,
+        extra_domains=stage.domains,
+        extra_urls=stage.urls,
+        banned_words=stage.banned_words,
+        banned_subwords=stage.banned_subwords,
+        soft_banned_words=stage.soft_banned_words,
+        use_integrated_lists=stage.integrated_lists,
+    )
+    # Its own would fetch today's list of public suffixes: results would depend on the day, and on the network.
+    block.tldextractor = TLDExtract(suffix_list_urls=(), cache_dir=None)
+    return block
+
+
+def _pii(stage: Pii) -> Callable[[Document], Document | Drop]:
+    from datatrove.pipeline.formatters import PIIFormatter
+
+    block = PIIFormatter(
+        remove_emails=stage.emails,
+        remove_ips=stage.ips,
+        email_replacement=stage.email_replacement,
+        ip_replacement=stage.ip_replacement,
+    )
+
+    def change(document: Document) -> Document | Drop:
+        text = block.format(document.text)
+        return document if text == document.text else document.with_text(text)
+
+    return change

@@ -1,0 +1,88 @@
+"""Finds the language of a document with a fastText model, which is given as a file and its hash."""
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from data_service.errors import PrepareError
+from data_service.prepare.documents import Document
+from data_service.prepare.drops import Drop
+
+EXTRA = "pip install 'maskfleet[prepare]'"
+_LABEL = "__label__"
+_READ = 20_000  # characters of a document, from its beginning, that decide
+
+
+class Language(BaseModel):
+    """Drops documents of other languages; writes the language found into those that stay.
+
+    Attributes:
+        model: path of a fastText model for languages (lid.176.bin, GlotLID), the same on all workers.
+        sha256: hash of the file, in hexadecimal.
+        languages: labels that are kept, as the model writes them without `__label__`; empty: all.
+        least: smallest probability with which the label must be found.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["language"]
+    model: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    languages: tuple[str, ...] = ()
+    least: float = Field(default=0.65, ge=0.0, le=1.0)
+
+
+def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
+    """Return the function that decides about documents.
+
+    Raises:
+        PrepareError: the file is missing or has another hash, it is no model, or the package is missing.
+    """
+    _check_hash(stage.model, stage.sha256)
+    try:
+        import fasttext
+    except ImportError as error:
+        raise PrepareError("stage language needs fasttext, which is not installed", remedy=EXTRA) from error
+    try:
+        model = fasttext.load_model(stage.model)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise PrepareError(
+            f"{stage.model} is no fastText model: {error}", remedy="name a .bin or .ftz file of fastText"
+        ) from error
+
+    def decide(document: Document) -> Document | Drop:
+        labels, shares = model.predict(" ".join(document.text[:_READ].split()), k=1)
+        if not len(labels):
+            return Drop("no_language")
+        found, share = labels[0].removeprefix(_LABEL), min(1.0, float(shares[0]))
+        if share < stage.least:
+            return Drop("unsure", f"{found} {share:.3f}")
+        if stage.languages and found not in stage.languages:
+            return Drop("other_language", f"{found} {share:.3f}")
+        return document.with_language(found)
+
+    return decide
+
+
+@lru_cache(maxsize=8)
+def _check_hash(path: str, expected: str) -> None:
+    """Raise PrepareError if the file is missing or has another hash. It is read once in a process."""
+    seen = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as stream:
+            while data := stream.read(1 << 20):
+                seen.update(data)
+    except OSError as error:
+        raise PrepareError(
+            f"the language model {path} cannot be read: {error}",
+            remedy="fetch the model to that place on every machine, or name another file; nothing was started",
+        ) from error
+    if seen.hexdigest() != expected:
+        raise PrepareError(
+            f"the language model {path} has the SHA-256 {seen.hexdigest()}, not {expected}",
+            remedy="fetch the file again, or give the hash of the one that is meant",
+        )
