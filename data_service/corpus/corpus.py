@@ -24,7 +24,7 @@ Part = Literal["train", "heldout"]
 
 ReportBytes = Callable[[int, int], None]
 _SHARDS_AT_ONCE = 4  # shards verified at the same time; each needs memory for one block
-_FOLDERS = ("train/", "heldout/", "tokenizer/")
+_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def verify_files(
     Raises:
         StoreError: the store cannot be read. Missing and truncated files are reported as damage instead.
     """
-    total = sum(manifest.shard_sizes.values())
+    total = sum(manifest.shard_sizes.values()) + sum(file.size for file in manifest.provenance.values())
 
     def tell(read: int) -> None:
         report(read, total)
@@ -76,7 +76,7 @@ def verify_files(
             lambda key: list(_verify_shard(store, manifest, key, tell)), manifest.shard_sizes
         )
         damage = [found for shard in shards for found in shard]
-    damage += [*_verify_tokenizer(store, manifest), *_strangers(store, manifest)]
+    damage += [*_verify_others(store, manifest), *_strangers(store, manifest)]
     return VerifyReport(
         shards=len(manifest.shard_sizes),
         blocks=len(manifest.train) + len(manifest.heldout),
@@ -150,8 +150,10 @@ def _verify_gap(store: Store, key: str, start: int, stop: int) -> Iterator[Damag
         yield Damage(key, f"bytes {start} to {stop}, which lie outside any block, are not zero")
 
 
-def _verify_tokenizer(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
-    for key, expected in manifest.tokenizer_files.items():
+def _verify_others(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
+    """Check the files of the tokenizer, and the sidecars."""
+    sidecars = {key: file.digest for key, file in manifest.provenance.items()}
+    for key, expected in (manifest.tokenizer_files | sidecars).items():
         try:
             if digest(store.get(key)) != expected:
                 yield Damage(key, "its bytes do not match the manifest's hash")
@@ -160,7 +162,7 @@ def _verify_tokenizer(store: Store, manifest: CorpusManifest) -> Iterator[Damage
 
 
 def _strangers(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
-    known = {*manifest.shard_sizes, *manifest.tokenizer_files}
+    known = {*manifest.shard_sizes, *manifest.tokenizer_files, *manifest.provenance}
     for folder in _FOLDERS:
         for entry in store.list(folder):
             if entry.key not in known:

@@ -54,6 +54,10 @@ class BuildLayout:
         """Return the key of the workers' copy of one of the files of words."""
         return f"{BUILD}{self.build}/words/{name}"
 
+    def ids(self, split: int) -> str:
+        """Return the key of the sorted hashes of the ids of a split's documents."""
+        return f"{BUILD}{self.build}/ids/{split:06d}.bin"
+
     def receipt(self, stage: str, task: int) -> str:
         """Return the key of the receipt of a finished task."""
         return f"{BUILD}{self.build}/receipts/{stage}/{task:06d}.json"
@@ -94,6 +98,19 @@ class WrittenShard:
     size: int
     digest: str
     blocks: tuple[WrittenBlock, ...]
+
+
+def sidecar_of(shard: str) -> str:
+    """Return the key of the sidecar of the shard at key `shard`."""
+    return f"provenance/{shard.removesuffix('.tar')}.parquet"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a corpus. `size`: in bytes; `digest`: blake2b hash of its bytes (16 bytes, hex)."""
+
+    size: int
+    digest: str
 
 
 MANIFEST = "manifest.json"
@@ -199,7 +216,10 @@ class CorpusManifest:
         read, and reasons. tokenizer_files: hashes (blake2b, 16 bytes) of the files of the tokenizer's copy, by key.
         heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was. pairs: texts
         of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
-        stored units begin; None if no units are stored.
+        stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
+        documents come from, by key; empty in a corpus that was built without. digest: sha256 (hex) of the manifest's
+        whole content, so also of counts, options and sidecars, which `fingerprint` does not cover; empty until it is
+        written.
     """
 
     tokenizer_hash: str
@@ -219,6 +239,8 @@ class CorpusManifest:
     left_out: tuple[str, ...] = ()
     pairs: PairTexts | None = None
     words: Segmentation | None = None
+    provenance: dict[str, StoredFile] = field(default_factory=dict)
+    digest: str = field(default="", compare=False)
 
     @property
     def word_rules(self) -> int:

@@ -6,7 +6,8 @@ So a flipped byte is found even if the JSON can still be parsed.
 import hashlib
 import json
 import re
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Annotated, NoReturn
 
 import numpy as np
@@ -19,14 +20,22 @@ from pydantic import (
     model_validator,
 )
 
-from data_service.corpus.manifest import MANIFEST, BlockTable, CorpusManifest, HeldoutRule, PairTexts
+from data_service.corpus.manifest import (
+    MANIFEST,
+    BlockTable,
+    CorpusManifest,
+    HeldoutRule,
+    PairTexts,
+    StoredFile,
+    sidecar_of,
+)
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError
 from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-VERSION = 1
+VERSION = 2  # of a manifest with provenance; one without is still of version 1, which older programs read
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
 _TAIL = b"}\n"
 
@@ -57,6 +66,11 @@ class _Table(_Strict):
         return self
 
 
+class _StoredFile(_Strict):
+    size: NonNegativeInt
+    digest: Digest
+
+
 class _Content(_Strict):
     tokenizer_hash: str
     vocab_size: NonNegativeInt
@@ -75,6 +89,7 @@ class _Content(_Strict):
     left_out: list[str] = []
     pairs: PairTexts | None = None
     words: Segmentation | None = None
+    provenance: dict[str, _StoredFile] = {}
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -83,6 +98,8 @@ class _Content(_Strict):
         shards = {*self.train.shards, *self.heldout.shards}
         if shards != set(self.shard_sizes) or shards != set(self.shard_digests):
             raise ValueError("the shards with sizes and hashes are not the shards that hold the blocks")
+        if self.provenance and set(self.provenance) != {sidecar_of(shard) for shard in shards}:
+            raise ValueError("the sidecars are not those of the shards")
         for table in (self.train, self.heldout):
             for shard, offset, length in zip(table.shard, table.offset, table.length, strict=True):
                 if offset + length > self.shard_sizes[table.shards[shard]]:
@@ -112,11 +129,13 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["pairs"] = asdict(manifest.pairs)
     if manifest.words is not None:
         content["words"] = manifest.words.model_dump(mode="json", exclude_none=True)
+    if manifest.provenance:
+        content["provenance"] = {key: asdict(file) for key, file in manifest.provenance.items()}
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
-    head = f'{{"format":"maskfleet-corpus","version":{VERSION},"sha256":"{checksum}","content":'
+    head = f'{{"format":"maskfleet-corpus","version":{_version(manifest.provenance)},"sha256":"{checksum}","content":'
     return head.encode() + body + _TAIL
 
 
@@ -131,11 +150,6 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
         _damaged(place, "its beginning or end is not that of a corpus manifest")
     if int(head[1]) > VERSION:
         raise CorpusError(newer(place), remedy=REMEDY)
-    if int(head[1]) != VERSION:
-        raise CorpusError(
-            f"{place} has version {int(head[1])}, but this program reads version {VERSION}",
-            remedy="use the version of maskfleet that built the corpus, or build the corpus again",
-        )
     body = data[head.end() : -len(_TAIL)]
     if hashlib.sha256(body).hexdigest() != head[2].decode():
         _damaged(place, "its bytes do not match its own hash")
@@ -143,7 +157,13 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
         content = _Content.model_validate_json(body)
     except ValidationError as error:
         _damaged(place, str(error.errors()[0]["msg"]), error)
-    return _to_manifest(content)
+    if head[1] != b"%d" % _version(content.provenance):
+        _damaged(place, f"its content is not that of version {int(head[1])}")
+    return replace(_to_manifest(content), digest=head[2].decode())
+
+
+def _version(provenance: Mapping[str, object]) -> int:
+    return VERSION if provenance else 1
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
@@ -223,4 +243,5 @@ def _to_manifest(content: _Content) -> CorpusManifest:
         left_out=tuple(content.left_out),
         pairs=content.pairs,
         words=content.words,
+        provenance={key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
     )

@@ -36,6 +36,7 @@ from data_service.ingest.configuration import (
     refuse_other_text,
     refuse_own_output,
     refuse_skipped,
+    refuse_unmatched,
 )
 from data_service.ingest.deduplicate import (
     CompareReceipt,
@@ -49,6 +50,7 @@ from data_service.ingest.deduplicate import (
     plan_partitions,
 )
 from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
+from data_service.ingest.identifiers import IdReceipt, find_twice, plan_ids, refuse_twice
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import (
@@ -97,6 +99,7 @@ def build_corpus(
     store = open_store(output)
     listing = list_inputs(inputs, options.encoding)
     refuse_own_output(store, listing)
+    refuse_unmatched(listing, options)
     encoder = load_tokenizer(tokenizer)
     words, word_files = resolve(options.words) if options.words is not None else (None, {})
     wanted = configuration(inputs, listing, encoder.hash, options, words)
@@ -249,6 +252,10 @@ class Passes:
         ]
         found = count_documents(compared)
         try:
+            if self._options.has_ids:
+                tasks = plan_ids(self.layout, scanned, kept)
+                compared_ids = self._run(StageTasks("comparing ids", tasks, find_twice, IdReceipt))
+                refuse_twice(compared_ids, self.splits, self._options)
             rule = by_documents(found, fraction)
             if rule is None and self._options.pairs is not None:
                 rule = by_queries(found, fraction)

@@ -17,9 +17,11 @@ from data_service.corpus.manifest import (
     BuildLayout,
     CorpusManifest,
     HeldoutRule,
+    StoredFile,
     WrittenShard,
     block_table,
     shard_key,
+    sidecar_of,
 )
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.words import Segmentation
@@ -137,6 +139,18 @@ def refuse_own_output(store: Store, listing: InputListing) -> None:
         )
 
 
+def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
+    """Raise InputError if constants of provenance are given for inputs that are not there."""
+    uris = [file.uri for file in listing.files]
+    unmatched = [] if options.provenance is None else options.provenance.unmatched(uris)
+    if unmatched:
+        raise InputError(
+            f"constants of --provenance are for {unmatched[0]!r}, which matches none of {len(uris)} inputs "
+            f"(the first is {uris[0]})",
+            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'",
+        )
+
+
 def _refuse_difference(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
     keys = [key for key in {**there, **wanted} if key not in _UNDECIDED and there.get(key) != wanted.get(key)]
     if not keys:
@@ -200,6 +214,7 @@ def assemble(
         heldout_rule=None if as_asked else heldout_rule,
         skipped=_skipped(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:LISTED]),
+        provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
     )
 
 
@@ -210,6 +225,14 @@ def _skipped(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ..
 
 def _shards(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:
     return {shard_key(part, i): summary.shard for i, summary in enumerate(summaries) if summary.shard}
+
+
+def _sidecars(part: str, summaries: list[PartSummary]) -> dict[str, StoredFile]:
+    return {
+        sidecar_of(shard_key(part, i)): summary.sidecar
+        for i, summary in enumerate(summaries)
+        if summary.sidecar
+    }
 
 
 def _table(part: str, summaries: list[PartSummary]) -> BlockTable:

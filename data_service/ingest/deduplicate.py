@@ -102,32 +102,35 @@ def plan_partitions(
 ) -> list[CompareTask]:
     """Cut the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
-    count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
-    edges = [BUCKETS * i // count for i in range(count + 1)]
     source = hash_of(split.digest for split in scanned)
+    starts = [(layout.hashes(number), split.buckets) for number, split in enumerate(scanned)]
     return [
-        CompareTask(
-            layout,
-            index,
-            tuple(_slice(layout, i, first, stop, s) for i, s in enumerate(scanned)),
-            heldout_fraction,
-            source,
-        )
-        for index, (first, stop) in enumerate(pairwise(edges))
+        CompareTask(layout, index, part, heldout_fraction, source)
+        for index, part in enumerate(cut_hashes(starts, documents))
     ]
 
 
-def _slice(layout: BuildLayout, index: int, first: int, stop: int, split: ScanReceipt) -> Slice | None:
-    begin, end = split.buckets[first], split.buckets[stop]
+def cut_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[tuple[Slice | None, ...]]:
+    """Yield for every partition of the hash space, of about `PARTITION_DOCUMENTS`, its slice of each split's hashes.
+
+    `starts`: for each split the key of its sorted hashes and their `bucket_starts`.
+    """
+    count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
+    edges = [BUCKETS * i // count for i in range(count + 1)]
+    for first, stop in pairwise(edges):
+        yield tuple(_slice(key, buckets[first], buckets[stop]) for key, buckets in starts)
+
+
+def _slice(key: str, begin: int, end: int) -> Slice | None:
     if begin == end:
         return None
-    return Slice(layout.hashes(index), begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
+    return Slice(key, begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
 
 
 def compare(task: CompareTask) -> CompareReceipt:
     """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
     store = task.layout.open()
-    parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(_read, store), task.hashes)]
+    parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(read_slice, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
@@ -159,7 +162,8 @@ def compare(task: CompareTask) -> CompareReceipt:
     return compared
 
 
-def _read(store: Store, part: Slice | None) -> bytes:
+def read_slice(store: Store, part: Slice | None) -> bytes:
+    """Return the bytes of a slice; none without one."""
     return store.get_range(part.key, part.start, part.length) if part else b""
 
 
@@ -217,14 +221,14 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
     """
-    drops = _read_drops(task.layout.open(), kept.drops)
+    drops = read_drops(task.layout.open(), kept.drops)
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
         if document.blank:
             continue
         digest = hash_texts(document.texts)
-        seen.update(read_bytes(digest, document.words))
+        seen.update(read_bytes(digest, document))
         if ordinal not in drops:
             yield document, digest
         ordinal += 1
@@ -236,7 +240,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
         )
 
 
-def _read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
+def read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
     """Return the numbers of the documents that are left out as copies."""
     ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}

@@ -85,12 +85,12 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
     Raises:
         InputError: the file is damaged, or a column is missing or not text.
     """
-    file, columns = piece.file, list(options.fields)
+    file = piece.file
     with (
         _damage_named(file, "Parquet"),
         pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table,
     ):
-        _check_columns(table.schema_arrow, file, options)
+        columns = _columns(table.schema_arrow, file, options)
         first = 0
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
@@ -124,9 +124,8 @@ def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterat
     stream.seek(0)
     open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
     schema = open_ipc(stream).schema
-    _check_columns(schema, file, options)
     stream.seek(0)
-    fields = [schema.get_field_index(name) for name in options.fields]
+    fields = [schema.get_field_index(name) for name in _columns(schema, file, options)]
     only = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     reader = open_ipc(stream, options=only)
     if with_footer:
@@ -142,6 +141,8 @@ def _read_rows(
     columns = {
         name: (_as_strings if name in beside else _as_bytes)(batch.column(name)) for name in options.fields
     }
+    there = (name for name in options.further_fields if name in batch.schema.names)
+    columns |= {name: _as_strings(batch.column(name)) for name in there}
     for index in range(len(batch)):
         values = {name: column[index] for name, column in columns.items()}
         yield accept(options, _parse, values, Numbered(file, "row", row + index), options)
@@ -166,7 +167,9 @@ def _as_bytes(values: pa.Array) -> list[object]:
 def _as_strings(values: pa.Array) -> list[object]:
     """Return texts as bytes; numbers, dates and times as Arrow spells them."""
     plain = _plain(values)
-    as_they_are = _is_text(plain.type) or pa.types.is_nested(plain.type) or pa.types.is_binary(plain.type)
+    if _is_text(plain.type):
+        return _as_bytes(plain)
+    as_they_are = pa.types.is_nested(plain.type) or pa.types.is_binary(plain.type)
     found: list[object] = plain.to_pylist() if as_they_are else plain.cast(pa.string()).to_pylist()
     return found
 
@@ -194,20 +197,29 @@ def _group_start(group: pq.RowGroupMetaData) -> int:
     return int(column.dictionary_page_offset or column.data_page_offset)
 
 
-def _check_columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> None:
+def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[str]:
+    """Return the names of the columns to read. Raises InputError: one is missing, there twice, or not text."""
     lists = options.word_fields if options.pairs is None else options.pairs.negatives
     beside = set(options.metadata_fields or ()) - {options.text_field}
     for column in options.fields:
         _check_column(schema, file, column, lists=column in lists, any_type=column in beside)
+    there = [name for name in options.further_fields if name in schema.names]
+    for column in there:
+        _check_once(schema, file, column)
+    return [*options.fields, *there]
 
 
-def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool, any_type: bool) -> None:
+def _check_once(schema: pa.Schema, file: InputFile, column: str) -> None:
     if schema.names.count(column) != 1:
         raise InputError(
             f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
             f"(it has {', '.join(schema.names)})",
             remedy=_COLUMNS,
         )
+
+
+def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool, any_type: bool) -> None:
+    _check_once(schema, file, column)
     kind = schema.field(column).type
     if any_type:
         return

@@ -31,6 +31,7 @@ from data_service.ingest.records import (
     example,
     guessed_remedy,
     too_long,
+    with_provenance,
 )
 from data_service.ingest.tasks import FilePiece
 
@@ -144,7 +145,8 @@ def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOption
         raise too_long(place, options.max_document_bytes)
     data, offset = without_mark(data, offset)
     found = decode(data, options, place, offset)
-    return found if options.metadata_fields is None else replace(found, place=place)
+    found = found if options.metadata_fields is None else replace(found, place=place)
+    return with_provenance(found, {}, options, place)
 
 
 def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
@@ -250,7 +252,8 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
         options.max_document_bytes * _ROW_PER_DOCUMENT
     )  # of the whole process, which reads no other
     rows, names = _rows(file, options)
-    columns = {name: _column(name, names, file) for name in options.fields}
+    there = [name for name in options.further_fields if name in names]
+    columns = {name: _column(name, names, file) for name in (*options.fields, *there)}
     while True:
         place = Numbered(file, "line", rows.line_num + 1)
         try:

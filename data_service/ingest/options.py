@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
+from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.words import WordOptions
 from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.sentences import Language
@@ -36,6 +37,7 @@ class BuildOptions(BaseModel):
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
         words: options for finding words and other units, for masking; None: the tokenizer says where words begin.
+        provenance: fields that say where a document comes from, kept in sidecars; None: none are kept.
         sentences: language whose rules decide where sentences end; "any": rules for all languages.
         pairs: fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: documents in .txt files: one document per file, or documents separated by blank lines.
@@ -59,6 +61,7 @@ class BuildOptions(BaseModel):
     text_field: str = "text"
     pairs: PairFields | None = None
     words: WordOptions | None = None
+    provenance: ProvenanceOptions | None = None
     sentences: Language = "any"
     txt_documents: Literal["file", "blank_line"] = "file"
     encoding: str = UTF_8
@@ -94,6 +97,7 @@ class BuildOptions(BaseModel):
         `data_service.corpus.words.resolve` covers.
         """
         without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
+        without |= {"provenance"} if self.provenance is None else set()
         without |= {"encoding"} if self.encoding == UTF_8 else set()
         without |= {"delimiter"} if self.delimiter is None else set()
         without |= {"sentences"} if self.sentences == "any" else set()
@@ -101,7 +105,7 @@ class BuildOptions(BaseModel):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the fields or columns that are read from each record."""
+        """Names of the fields or columns that each record must have."""
         if self.pairs is None:
             return (self.text_field, *self.word_fields)
         negatives = self.pairs.negatives if self.pairs.count else ()
@@ -117,3 +121,14 @@ class BuildOptions(BaseModel):
         """Name of the field that holds a document's words; empty if none does."""
         field = None if self.words is None else self.words.input_field
         return () if field is None else (field,)
+
+    @property
+    def further_fields(self) -> tuple[str, ...]:
+        """Names of the fields or columns that are read if they are there: those of provenance."""
+        columns = () if self.provenance is None else self.provenance.columns
+        return tuple(name for name in columns if name not in self.fields)
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether documents have ids, which must differ."""
+        return self.provenance is not None and self.provenance.id is not None

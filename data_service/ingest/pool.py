@@ -15,6 +15,7 @@ Stage = Literal[
     "measuring",
     "reading",
     "comparing",
+    "comparing ids",
     "dividing",
     "filtering",
     "writing",

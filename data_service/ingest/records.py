@@ -10,6 +10,7 @@ from typing import Literal, ParamSpec, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from data_service.corpus.provenance import LACKING_REMEDY, Provenance
 from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
@@ -39,6 +40,7 @@ class Text:
         replaced: whether bytes that were not UTF-8 were replaced by U+FFFD.
         others: positive and negatives of the example; empty for a document.
         words: where the words of the input begin, as `spelt_words` returns it; empty if the input holds no words.
+        provenance: where the document comes from, if the options ask for that.
         place: place of the record; None unless the options ask for other fields than the text.
         metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
     """
@@ -47,6 +49,7 @@ class Text:
     replaced: bool
     others: tuple[str, ...] = ()
     words: bytes = b""
+    provenance: Provenance | None = None
     place: "RecordPlace | None" = None
     metadata: tuple[str | None, ...] = ()
 
@@ -225,7 +228,24 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
     if options.metadata_fields is not None:
         values = (_metadata(record.get(name), name, place) for name in options.metadata_fields)
         found = replace(found, place=place, metadata=tuple(values))
-    return found
+    return with_provenance(found, record, options, place)
+
+
+def with_provenance(
+    found: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+) -> Text:
+    """Return the text with what its record says of it, if the options ask for that and it is not blank.
+
+    Raises:
+        BadRecord: the record lacks something that is to be recorded.
+    """
+    if options.provenance is None or found.blank:
+        return found
+    try:
+        known = options.provenance.read(record, place.file.uri)
+    except ValueError as error:
+        raise BadRecord(place, str(error), LACKING_REMEDY) from error
+    return replace(found, provenance=known, place=place)
 
 
 def _metadata(value: object, name: str, place: RecordPlace) -> str | None:
@@ -293,7 +313,7 @@ def example(
             f"an example of more than {options.max_document_bytes:,} bytes",
             "shorten its texts, whose ends training truncates anyway, or raise --max-document-bytes",
         )
-    return made
+    return with_provenance(made, record, options, place)
 
 
 def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:

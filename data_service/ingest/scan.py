@@ -16,12 +16,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_odd
-from data_service.ingest.records import LISTED, BadRecord, SkippedRecord, skipped_record
+from data_service.ingest.records import LISTED, BadRecord, SkippedRecord, Text, skipped_record
 from data_service.ingest.sentences import split_sentences
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
+from data_service.store.base import Store
 from data_service.types import Tokens
 
 BUCKETS = 256
@@ -59,9 +61,23 @@ def hash_texts(texts: Sequence[str]) -> bytes:
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
-def read_bytes(digest: bytes, words: bytes) -> bytes:
-    """Return the bytes of a document that a split's digest covers: its hash, and its words if the input holds words."""
-    return digest + hashlib.blake2b(words, digest_size=16).digest() if words else digest
+def read_bytes(digest: bytes, document: Text) -> bytes:
+    """Return the bytes of a document that a split's digest covers: its hash, its words if the input holds words, and
+    its provenance if that is recorded.
+    """
+    covered = digest
+    if document.words:
+        covered += hashlib.blake2b(document.words, digest_size=16).digest()
+    if document.provenance is not None:
+        covered += hashlib.blake2b(json.dumps(document.provenance).encode(), digest_size=16).digest()
+    return covered
+
+
+def hash_id(document: Text, split: int, ordinal: int) -> bytes:
+    """Return the hash of a document's id, 16 bytes; of a document without one, a hash that no other has."""
+    known = document.provenance.id if document.provenance is not None else None
+    name = f"id {known}" if known is not None else f"document {split} {ordinal}"
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()
 
 
 def hash_tokens(tokens: Tokens) -> bytes:
@@ -172,6 +188,7 @@ class ScanReceipt(TaskReceipt):
         replaced: number of documents in which bad bytes were replaced by U+FFFD.
         odd: number of documents that do not look like text (`is_odd`).
         buckets: [BUCKETS + 1], number at which each first byte of the hash begins in the sorted hashes, and the end.
+        id_buckets: the same of the hashes of the documents' ids; empty without ids.
         digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares
         it, to
             be sure that it reads the same text.
@@ -184,6 +201,7 @@ class ScanReceipt(TaskReceipt):
     replaced: int
     odd: int = 0
     buckets: list[int]
+    id_buckets: list[int] = Field(default_factory=list)
     digest: str
 
 
@@ -195,7 +213,7 @@ def scan(task: ScanTask) -> ScanReceipt:
     """
     # Hash every document, and count those without text and bad records.
     store = task.layout.open()
-    hashes, seen = bytearray(), hashlib.sha256()
+    hashes, ids, seen = bytearray(), bytearray(), hashlib.sha256()
     sizes = array("I")
     first_skipped: list[SkippedRecord] = []
     empty = replaced = skipped = odd = 0
@@ -212,17 +230,18 @@ def scan(task: ScanTask) -> ScanReceipt:
         odd += any(map(is_odd, document.texts))
         digest = hash_texts(document.texts)
         hashes += digest
-        seen.update(read_bytes(digest, document.words))
+        seen.update(read_bytes(digest, document))
+        if task.options.has_ids:
+            ids += hash_id(document, task.index, len(sizes))
         sizes.append(document.size)
     # Store the hashes in order, with the places where each first byte begins.
     records = sorted_records(hashes, sizes)
     files: dict[str, int] = {}
-    buckets = [0] * (BUCKETS + 1)
-    if len(records):
-        key = task.layout.hashes(task.index)
-        store.put(key, records.tobytes())
-        files[key] = records.nbytes
-        buckets = bucket_starts(records)
+    buckets = _store_sorted(store, task.layout.hashes(task.index), records, files)
+    id_buckets: list[int] = []
+    if task.options.has_ids:
+        of_ids = sorted_records(ids, sizes)
+        id_buckets = _store_sorted(store, task.layout.ids(task.index), of_ids, files)
     scanned = ScanReceipt(
         source=task.source + (_SKIPPED if skipped else ""),
         files=files,
@@ -233,7 +252,17 @@ def scan(task: ScanTask) -> ScanReceipt:
         replaced=replaced,
         odd=odd,
         buckets=buckets,
+        id_buckets=id_buckets,
         digest=seen.hexdigest(),
     )
     write_receipt(store, task.receipt, scanned)
     return scanned
+
+
+def _store_sorted(store: Store, key: str, records: NDArray[np.void], files: dict[str, int]) -> list[int]:
+    """Store sorted records, if there are any, and add the object to `files`; return the `bucket_starts`."""
+    if not len(records):
+        return [0] * (BUCKETS + 1)
+    store.put(key, records.tobytes())
+    files[key] = records.nbytes
+    return bucket_starts(records)

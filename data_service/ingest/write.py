@@ -18,10 +18,14 @@ from data_service.corpus.manifest import (
     TOKENIZER,
     BuildLayout,
     HeldoutRule,
+    StoredFile,
     WrittenShard,
     shard_key,
     shard_name,
+    sidecar_of,
 )
+from data_service.corpus.provenance import Provenance
+from data_service.corpus.sidecar import DocumentOrigin, SidecarWriter
 from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.errors import CorpusError
@@ -43,12 +47,13 @@ LENGTHS = 40  # powers of two that a document's length in tokens can reach
 class _Piece(NamedTuple):
     """The texts of a document, of a stretch of one, or of an example.
 
-    `words`: where its words begin, if the input holds words.
+    `words`: where its words begin, if the input holds words. `provenance`: what is known of it, if that is recorded.
     """
 
     texts: tuple[str, ...]
     heldout: bool
     words: bytes = b""
+    provenance: Provenance | None = None
 
 
 class PartSummary(BaseModel):
@@ -58,6 +63,7 @@ class PartSummary(BaseModel):
         shard: shard that was written; None if the part has no document.
         text_bytes: number of UTF-8 bytes of its documents' text.
         lengths: numbers of its documents by length; entry k counts those of 2**k to 2**(k + 1) - 1 tokens.
+        sidecar: sidecar that was written; None without provenance.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,12 +71,14 @@ class PartSummary(BaseModel):
     shard: WrittenShard | None
     text_bytes: int
     lengths: list[int]
+    sidecar: StoredFile | None = None
 
 
 class PartWriter:
     """A writer of the blocks of one part to `path`, with units of the given `levels`.
 
-    The file is created with the first block. `unigram`: [vocab_size] int64, token counts of the part.
+    The file is created with the first block, and its sidecar beside it with the first document whose provenance is
+    known. `unigram`: [vocab_size] int64, token counts of the part.
     """
 
     def __init__(
@@ -82,6 +90,8 @@ class PartWriter:
         self._block_tokens = block_tokens
         self._builder = BlockBuilder(levels)
         self._writer: ShardWriter | None = None
+        self.sidecar = SidecarWriter(path.with_suffix(".parquet"))
+        self._blocks = self._documents = 0
         self._text_bytes = 0
         self._lengths = [0] * LENGTHS
 
@@ -93,12 +103,17 @@ class PartWriter:
     ) -> None:
         if self._writer is not None:
             self._writer.close()
+        self.sidecar.close()
 
-    def add(self, document: EncodedDocument, text_bytes: int) -> None:
+    def add(self, document: EncodedDocument, text_bytes: int, provenance: Provenance | None = None) -> None:
         """Append a document of at least one token. A document longer than a block gets a block of its own."""
         if self._builder.tokens and self._builder.tokens + len(document.tokens) > self._block_tokens:
             self._write_block()
+        if provenance is not None:
+            start, length = self._builder.tokens, len(document.tokens)
+            self.sidecar.add(DocumentOrigin(self._blocks, self._documents, start, length, provenance))
         self._builder.add(document)
+        self._documents += 1
         self._text_bytes += text_bytes
         self._lengths[len(document.tokens).bit_length() - 1] += 1
 
@@ -107,13 +122,16 @@ class PartWriter:
         if self._builder.tokens:
             self._write_block()
         shard = self._writer.finish() if self._writer is not None else None
-        return PartSummary(shard=shard, text_bytes=self._text_bytes, lengths=self._lengths)
+        return PartSummary(
+            shard=shard, text_bytes=self._text_bytes, lengths=self._lengths, sidecar=self.sidecar.finish()
+        )
 
     def _write_block(self) -> None:
         block = self._builder.take()
         if self._writer is None:
             self._writer = ShardWriter(self.path, self._name)
         self._writer.write(block)
+        self._blocks, self._documents = self._blocks + 1, 0
         self.unigram += np.bincount(block.tokens, minlength=len(self.unigram))
 
 
@@ -191,7 +209,8 @@ def _fill(
     """Put every kept document, or each of its stretches, into its part; return the number of those without tokens."""
     without_tokens = 0
     for batch in _batches(_pieces(task)):
-        for (texts, heldout, _), document in zip(batch, _encode(task, tokenizer, finder, batch), strict=True):
+        for piece, document in zip(batch, _encode(task, tokenizer, finder, batch), strict=True):
+            heldout = piece.heldout
             if not len(document.tokens):
                 without_tokens += 1
                 continue
@@ -200,19 +219,21 @@ def _fill(
             )
             if task.heldout.by_tokens and tokenizer.special.unk in deciding:
                 heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
-            parts[heldout].add(document, sum(len(text.encode()) for text in texts))
+            text_bytes = sum(len(text.encode()) for text in piece.texts)
+            parts[heldout].add(document, text_bytes, piece.provenance)
     return without_tokens
 
 
 def _pieces(task: WriteTask) -> Iterator[_Piece]:
     for document, digest in read_kept(task, task.kept):
         if document.others:
-            yield _Piece(document.texts, task.heldout.holds_out(low_word(digest)))
+            heldout = task.heldout.holds_out(low_word(digest))
+            yield _Piece(document.texts, heldout, provenance=document.provenance)
             continue
         words = document.words
         for text, heldout in divide_document(task.heldout, document.text, digest):
             size = sum(map(len, text.split())) if words else 0
-            yield _Piece((text,), heldout, words[:size])
+            yield _Piece((text,), heldout, words[:size], document.provenance)
             words = words[size:]
 
 
@@ -223,7 +244,7 @@ def _encode(
         return encode_examples(tokenizer, [piece.texts for piece in batch])
     given = [piece.words for piece in batch]
     return encode_documents(
-        tokenizer, [text for (text,), _, _ in batch], finder, given, task.options.sentences
+        tokenizer, [piece.texts[0] for piece in batch], finder, given, task.options.sentences
     )
 
 
@@ -253,6 +274,10 @@ def _store_parts(
             key = shard_key(name, task.index)
             store.put_file(key, part.path)
             files[key] = summary.shard.size
+        if summary.sidecar is not None:
+            key = sidecar_of(shard_key(name, task.index))
+            store.put_file(key, part.sidecar.path)
+            files[key] = summary.sidecar.size
     key, unigram = task.layout.unigram(task.index), parts[0].unigram.tobytes()
     store.put(key, unigram)
     return files | {key: len(unigram)}

@@ -16,6 +16,7 @@ from launcher.app.cli.corpus_options import (
     NegativesOption,
     OutOption,
     PositiveFieldOption,
+    ProvenanceOption,
     QueryFieldOption,
     Segmenter,
     SegmenterOption,
@@ -46,6 +47,7 @@ from launcher.app.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from data_service.corpus.provenance import ProvenanceOptions
     from data_service.ingest.options import BuildOptions
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
@@ -80,6 +82,7 @@ def build(
     user_words: UserWordsOption = None,
     words_field: WordsFieldOption = None,
     lexicon: LexiconOption = None,
+    provenance: ProvenanceOption = None,
     encoding: EncodingOption = "utf-8",
     delimiter: DelimiterOption = None,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
@@ -103,6 +106,7 @@ def build(
         text_field=text_field,
         pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
         words=_words(segmenter, dictionary, user_words, words_field, lexicon),
+        provenance=None if provenance is None else _provenance(provenance),
         txt_documents=txt_documents.value,
         sentences=sentences.value,
         encoding=encoding,
@@ -178,6 +182,38 @@ def _pairs(
             remedy="add --texts pairs, or leave them out",
         )
     return None
+
+
+def _provenance(uri: str) -> "ProvenanceOptions":
+    """Return the settings in the YAML file of `--provenance`.
+
+    Raises:
+        OptionError: there is no such file, or it does not hold such settings.
+        StoreError: the file cannot be read.
+    """
+    import yaml
+    from pydantic import ValidationError
+
+    from data_service.corpus.provenance import FIELDS, ProvenanceOptions
+    from data_service.store.errors import KeyMissing
+    from data_service.store.open import open_store
+    from launcher.errors import OptionError
+
+    folder, slash, name = uri.rpartition("/")
+    remedy = (
+        f"write a line for each of {', '.join(FIELDS)} that is to be kept, with the field of a record that holds it, "
+        "such as `licence: license`"
+    )
+    try:
+        content = open_store(folder or ("/" if slash else ".")).get(name)
+        return ProvenanceOptions.model_validate(yaml.safe_load(content))
+    except KeyMissing as error:
+        raise OptionError(f"--provenance {uri}: there is no such file", remedy=remedy) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(f"--provenance {uri}: not YAML: {error}", remedy=remedy) from error
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors()]
+        raise OptionError(f"--provenance {uri}: {'; '.join(wrong)}", remedy=remedy) from error
 
 
 def _words(

@@ -102,6 +102,15 @@ LexiconOption = Annotated[
 ]
 
 
+ProvenanceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--provenance",
+        metavar="FILE",
+        help="YAML that names the fields of a record that hold its id, source, url, licence, language and date. They "
+        "are kept beside the shards.",
+    ),
+]
 OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")]
 TokenizerOption = Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")]
 BuildWorkersOption = Annotated[

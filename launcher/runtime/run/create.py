@@ -115,7 +115,9 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
 def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
     """Return readable lines, one for every identity field or input that differs."""
     lines = identity.diff(identity.still_identity(old.identity), new.identity)
-    return [*lines, *identity.diff(old.inputs.fields(), new.inputs.fields())]
+    lines += identity.diff(old.inputs.fields(), new.inputs.fields())
+    before, after = old.inputs.manifest_fields(new.inputs), new.inputs.manifest_fields(old.inputs)
+    return [*lines, *identity.diff(before, after)]
 
 
 def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from data_service.corpus.manifest import TOKENIZER, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
@@ -47,6 +47,8 @@ class Inputs(BaseModel):
         tokenizer: hash of the tokenizer.
         teachers: identities of the teachers (`launcher.runtime.run.teachers`), in the recipe's order.
         similar_words: hash of the table of similar words. If there is none, the record has no such field.
+        manifests: digest of the whole manifest, by name of the source. `corpora` covers only what decides the samples.
+            Records of older runs have no such field. The run's fingerprint does not cover it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,10 +57,15 @@ class Inputs(BaseModel):
     tokenizer: str
     teachers: tuple[TeacherIdentity, ...] = ()
     similar_words: str | None = None
+    manifests: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
+        return {
+            name: value
+            for name, value in serialize(self).items()
+            if value is not None and (name != "manifests" or value)
+        }
 
     def fields(self) -> dict[str, object]:
         """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""
@@ -69,6 +76,17 @@ class Inputs(BaseModel):
             for number, teacher in enumerate(self.teachers)
         }
         return {**corpora, **files, **teachers}
+
+    def manifest_fields(self, other: "Inputs") -> dict[str, object]:
+        """Return the digests of the manifests, under the names that diffs use.
+
+        Left out are sources of which `other` has no digest, or other content, which `fields` shows.
+        """
+        return {
+            f"corpus.sources.{name} (manifest)": value
+            for name, value in self.manifests.items()
+            if name in other.manifests and self.corpora[name] == other.corpora[name]
+        }
 
 
 def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
@@ -140,18 +158,22 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
             remedy="; ".join(problem.remedy for problem in problems),
         )
     corpora: dict[str, str] = {}
+    digests: dict[str, str] = {}
     manifests: list[CorpusManifest] = []
     for name, source in recipe.corpus.sources.items():
         manifest = load_manifest(open_store(source.uri))
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
         check_languages(manifest, source.uri, recipe.input, name, len(source.languages))
         _check_sentences(manifest, source.uri, recipe)
-        corpora[name] = manifest.fingerprint
+        corpora[name], digests[name] = manifest.fingerprint, manifest.digest
         manifests.append(manifest)
     _check_weights(recipe, manifests)
     _check_units(recipe, manifests)
     return Inputs(
-        corpora=corpora, tokenizer=tokenizer.hash, similar_words=_similar_words(recipe, tokenizer.hash)
+        corpora=corpora,
+        tokenizer=tokenizer.hash,
+        similar_words=_similar_words(recipe, tokenizer.hash),
+        manifests=digests,
     )
 
 

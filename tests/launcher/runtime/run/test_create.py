@@ -1,16 +1,21 @@
 """Runs: created once, opened never by accident, and refused when they are no longer what they were."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from data_service.corpus.manifest import CorpusManifest, HeldoutRule
+from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.errors import CorpusError, TokenizerError, UserError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.store.errors import AccessDenied, StoreError
+from data_service.store.open import open_store
 from launcher.errors import RecipeError, RunChanged, RunError
 from launcher.runtime.recipe.load import load, reload
 from launcher.runtime.recipe.schema import Recipe
@@ -147,6 +152,49 @@ def test_a_place_without_permission_is_named(inputs: Path, tmp_path: Path) -> No
     blocked.write_text("not a folder")
     with pytest.raises((StoreError, AccessDenied), match="file"):
         create_run(recipe(inputs), str(blocked / "run"), NOW)
+
+
+def _edit(manifest: CorpusManifest, edit: str) -> CorpusManifest:
+    match edit:
+        case "counts":
+            return replace(manifest, counts=manifest.counts | {"duplicates": 10**6})
+        case "inputs":
+            return replace(manifest, options=manifest.options | {"inputs": ["another.jsonl"]})
+        case "held out":
+            return replace(manifest, heldout_rule=HeldoutRule(unit="document", below=7))
+        case _:
+            return replace(manifest, skipped=("another.jsonl, line 3: not JSON",))
+
+
+@pytest.mark.parametrize("edit", ["counts", "inputs", "held out", "skipped"])
+def test_a_manifest_that_was_edited_is_noticed(inputs: Path, tmp_path: Path, edit: str) -> None:
+    """Though its own hash is right, and the samples are the same."""
+    shutil.copytree(inputs, tmp_path / "inputs")
+    run = create_run(recipe(tmp_path / "inputs"), str(tmp_path / "run"), NOW)
+    store = open_store(tmp_path / "inputs" / "corpus")
+    manifest = load_manifest(store)
+    assert run.record.inputs.manifests == {"text": manifest.digest}
+    save_manifest(store, _edit(manifest, edit))
+    assert load_manifest(store).fingerprint == manifest.fingerprint
+    with pytest.raises(RunChanged, match=r"corpus\.sources\.text \(manifest\)"):
+        reconcile(run, recipe=None, accept_changes=False, now=NOW)
+    reconcile(run, recipe=None, accept_changes=True, now=NOW)
+    accepted = open_run(run.uri)
+    assert accepted.record.fingerprint == run.record.fingerprint
+    assert accepted.record.inputs.manifests == {"text": load_manifest(store).digest}
+    reconcile(accepted, recipe=None, accept_changes=False, now=NOW)
+
+
+def test_a_run_of_an_older_version_goes_on_without_a_digest(inputs: Path, tmp_path: Path) -> None:
+    run = create_run(recipe(inputs), str(tmp_path / "run"), NOW)
+    record = json.loads(run.store.get(RECORD))
+    del record["inputs"]["manifests"]
+    run.store.put(RECORD, json.dumps(record).encode())
+    older = open_run(run.uri)
+    reconcile(older, recipe=None, accept_changes=False, now=NOW)
+    assert older.record.inputs.manifests == {}
+    assert older.record.fingerprint == run.record.fingerprint
+    assert "manifests" not in older.record.model_dump()["inputs"]
 
 
 def test_operation_may_change_and_is_recorded(fresh_run: str) -> None:

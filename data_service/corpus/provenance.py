@@ -1,0 +1,150 @@
+"""What is known of a document beside its text: id, source, URL, licence, language and date, and which fields of an
+input say so. Training never reads it: it lies beside the shards (`sidecar.py`).
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+ProvenanceField = Literal["id", "source", "url", "licence", "language", "date"]
+FIELDS: tuple[ProvenanceField, ...] = get_args(ProvenanceField)
+
+LACKING_REMEDY = (
+    "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
+    "documents lack it (may_lack)"
+)
+_Name = Field(default=None, min_length=1)
+
+
+class Provenance(NamedTuple):
+    """What is known of a document. None: not recorded, or the record lacks it and may lack it."""
+
+    id: str | None = None
+    source: str | None = None
+    url: str | None = None
+    licence: str | None = None
+    language: str | None = None
+    date: str | None = None
+
+
+class InputConstants(BaseModel):
+    """Values for all documents of the files whose URIs match the pattern `inputs`, which lack them otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inputs: str = "*"
+    source: str | None = _Name
+    url: str | None = _Name
+    licence: str | None = _Name
+    language: str | None = _Name
+    date: str | None = _Name
+
+    def get(self, field: ProvenanceField) -> str | None:
+        """Return the value of a field; None if there is none. An id is never the same for several documents."""
+        value: str | None = getattr(self, field, None)
+        return value
+
+
+class ProvenanceOptions(BaseModel):
+    """The fields of a record, or columns of a table, that say what is known of a document.
+
+    Attributes:
+        id, source, url, licence, language, date: name of the field of the record that holds it.
+        constants: values for whole inputs, in place of what a record lacks. The first whose pattern matches counts.
+        may_lack: what a document may lack. A record that lacks anything else that is recorded is bad.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str | None = _Name
+    source: str | None = _Name
+    url: str | None = _Name
+    licence: str | None = _Name
+    language: str | None = _Name
+    date: str | None = _Name
+    constants: tuple[InputConstants, ...] = ()
+    may_lack: tuple[ProvenanceField, ...] = ()
+
+    @model_validator(mode="after")
+    def _records_what_it_names(self) -> Self:
+        if not self.recorded:
+            raise ValueError(
+                f"nothing is recorded: name a field or a constant for one of {', '.join(FIELDS)}"
+            )
+        other = [field for field in self.may_lack if field not in self.recorded]
+        if other:
+            raise ValueError(f"may_lack: {', '.join(other)} is not recorded: name its field or leave it out")
+        return self
+
+    @property
+    def recorded(self) -> tuple[ProvenanceField, ...]:
+        """What is recorded of every document."""
+        return tuple(
+            field
+            for field in FIELDS
+            if getattr(self, field) is not None or any(one.get(field) is not None for one in self.constants)
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the fields of a record that are read."""
+        names = (getattr(self, field) for field in FIELDS)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    def unmatched(self, uris: list[str]) -> list[str]:
+        """Return the patterns of constants that match none of the inputs' URIs."""
+        return [one.inputs for one in self.constants if not any(fnmatchcase(uri, one.inputs) for uri in uris)]
+
+    def read(self, record: Mapping[str, object], uri: str) -> Provenance:
+        """Return what the record of the file at `uri` says of its document.
+
+        Raises:
+            ValueError: the record lacks something that it may not lack, or a value is not text.
+        """
+        constants = [one for one in self.constants if fnmatchcase(uri, one.inputs)]
+        found: dict[str, str | None] = {}
+        for field in self.recorded:
+            name: str | None = getattr(self, field)
+            value = None if name is None else _text(record.get(name), name)
+            if value is None:
+                value = next((there for one in constants if (there := one.get(field)) is not None), None)
+            if value is None and field not in self.may_lack:
+                raise ValueError(_lacking(field, name, record))
+            found[field] = value
+        return Provenance(**found)
+
+
+def _lacking(field: str, name: str | None, record: Mapping[str, object]) -> str:
+    if name is None:
+        return f"no {field}: no constant is given for this file"
+    there = (
+        "is empty"
+        if name in record
+        else f"is missing (there are {', '.join(map(repr, record)) or 'no fields'})"
+    )
+    return f"no {field}: field {name!r} {there}"
+
+
+def _text(value: object, name: str) -> str | None:
+    """Return a field's value as text; None if it is empty."""
+    match value:
+        case None:
+            return None
+        case bytes():
+            try:
+                text = value.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"field {name!r} is not UTF-8 (byte {error.start})") from error
+        case str():
+            text = value
+        case int() if not isinstance(value, bool):
+            text = str(value)
+        case _:
+            raise ValueError(f"field {name!r} is {type(value).__name__}, not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"field {name!r} holds half a surrogate pair, which is not text") from error
+    return text if text.strip() else None

@@ -1,0 +1,155 @@
+"""Sidecars: a Parquet file beside each shard that says where its documents come from, one row a document.
+
+Rows are in the order of the shard. A document of which stretches are held out has a row for each stretch, on both
+sides. Only this module knows the files; nothing that streams training data imports it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_service.corpus.manifest import BlockTable, CorpusManifest, StoredFile, sidecar_of
+from data_service.corpus.provenance import FIELDS, Provenance
+from data_service.errors import CorpusError
+from data_service.store.base import Store, digest
+from data_service.store.errors import KeyMissing
+
+ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
+_SCHEMA = pa.schema(
+    [
+        pa.field("block", pa.int32(), nullable=False),
+        pa.field("document", pa.int32(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("tokens", pa.int64(), nullable=False),
+        *(pa.field(name, pa.string()) for name in FIELDS),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class DocumentOrigin:
+    """Where a document lies in a corpus and where it comes from.
+
+    Attributes:
+        block: number of the block: in its shard as a row of a file, in its split as `read_origins` returns it.
+        document: number of the document in its block.
+        start: its first token in the block; `tokens`: number of its tokens.
+        provenance: what is known of it.
+        shard: key of the shard; empty in a file.
+    """
+
+    block: int
+    document: int
+    start: int
+    tokens: int
+    provenance: Provenance
+    shard: str = ""
+
+
+class SidecarWriter:
+    """A writer of one sidecar to a local file, which is created with the first row."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows: list[DocumentOrigin] = []
+        self._file: BinaryIO | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, row: DocumentOrigin) -> None:
+        """Append a row. Rows must come in the order of the shard. Raises OSError: the disk is full."""
+        self._rows.append(row)
+        if len(self._rows) == ROWS:
+            self._flush()
+
+    def finish(self) -> StoredFile | None:
+        """Write what is left and close the file; return its size and hash. None if there are no rows."""
+        if self._rows:
+            self._flush()
+        if self._writer is None or self._file is None:
+            return None
+        self._writer.close()
+        self._file.close()
+        data = self.path.read_bytes()
+        return StoredFile(len(data), digest(data))
+
+    def close(self) -> None:
+        """Close the file, finished or not."""
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        rows, self._rows = self._rows, []
+        columns: list[Sequence[object]] = [
+            [row.block for row in rows],
+            [row.document for row in rows],
+            [row.start for row in rows],
+            [row.tokens for row in rows],
+            *([row.provenance[index] for row in rows] for index in range(len(FIELDS))),
+        ]
+        batch = pa.record_batch(
+            [pa.array(values, kind.type) for values, kind in zip(columns, _SCHEMA, strict=True)],
+            schema=_SCHEMA,
+        )
+        if self._writer is None:
+            self._file = self.path.open("wb")
+            self._writer = pq.ParquetWriter(self._file, _SCHEMA, compression="zstd")
+        self._writer.write_batch(batch)
+
+
+def require_provenance(manifest: CorpusManifest, uri: str) -> None:
+    """Raise CorpusError if the corpus at `uri` was built without provenance."""
+    if not manifest.provenance:
+        raise CorpusError(
+            f"{uri} was built without provenance: it does not say where its documents come from",
+            remedy="build it again with --provenance, which names the fields of the input that say so",
+        )
+
+
+def read_origins(
+    store: Store,
+    manifest: CorpusManifest,
+    table: BlockTable,
+    shard: str,
+    blocks: tuple[int, int] | None = None,
+) -> Iterator[DocumentOrigin]:
+    """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
+
+    Args:
+        store: store at the corpus root.
+        manifest: the corpus's manifest.
+        table: table of the split that the shard belongs to.
+        shard: key of the shard.
+        blocks: only blocks from the first to before the second number, as the split counts them; None: all.
+
+    Raises:
+        CorpusError: the sidecar is missing, or its bytes are not those of the manifest.
+        StoreError: the store cannot be read.
+    """
+    key = sidecar_of(shard)
+    place = f"{store.uri.rstrip('/')}/{key}"
+    try:
+        data = store.get(key)
+    except KeyMissing as error:
+        raise _damaged(place, "it is missing") from error
+    if digest(data) != manifest.provenance[key].digest:
+        raise _damaged(place, "its bytes do not match the manifest's hash")
+    first = int((table.shard == table.shards.index(shard)).argmax())
+    low, high = (0, len(table)) if blocks is None else (blocks[0] - first, blocks[1] - first)
+    where = [("block", ">=", low), ("block", "<", high)]
+    rows = pq.read_table(pa.BufferReader(data), filters=where, use_threads=False)
+    for batch in rows.to_batches(ROWS):
+        columns = batch.to_pydict()
+        known = zip(*(columns[name] for name in FIELDS), strict=True)
+        numbers = zip(columns["block"], columns["document"], columns["start"], columns["tokens"], strict=True)
+        for (block, document, start, tokens), values in zip(numbers, known, strict=True):
+            yield DocumentOrigin(first + block, document, start, tokens, Provenance(*values), shard)
+
+
+def _damaged(place: str, reason: str) -> CorpusError:
+    return CorpusError(
+        f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
+    )

@@ -1,0 +1,122 @@
+"""Finds ids that two kept documents share, before anything is written: one range of the ids' hashes at a time, so that
+memory is bounded. Later copies of a document, which are not kept, may have its id.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.corpus.manifest import BuildLayout
+from data_service.errors import InputError
+from data_service.ingest.deduplicate import KeptDocuments, Slice, cut_hashes, read_drops, read_slice
+from data_service.ingest.documents import read_documents
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import Text
+from data_service.ingest.scan import RECORD, ScanReceipt, hash_of
+from data_service.ingest.streamed import PieceReader
+from data_service.ingest.tasks import BuildTask, Split, TaskReceipt, write_receipt
+from data_service.store.base import together
+
+
+@dataclass(frozen=True)
+class IdTask(BuildTask):
+    """The task of finding ids that occur twice in one partition of their hashes.
+
+    It holds for every split the slice of its sorted hashes that lies in the partition, and the documents that are kept.
+    """
+
+    layout: BuildLayout
+    index: int
+    hashes: tuple[Slice | None, ...]
+    kept: tuple[KeptDocuments, ...]
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt("ids", self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(part.length for part in self.hashes if part)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (hash_of(split.source for split in self.kept),)
+
+
+class IdReceipt(TaskReceipt):
+    """The result. `twice`: (split, document) of the first two documents that share an id; empty if none do."""
+
+    twice: list[tuple[int, int]]
+
+
+def plan_ids(
+    layout: BuildLayout, scanned: Sequence[ScanReceipt], kept: Sequence[KeptDocuments]
+) -> list[IdTask]:
+    """Return the tasks that compare all ids."""
+    documents = sum(split.documents for split in scanned)
+    starts = [(layout.ids(number), split.id_buckets) for number, split in enumerate(scanned)]
+    return [
+        IdTask(layout, index, part, tuple(kept)) for index, part in enumerate(cut_hashes(starts, documents))
+    ]
+
+
+def find_twice(task: IdTask) -> IdReceipt:
+    """Compare the ids of a partition; return the receipt."""
+    store = task.layout.open()
+    parts = [np.frombuffer(data, RECORD) for data in together(partial(read_slice, store), task.hashes)]
+    records = np.concatenate(parts)
+    split = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    repeated = _repeated(records)
+    records, split = records[repeated], split[repeated]
+    kept = np.ones(len(records), dtype=np.bool_)
+    for number in np.unique(split).tolist():
+        drops = read_drops(store, task.kept[number].drops)
+        here = np.flatnonzero(split == number)
+        kept[here] = [ordinal not in drops for ordinal in records["ordinal"][here].tolist()]
+    found = IdReceipt(source=task.sources[0], files={}, twice=_first_two(records[kept], split[kept]))
+    write_receipt(store, task.receipt, found)
+    return found
+
+
+def _first_two(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return (split, document) of the first document whose id another one has, and of the next with that id."""
+    at = _repeated(records)
+    places = zip(split[at].tolist(), records["ordinal"][at].tolist(), strict=True)
+    ids = records[["high", "low"]][at].tolist()
+    groups = groupby(zip(ids, places, strict=True), key=itemgetter(0))
+    return min((sorted(place for _, place in group)[:2] for _, group in groups), default=[])
+
+
+def _repeated(records: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return the places of the records whose hashes occur more than once, sorted by hash."""
+    order = np.lexsort((records["low"], records["high"]))
+    high, low = records["high"][order], records["low"][order]
+    same = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    first = np.zeros(min(1, len(order)), dtype=np.bool_)
+    repeated: NDArray[np.int64] = order[np.append(first, same) | np.append(same, first)]
+    return repeated
+
+
+def refuse_twice(found: Iterable[IdReceipt], splits: Sequence[Split], options: BuildOptions) -> None:
+    """Raise InputError, which names both places, if two documents share an id."""
+    twice = min((receipt.twice for receipt in found if receipt.twice), default=None)
+    if twice is None:
+        return
+    first, second = (_document(splits[split], ordinal, options) for split, ordinal in twice)
+    known = "" if first.provenance is None else first.provenance.id
+    raise InputError(
+        f"{second.place}: the id {known!r} is that of another document, {first.place}",
+        remedy="give every document an id of its own, or leave `id` out of the file of --provenance",
+    )
+
+
+def _document(split: Split, number: int, options: BuildOptions) -> Text:
+    if split.streamed is not None:
+        split = Split((PieceReader().read(split.streamed, options),))
+    documents = (document for document in read_documents(split, options) if not document.blank)
+    return next(document for ordinal, document in enumerate(documents) if ordinal == number)

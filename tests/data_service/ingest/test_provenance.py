@@ -1,0 +1,349 @@
+"""Provenance: the same from every format, whatever the workers and deaths; what is lacking or twice is refused."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_service.corpus.corpus import open_corpus, verify_corpus
+from data_service.corpus.manifest_file import dump_manifest, parse_manifest
+from data_service.corpus.provenance import Provenance, ProvenanceOptions
+from data_service.corpus.reader import read_block
+from data_service.corpus.sidecar import DocumentOrigin, read_origins
+from data_service.errors import CorpusError, InputError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.documents import read_documents
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions, PairFields
+from data_service.ingest.tasks import plan_splits
+from tests.support.data import raw_text
+from tests.support.data.raw_text import (
+    SMALL,
+    Killed,
+    build,
+    files_of,
+    ignore_progress,
+    killed_at,
+    tokenizer_folder,
+)
+
+DOCUMENTS = raw_text.DOCUMENTS[:40]
+Record = dict[str, object]
+CONSTANT = {"link": "https://example.org", "license": "MIT", "day": "2024"}
+NAMED = ProvenanceOptions(id="docid", url="link", licence="license", date="day")
+
+
+def options(provenance: ProvenanceOptions = NAMED, **more: object) -> BuildOptions:
+    return SMALL.model_copy(update={"provenance": provenance, **more})
+
+
+def records() -> list[Record]:
+    """A record for each document, with copies of the first three at the end, which have their ids."""
+    made: list[Record] = [
+        {
+            "docid": f"doc-{number}",
+            "text": text,
+            "link": f"https://example.org/{number}",
+            "license": ("CC0-1.0", "MIT", "CC-BY-4.0")[number % 3],
+            "day": f"2024-01-{1 + number % 28:02d}",
+        }
+        for number, text in enumerate(DOCUMENTS)
+    ]
+    return made + made[:3]
+
+
+def write(path: Path, made: list[Record]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(record) + "\n" for record in made).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def origins(uri: Path, split: str = "train") -> Iterator[DocumentOrigin]:
+    corpus = open_corpus(str(uri))
+    table = corpus.manifest.train if split == "train" else corpus.manifest.heldout
+    for shard in table.shards:
+        yield from read_origins(corpus.store, corpus.manifest, table, shard)
+
+
+def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
+    made = records()
+    write(tmp_path / "in" / "a.jsonl", made)
+    manifest = build(tmp_path / "in", tmp_path / "corpus", options())
+    corpus = open_corpus(str(tmp_path / "corpus"))
+    tokenizer, by_id = corpus.tokenizer(), {record["docid"]: record for record in made}
+    seen: list[str | None] = []
+    for table in (manifest.train, manifest.heldout):
+        blocks = {index: read_block(corpus.store, table, index) for index in range(len(table))}
+        rows = [row for shard in table.shards for row in read_origins(corpus.store, manifest, table, shard)]
+        assert len(rows) == table.documents.sum()
+        for row in rows:
+            block = blocks[row.block]
+            first, last = block.sentences[block.documents[row.document : row.document + 2]]
+            assert (row.start, row.tokens, row.shard) == (first, last - first, table.key(row.block))
+            record = by_id[row.provenance.id]
+            assert row.provenance == Provenance(
+                str(record["docid"]),
+                None,
+                str(record["link"]),
+                str(record["license"]),
+                None,
+                str(record["day"]),
+            )
+            text = tokenizer.decode(block.tokens[first:last])
+            assert " ".join(text.split())[:80] == " ".join(str(record["text"]).split())[:80]
+        seen += [row.provenance.id for row in rows]
+    assert sorted(map(str, seen)) == sorted(map(str, by_id))  # a copy has no row of its own
+    middle = manifest.train.shards[1]
+    all_rows = list(read_origins(corpus.store, manifest, manifest.train, middle))
+    number = all_rows[len(all_rows) // 2].block
+    some = list(read_origins(corpus.store, manifest, manifest.train, middle, (number, number + 1)))
+    assert some == [row for row in all_rows if row.block == number]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.arrow"])
+def test_every_format_says_the_same(tmp_path: Path, name: str) -> None:
+    made, path = records()[:5], tmp_path / name
+    columns = {key: [record[key] for record in made] for key in made[0]}
+    table = pa.table(columns | {"day": [date.fromisoformat(str(day)) for day in columns["day"]]})
+    match path.suffix:
+        case ".parquet":
+            pq.write_table(table, path)
+        case ".arrow":
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table)
+        case ".csv":
+            pa_csv = pytest.importorskip("pyarrow.csv")
+            pa_csv.write_csv(table, path)
+        case _:
+            write(path, made)
+    (split,) = plan_splits(list_inputs([str(path)]).files, options())
+    found = [document.provenance for document in read_documents(split, options())]
+    assert found == [
+        Provenance(
+            f"doc-{i}",
+            None,
+            f"https://example.org/{i}",
+            str(made[i]["license"]),
+            None,
+            f"2024-01-{i + 1:02d}",
+        )
+        for i in range(5)
+    ]
+
+
+def test_numbers_are_ids(tmp_path: Path) -> None:
+    chosen = options(ProvenanceOptions(id="n"))
+    for path in (tmp_path / "a.jsonl", tmp_path / "b.parquet"):
+        if path.suffix == ".jsonl":
+            write(path, [{"n": 7, "text": "seven"}])
+        else:
+            pq.write_table(pa.table({"n": [7], "text": ["seven"]}), path)
+        (split,) = plan_splits(list_inputs([str(path)]).files, chosen)
+        assert [document.provenance for document in read_documents(split, chosen)] == [Provenance("7")]
+
+
+@pytest.mark.parametrize(
+    ("stage", "done"), [("reading", 2), ("comparing ids", 1), ("writing", 0), ("writing", 3)]
+)
+def test_a_killed_build_gives_the_same_bytes(tmp_path: Path, stage: str, done: int) -> None:
+    write(tmp_path / "in" / "a.jsonl", records())
+    build(tmp_path / "in", tmp_path / "whole", options())
+    folder, tokenizer = tmp_path / "killed", tokenizer_folder(tmp_path / "tokenizer")
+    with pytest.raises(Killed):
+        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), killed_at(stage, done))
+    build(tmp_path / "in", folder, options())
+    assert files_of(folder) == files_of(tmp_path / "whole")
+
+
+def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl.gz", records())
+    others: list[Record] = [
+        {"docid": f"b{number}", "text": f"{number} b", **CONSTANT} for number in range(50)
+    ]
+    write(tmp_path / "in" / "b.jsonl", others)
+    build(tmp_path / "in", tmp_path / "one", options())
+    build(tmp_path / "in", tmp_path / "two", options(workers=2))
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+def test_shards_are_those_of_a_corpus_without(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl", records())
+    plain = build(tmp_path / "in", tmp_path / "plain", SMALL)
+    known = build(tmp_path / "in", tmp_path / "known", options())
+    assert plain.fingerprint == known.fingerprint
+    assert not plain.provenance
+    with_sidecars, without = files_of(tmp_path / "known"), files_of(tmp_path / "plain")
+    assert {key for key in with_sidecars if key not in without} == set(known.provenance)
+    assert all(with_sidecars[key] == data for key, data in without.items() if key != "manifest.json")
+    assert b'"version":1,' in without["manifest.json"][:60]
+    assert b"provenance" not in without["manifest.json"]
+    assert b'"version":2,' in with_sidecars["manifest.json"][:60]
+    raised = without["manifest.json"].replace(b'"version":1', b'"version":2', 1)
+    with pytest.raises(CorpusError, match="damaged"):
+        parse_manifest(raised, "manifest.json")
+    assert (
+        dump_manifest(parse_manifest(with_sidecars["manifest.json"], "m")) == with_sidecars["manifest.json"]
+    )
+
+
+def _without(name: str) -> Callable[[Record], Record]:
+    return lambda record: {key: value for key, value in record.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (_without("license"), "no licence"),
+        (lambda record: {**record, "license": None}, "no licence"),
+        (lambda record: {**record, "license": "  "}, "no licence"),
+        (lambda record: {**record, "license": ["MIT"]}, "'license'"),
+        (lambda record: {**record, "docid": 1.5}, "'docid'"),
+        (lambda record: {**record, "link": "\ud800"}, "'link'"),
+    ],
+)
+def test_what_a_record_lacks_is_refused_by_place(
+    tmp_path: Path, spoil: Callable[[Record], Record], problem: str
+) -> None:
+    made = records()
+    made[4] = spoil(made[4])
+    path = write(tmp_path / "in" / "a.jsonl", made)
+    with pytest.raises(InputError, match=problem) as refused:
+        build(tmp_path / "in", tmp_path / "corpus", options())
+    assert f"{path}, line 5" in str(refused.value)
+    assert "may_lack" in refused.value.remedy
+    manifest = build(tmp_path / "in", tmp_path / "skipped", options(on_bad_records="skip"))
+    assert manifest.counts["skipped"] == 1
+    assert "line 5" in manifest.skipped[0]
+
+
+def test_a_lacking_licence_is_allowed_where_that_is_said(tmp_path: Path) -> None:
+    made = [record if number % 2 else _without("license")(record) for number, record in enumerate(records())]
+    write(tmp_path / "in" / "a.jsonl", made)
+    allowed = NAMED.model_copy(update={"may_lack": ("licence",)})
+    build(tmp_path / "in", tmp_path / "corpus", options(allowed))
+    found = [row.provenance.licence for row in origins(tmp_path / "corpus")]
+    assert {None, "MIT"} <= set(found)
+
+
+def test_constants_stand_for_whole_inputs(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "wiki" / "a.jsonl", records()[:20])
+    for number, text in enumerate(DOCUMENTS[20:]):
+        (tmp_path / "in" / f"note-{number}.txt").write_text(text)
+    chosen = ProvenanceOptions.model_validate(
+        {
+            "id": "docid",
+            "may_lack": ["id"],
+            "constants": [
+                {"inputs": "*/wiki/*", "source": "wiki", "licence": "CC-BY-SA-4.0"},
+                {"licence": "CC0-1.0", "source": "notes", "language": "en"},
+            ],
+        }
+    )
+    build(tmp_path / "in", tmp_path / "corpus", options(chosen))
+    found = {row.provenance._replace(id=None) for row in origins(tmp_path / "corpus")}
+    assert found == {
+        Provenance(source="wiki", licence="CC-BY-SA-4.0", language="en"),
+        Provenance(source="notes", licence="CC0-1.0", language="en"),
+    }
+    nowhere = ProvenanceOptions.model_validate({"constants": [{"inputs": "*/wikipedia/*", "licence": "MIT"}]})
+    with pytest.raises(InputError, match="wikipedia"):
+        build(tmp_path / "in", tmp_path / "other", options(nowhere))
+
+
+@pytest.mark.parametrize(("name", "places"), [("a.jsonl", (3, 9)), ("a.jsonl.gz", (4, 39))])
+def test_an_id_twice_is_refused_by_both_places(tmp_path: Path, name: str, places: tuple[int, int]) -> None:
+    made = records()
+    made[places[1]]["docid"] = made[places[0]]["docid"]
+    path = write(tmp_path / "in" / name, made)
+    with pytest.raises(InputError, match=f"doc-{places[0]}") as refused:
+        build(tmp_path / "in", tmp_path / "corpus", options(split_bytes=20_000))
+    assert [f"line {place + 1}" in refused.value.problem for place in places] == [True, True]
+    write(path, records())
+    build(tmp_path / "in", tmp_path / "corpus", options(split_bytes=20_000))
+    assert not verify_corpus(str(tmp_path / "corpus")).damage
+
+
+def test_provenance_that_changes_makes_another_corpus(tmp_path: Path) -> None:
+    """Also if the text and all sizes stay."""
+    made = records()
+    path = write(tmp_path / "in" / "a.jsonl", made)
+    folder, tokenizer = tmp_path / "corpus", tokenizer_folder(tmp_path / "tokenizer")
+    with pytest.raises(Killed):
+        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), killed_at("assembling", 1))
+    made[0]["license"], made[1]["license"] = made[1]["license"], made[0]["license"]
+    made[0], made[1] = dict(made[0]), dict(made[1])
+    write(path, [*made[:-3], *records()[-3:]])
+    build(tmp_path / "in", folder, options())
+    build(tmp_path / "in", tmp_path / "fresh", options())
+    ours, fresh = files_of(folder), files_of(tmp_path / "fresh")
+    assert ours.keys() == fresh.keys()
+    assert all(ours[key] == fresh[key] for key in ours if key.startswith("provenance"))
+    write(path, records())
+    with pytest.raises(CorpusError, match="changed"):
+        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), ignore_progress)
+
+
+def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
+    long = "\n\n".join(DOCUMENTS)
+    write(
+        tmp_path / "long" / "a.jsonl", [{"docid": "one", "text": long}, {"docid": "two", "text": long[::-1]}]
+    )
+    chosen = options(ProvenanceOptions(id="docid"))
+    manifest = build(tmp_path / "long", tmp_path / "stretches", chosen)
+    assert manifest.heldout_rule is not None
+    assert manifest.heldout_rule.unit == "stretch"
+    for split in ("train", "heldout"):
+        assert {row.provenance.id for row in origins(tmp_path / "stretches", split)} <= {"one", "two"}
+    rows = list(origins(tmp_path / "stretches"))
+    assert len(rows) == manifest.train.documents.sum() > 2
+
+    pairs: list[Record] = [
+        {"docid": str(i), "query": text[:60], "positive": text[60:200]} for i, text in enumerate(DOCUMENTS)
+    ]
+    write(tmp_path / "pairs" / "a.jsonl", pairs)
+    manifest = build(tmp_path / "pairs", tmp_path / "examples", replace_pairs(chosen))
+    assert len(list(origins(tmp_path / "examples"))) == manifest.train.documents.sum()
+
+
+def replace_pairs(chosen: BuildOptions) -> BuildOptions:
+    return chosen.model_copy(update={"pairs": PairFields()})
+
+
+def test_verify_names_a_changed_byte_anywhere(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl", records())
+    build(tmp_path / "in", tmp_path / "corpus", options())
+    draws = np.random.default_rng(29)
+    paths = sorted(path for path in (tmp_path / "corpus").rglob("*") if path.is_file())
+    for path in [*paths, *(paths[int(i)] for i in draws.integers(len(paths), size=20))]:
+        key, data = path.relative_to(tmp_path / "corpus").as_posix(), bytearray(path.read_bytes())
+        at = int(draws.integers(len(data)))
+        before, data[at] = data[at], data[at] ^ int(draws.integers(1, 256))
+        path.write_bytes(data)
+        if key == "manifest.json":
+            with pytest.raises(CorpusError, match=key):
+                verify_corpus(str(tmp_path / "corpus"))
+        else:
+            assert {damage.key for damage in verify_corpus(str(tmp_path / "corpus")).damage} == {key}, at
+        data[at] = before
+        path.write_bytes(data)
+    assert not verify_corpus(str(tmp_path / "corpus")).damage
+
+
+def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl", records())
+    manifest = build(tmp_path / "in", tmp_path / "corpus", options())
+    sidecar = next(iter(manifest.provenance))
+    (tmp_path / "corpus" / sidecar).unlink()
+    (damage,) = verify_corpus(str(tmp_path / "corpus")).damage
+    assert damage.key == sidecar
+    fewer = replace(manifest, provenance={k: v for k, v in manifest.provenance.items() if k != sidecar})
+    with pytest.raises(CorpusError, match="sidecars"):
+        parse_manifest(dump_manifest(fewer), "manifest.json")
