@@ -32,12 +32,11 @@ def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     from checkpoints.listing import rows
-    from data_service.store.open import open_store
     from launcher.format import human_bytes
     from launcher.output import print_table
+    from launcher.runtime.run.outline import open_outline
 
-    require_run(run)
-    found = rows(open_store(run))
+    found = rows(open_outline(run).store)
     if as_json:
         print_json(asdict(row) for row in found)
         return
@@ -59,10 +58,10 @@ def verify(
 ) -> None:
     """Check every checkpoint against its manifest, every byte of it. Exit code 1 if one is damaged."""
     from checkpoints.verify import verify_all
-    from data_service.store.open import open_store
     from launcher.progress import BYTES, work
+    from launcher.runtime.run.outline import open_outline
 
-    require_run(run)
+    store = open_outline(run).store
     damaged = 0
     with work("verifying", unit=BYTES) as now:
 
@@ -70,7 +69,7 @@ def verify(
             now.begin(f"verifying step {step:,}", size)
             return now.advance
 
-        for report in verify_all(open_store(run), full=not quick, begin=begin):
+        for report in verify_all(store, full=not quick, begin=begin):
             if as_json:
                 print_json([_verified(report)])
             else:

@@ -103,25 +103,32 @@ class EventFollower:
         self._store = store
         self._attempt = 1 if past else newest_attempt(store) + 1  # the attempt that will be claimed next
         self._after: dict[int, int] = {}
+        self._refused: RunError | None = None
         if not past:
             self._after[OPERATOR] = max((stretch.last for stretch in self._stretches(OPERATOR)), default=-1)
 
     def new(self) -> list[Record]:
         """Return the events since the last call, in order of time. Lines that are not events are left out.
 
-        A call that fails after reading some events returns these; the next call continues after them.
+        A call that fails after reading some events returns these. The next call raises what a newer version's event
+        raised; the one after it continues behind that event's segment.
 
         Raises:
             StoreError: the store cannot be read.
             RunError: a newer version wrote the next event.
         """
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
         found: list[Record] = []
         try:
             for event in self._unread():
                 found.append(event)  # returned even if reading the next one fails
-        except (StoreError, RunError):
+        except (StoreError, RunError) as error:
             if not found:
                 raise
+            if isinstance(error, RunError):  # its segment will not be read again
+                self._refused = error
         return sorted(found, key=lambda event: float(event["time"]))
 
     def _unread(self) -> Iterator[Record]:

@@ -16,6 +16,7 @@ from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
+from launcher.errors import RunError
 from launcher.runtime.run.following import Cursor, EventFollower, LineageFollower
 from launcher.runtime.run.log import encode, operator_event
 from launcher.runtime.run.packing import pack_once
@@ -179,6 +180,21 @@ def test_events_come_once_and_an_idle_look_lists_nothing(
     assert [event["attempt"] for event in later.new()] == [1, 1, 2, 2]
     monkeypatch.setattr(type(store), "list", None)
     assert everything.new() == later.new() == []
+
+
+def test_an_event_of_a_newer_version_is_told_behind_what_was_read_before(store: Store) -> None:
+    follower = EventFollower(store, past=True)
+    attempt = claim(store, owner=Owner.here(0.0)).number
+    for segment, kind in enumerate(("start", "commit", "resume")):
+        event = {"kind": kind, "time": float(segment), "attempt": attempt} | (
+            {"format": 2} if kind == "commit" else {}
+        )
+        store.put(segment_key("events", attempt, segment), encode(event).encode())
+    assert [event["kind"] for event in follower.new()] == ["start"]
+    with pytest.raises(RunError, match=r"00000001\.jsonl"):
+        follower.new()
+    assert [event["kind"] for event in follower.new()] == ["resume"]
+    assert follower.new() == []
 
 
 def apply(
