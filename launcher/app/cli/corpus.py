@@ -349,15 +349,14 @@ def find(
     from data_service.printable import visible
     from launcher.errors import OptionError
 
-    wanted = {name: value for name, value in (("id", document_id), ("url", url)) if value is not None}
+    wanted = {name: value for name, value in {"id": document_id, "url": url}.items() if value is not None}
     if not wanted:
         raise OptionError("nothing to find", remedy="give --id or --url")
     found = False
     for document in find_documents(open_corpus(corpus), **wanted):
         found, at = True, document.origin
         place = f"{at.shard}, block {at.block}, document {at.document}, tokens {at.start} to {at.start + at.tokens}"
-        known = ", ".join(f"{k} {v}" for k, v in at.provenance._asdict().items() if v is not None)
-        typer.echo(visible(f"{document.split} {document.number}: {place}: {known}"))
+        typer.echo(visible(f"{document.split} {document.number}: {place}: {at.provenance.shown}"))
     if not found:
         typer.echo("no such document", err=True)
         raise typer.Exit(1)

@@ -129,9 +129,7 @@ def render(shown: Shown) -> Iterator[str]:
         f"block {source.block}, row {source.row}, {_places(source)}, read {source.epoch} time(s) before"
     )
     for document in shown.documents:
-        known = document.provenance._asdict().items()
-        said = ", ".join(f"{name} {visible(value)}" for name, value in known if value is not None)
-        yield f"document {document.document}: {escape(said)}"
+        yield f"document {document.document}: {escape(visible(document.provenance.shown))}"
     samples = shown.samples
     if samples.text_starts is not None:
         yield from _texts(shown)
