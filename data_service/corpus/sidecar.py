@@ -153,6 +153,12 @@ class FoundDocument:
     number: int
     origin: DocumentOrigin
 
+    def __str__(self) -> str:
+        """Return number, place and what is known, as `corpus find` prints them."""
+        at = self.origin
+        place = f"{at.shard}, block {at.block}, document {at.document}, tokens {at.start} to {at.start + at.tokens}"
+        return f"{self.split} {self.number}: {place}: {at.provenance.shown}"
+
 
 def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:
     """Yield the documents of both splits with these values, such as `id="17"`. All sidecars are read.

@@ -354,9 +354,8 @@ def find(
         raise OptionError("nothing to find", remedy="give --id or --url")
     found = False
     for document in find_documents(open_corpus(corpus), **wanted):
-        found, at = True, document.origin
-        place = f"{at.shard}, block {at.block}, document {at.document}, tokens {at.start} to {at.start + at.tokens}"
-        typer.echo(visible(f"{document.split} {document.number}: {place}: {at.provenance.shown}"))
+        found = True
+        typer.echo(visible(str(document)))
     if not found:
         typer.echo("no such document", err=True)
         raise typer.Exit(1)
