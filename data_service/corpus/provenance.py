@@ -28,6 +28,12 @@ class Provenance(NamedTuple):
     language: str | None = None
     date: str | None = None
 
+    @property
+    def shown(self) -> str:
+        """What is known, for people: `id 17, licence MIT`."""
+        known = zip(FIELDS, self, strict=True)
+        return ", ".join(f"{name} {value}" for name, value in known if value is not None)
+
 
 class InputConstants(BaseModel):
     """Values for all documents of the files whose URIs match the pattern `inputs`, which lack them otherwise."""

@@ -12,12 +12,15 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_service.corpus.manifest import BlockTable, CorpusManifest, StoredFile, sidecar_of
-from data_service.corpus.provenance import FIELDS, Provenance
+from data_service.corpus.corpus import Corpus, Part
+from data_service.corpus.manifest import StoredFile, sidecar_of
+from data_service.corpus.provenance import FIELDS, Provenance, ProvenanceField
 from data_service.errors import CorpusError
-from data_service.store.base import Store, digest
+from data_service.store.base import digest
 from data_service.store.errors import KeyMissing
 
+PARTS: tuple[Part, ...] = ("train", "heldout")
+Condition = tuple[str, str, object]
 ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
 _SCHEMA = pa.schema(
     [
@@ -100,53 +103,116 @@ class SidecarWriter:
         self._writer.write_batch(batch)
 
 
-def require_provenance(manifest: CorpusManifest, uri: str) -> None:
-    """Raise CorpusError if the corpus at `uri` was built without provenance."""
-    if not manifest.provenance:
+def require_provenance(corpus: Corpus) -> None:
+    """Raise CorpusError if the corpus was built without provenance."""
+    if not corpus.manifest.provenance:
         raise CorpusError(
-            f"{uri} was built without provenance: it does not say where its documents come from",
+            f"{corpus.store.uri} was built without provenance: it does not say where its documents come from",
             remedy="build it again with --provenance, which names the fields of the input that say so",
         )
 
 
 def read_origins(
-    store: Store,
-    manifest: CorpusManifest,
-    table: BlockTable,
-    shard: str,
-    blocks: tuple[int, int] | None = None,
+    corpus: Corpus, split: Part, shard: str, where: list[Condition] | None = None
 ) -> Iterator[DocumentOrigin]:
     """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
 
-    Args:
-        store: store at the corpus root.
-        manifest: the corpus's manifest.
-        table: table of the split that the shard belongs to.
-        shard: key of the shard.
-        blocks: only blocks from the first to before the second number, as the split counts them; None: all.
+    `where`: conditions on columns, such as `("id", "==", "17")`; `block` counts in the shard.
 
     Raises:
         CorpusError: the sidecar is missing, or its bytes are not those of the manifest.
         StoreError: the store cannot be read.
     """
-    key = sidecar_of(shard)
-    place = f"{store.uri.rstrip('/')}/{key}"
-    try:
-        data = store.get(key)
-    except KeyMissing as error:
-        raise _damaged(place, "it is missing") from error
-    if digest(data) != manifest.provenance[key].digest:
-        raise _damaged(place, "its bytes do not match the manifest's hash")
+    table = corpus.table(split)
     first = int((table.shard == table.shards.index(shard)).argmax())
-    low, high = (0, len(table)) if blocks is None else (blocks[0] - first, blocks[1] - first)
-    where = [("block", ">=", low), ("block", "<", high)]
-    rows = pq.read_table(pa.BufferReader(data), filters=where, use_threads=False)
-    for batch in rows.to_batches(ROWS):
+    for batch in _read(corpus, shard, filters=where).to_batches(ROWS):
         columns = batch.to_pydict()
         known = zip(*(columns[name] for name in FIELDS), strict=True)
         numbers = zip(columns["block"], columns["document"], columns["start"], columns["tokens"], strict=True)
         for (block, document, start, tokens), values in zip(numbers, known, strict=True):
             yield DocumentOrigin(first + block, document, start, tokens, Provenance(*values), shard)
+
+
+def origins_of(corpus: Corpus, split: Part, block: int, stretches: Sequence[range]) -> list[DocumentOrigin]:
+    """Return the documents that have tokens in one of a block's stretches. Raises as `read_origins`."""
+    table = corpus.table(split)
+    number = block - int((table.shard == table.shard[block]).argmax())
+    rows = read_origins(corpus, split, table.key(block), [("block", "==", number)])
+    return [
+        row
+        for row in rows
+        if any(row.start < part.stop and part.start < row.start + row.tokens for part in stretches)
+    ]
+
+
+@dataclass(frozen=True)
+class FoundDocument:
+    """A document that was looked for. `number`: its number in its split, as `show_documents` counts."""
+
+    split: Part
+    number: int
+    origin: DocumentOrigin
+
+    def __str__(self) -> str:
+        """Return number, place and what is known, as `corpus find` prints them."""
+        at = self.origin
+        place = f"{at.shard}, block {at.block}, document {at.document}, tokens {at.start} to {at.start + at.tokens}"
+        return f"{self.split} {self.number}: {place}: {at.provenance.shown}"
+
+
+def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:
+    """Yield the documents of both splits with these values, such as `id="17"`. All sidecars are read.
+
+    Raises:
+        CorpusError: the corpus was built without provenance, or a sidecar is damaged.
+        StoreError: the store cannot be read.
+    """
+    require_provenance(corpus)
+    where: list[Condition] = [(name, "==", value) for name, value in wanted.items()]
+    for split in PARTS:
+        table = corpus.table(split)
+        before = table.documents.cumsum() - table.documents
+        for shard in table.shards:
+            for row in read_origins(corpus, split, shard, where):
+                yield FoundDocument(split, int(before[row.block]) + row.document, row)
+
+
+@dataclass
+class Share:
+    """A part of a corpus: numbers of documents and tokens."""
+
+    documents: int = 0
+    tokens: int = 0
+
+
+def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[Part, Share]]:
+    """Return how much of each split has each value of a field, the most tokens first. Raises as `find_documents`."""
+    require_provenance(corpus)
+    found: dict[str | None, dict[Part, Share]] = {}
+    for split in PARTS:
+        for shard in corpus.table(split).shards:
+            table = _read(corpus, shard, columns=[field, "tokens"])
+            counts = table.group_by(field).aggregate([("tokens", "count"), ("tokens", "sum")]).to_pydict()
+            columns = (counts[field], counts["tokens_count"], counts["tokens_sum"])
+            for value, documents, tokens in zip(*columns, strict=True):
+                share = found.setdefault(value, {part: Share() for part in PARTS})[split]
+                share.documents, share.tokens = share.documents + documents, share.tokens + tokens
+    return dict(sorted(found.items(), key=lambda item: (-item[1]["train"].tokens, item[0] or "")))
+
+
+def _read(
+    corpus: Corpus, shard: str, columns: list[str] | None = None, filters: list[Condition] | None = None
+) -> pa.Table:
+    """Return the sidecar of a shard, verified."""
+    key = sidecar_of(shard)
+    place = f"{corpus.store.uri.rstrip('/')}/{key}"
+    try:
+        data = corpus.store.get(key)
+    except KeyMissing as error:
+        raise _damaged(place, "it is missing") from error
+    if digest(data) != corpus.manifest.provenance[key].digest:
+        raise _damaged(place, "its bytes do not match the manifest's hash")
+    return pq.read_table(pa.BufferReader(data), columns=columns, filters=filters, use_threads=False)
 
 
 def _damaged(place: str, reason: str) -> CorpusError:

@@ -3,13 +3,15 @@
 In a log file, progress is one line at the beginning and one at the end of each stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from data_service.corpus.corpus import Part
+from data_service.corpus.sidecar import Share
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.pool import Progress as BuildProgress
 from data_service.printable import one_line
@@ -60,6 +62,17 @@ def _radius(radius: Radius) -> Table:
     table.add_row("beside their continuation", share)
     reads = f"{radius.reads:,.1f} of {human_bytes(round(radius.read_bytes))}"
     table.add_row("reads of a batch", f"{reads}, {radius.amplification:.3f} bytes for a byte used")
+    return table
+
+
+def licence_table(counted: Mapping[str | None, Mapping[Part, Share]]) -> Table:
+    """Return a table of documents and tokens by licence."""
+    table = Table(
+        "licence", "documents", "tokens", "held-out documents", "held-out tokens", box=None, pad_edge=False
+    )
+    for licence, parts in counted.items():
+        numbers = (f"{n:,}" for part in parts.values() for n in (part.documents, part.tokens))
+        table.add_row(Text("(none)" if licence is None else one_line(licence)), *numbers)
     return table
 
 

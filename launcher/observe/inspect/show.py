@@ -7,11 +7,13 @@ sees.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.markup import escape
 from rich.text import Text
 
+from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import PairTexts
 from data_service.printable import visible
 from data_service.samples.pairs import OrderedPairs, Translations
@@ -24,6 +26,9 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunError
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import left_out, sample_positions, stream_spec
+
+if TYPE_CHECKING:
+    from data_service.corpus.sidecar import DocumentOrigin
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Shown:
         source: text of the row and its place in the corpus.
         samples: the row alone, as training receives it.
         tokenizer: tokenizer that decodes the row.
+        documents: documents of the row, if the corpus says where they come from.
     """
 
     step: int
@@ -50,6 +56,7 @@ class Shown:
     source: SampleText
     samples: Samples
     tokenizer: Tokenizer
+    documents: tuple["DocumentOrigin", ...] = ()
 
     def __str__(self) -> str:
         """Return the text that `maskfleet show` prints, without colours."""
@@ -83,7 +90,29 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     phase, epoch, sample = place
     samples = streams[phase].read(epoch, sample, sample + 1)
     source = streams[phase].source(epoch, sample)
-    return Shown(step, row, rows, phase, epoch, sample, specs[phase].input, source, samples, tokenizer)
+    return Shown(
+        step,
+        row,
+        rows,
+        phase,
+        epoch,
+        sample,
+        specs[phase].input,
+        source,
+        samples,
+        tokenizer,
+        documents=_documents(source),
+    )
+
+
+def _documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
+    """Return the documents of a row, from the sidecars; none if its corpus was built without provenance."""
+    corpus = open_corpus(source.uri)
+    if not corpus.manifest.provenance:
+        return ()
+    from data_service.corpus.sidecar import origins_of  # pyarrow is imported only for corpora that need it
+
+    return tuple(origins_of(corpus, "train", source.block, source.stretches))
 
 
 def render(shown: Shown) -> Iterator[str]:
@@ -99,6 +128,8 @@ def render(shown: Shown) -> Iterator[str]:
         f"from {escape(visible(source.name))} ({escape(visible(source.uri))}{escape(languages)}): "
         f"block {source.block}, row {source.row}, {_places(source)}, read {source.epoch} time(s) before"
     )
+    for document in shown.documents:
+        yield f"document {document.document}: {escape(visible(document.provenance.shown))}"
     samples = shown.samples
     if samples.text_starts is not None:
         yield from _texts(shown)

@@ -12,11 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_service.corpus.corpus import open_corpus, verify_corpus
+from data_service.corpus.corpus import Part, open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.provenance import Provenance, ProvenanceOptions
 from data_service.corpus.reader import read_block
-from data_service.corpus.sidecar import DocumentOrigin, read_origins
+from data_service.corpus.sidecar import (
+    PARTS,
+    DocumentOrigin,
+    count_by,
+    find_documents,
+    origins_of,
+    read_origins,
+)
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.documents import read_documents
@@ -66,23 +73,23 @@ def write(path: Path, made: list[Record]) -> Path:
     return path
 
 
-def origins(uri: Path, split: str = "train") -> Iterator[DocumentOrigin]:
+def origins(uri: Path, split: Part = "train") -> Iterator[DocumentOrigin]:
     corpus = open_corpus(str(uri))
-    table = corpus.manifest.train if split == "train" else corpus.manifest.heldout
-    for shard in table.shards:
-        yield from read_origins(corpus.store, corpus.manifest, table, shard)
+    for shard in corpus.table(split).shards:
+        yield from read_origins(corpus, split, shard)
 
 
 def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     made = records()
     write(tmp_path / "in" / "a.jsonl", made)
-    manifest = build(tmp_path / "in", tmp_path / "corpus", options())
+    build(tmp_path / "in", tmp_path / "corpus", options())
     corpus = open_corpus(str(tmp_path / "corpus"))
     tokenizer, by_id = corpus.tokenizer(), {record["docid"]: record for record in made}
     seen: list[str | None] = []
-    for table in (manifest.train, manifest.heldout):
+    for split in PARTS:
+        table = corpus.table(split)
         blocks = {index: read_block(corpus.store, table, index) for index in range(len(table))}
-        rows = [row for shard in table.shards for row in read_origins(corpus.store, manifest, table, shard)]
+        rows = list(origins(tmp_path / "corpus", split))
         assert len(rows) == table.documents.sum()
         for row in rows:
             block = blocks[row.block]
@@ -101,11 +108,34 @@ def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
             assert " ".join(text.split())[:80] == " ".join(str(record["text"]).split())[:80]
         seen += [row.provenance.id for row in rows]
     assert sorted(map(str, seen)) == sorted(map(str, by_id))  # a copy has no row of its own
-    middle = manifest.train.shards[1]
-    all_rows = list(read_origins(corpus.store, manifest, manifest.train, middle))
-    number = all_rows[len(all_rows) // 2].block
-    some = list(read_origins(corpus.store, manifest, manifest.train, middle, (number, number + 1)))
-    assert some == [row for row in all_rows if row.block == number]
+
+
+def test_documents_are_found_counted_and_told_of_a_row(tmp_path: Path) -> None:
+    made = records()
+    write(tmp_path / "in" / "a.jsonl", made)
+    manifest = build(tmp_path / "in", tmp_path / "corpus", options())
+    corpus, uri = open_corpus(str(tmp_path / "corpus")), str(tmp_path / "corpus")
+    for number in (0, 7, 39):
+        (found,) = find_documents(corpus, id=f"doc-{number}")
+        assert [found] == list(find_documents(corpus, url=f"https://example.org/{number}"))
+        (shown,) = show_documents(uri, found.split, found.number)
+        place = (found.origin.shard, found.origin.block, found.origin.document, found.origin.tokens)
+        assert place == (shown.shard, shown.block, shown.document, shown.tokens)
+        inside = range(found.origin.start + 1, found.origin.start + 2)
+        assert origins_of(corpus, found.split, found.origin.block, [inside]) == [found.origin]
+    assert not list(find_documents(corpus, id="doc"))
+    counted = count_by(corpus, "licence")
+    assert set(counted) == {"CC0-1.0", "MIT", "CC-BY-4.0"}
+    for split in PARTS:
+        table = corpus.table(split)
+        assert sum(parts[split].documents for parts in counted.values()) == table.documents.sum()
+        assert sum(parts[split].tokens for parts in counted.values()) == table.tokens.sum()
+    (tmp_path / "corpus" / next(iter(manifest.provenance))).write_bytes(b"")
+    with pytest.raises(CorpusError, match="provenance/"):
+        count_by(corpus, "licence")
+    build(tmp_path / "in", tmp_path / "plain", SMALL)
+    with pytest.raises(CorpusError, match="--provenance"):
+        count_by(open_corpus(str(tmp_path / "plain")), "licence")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.arrow"])
@@ -300,7 +330,7 @@ def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
     manifest = build(tmp_path / "long", tmp_path / "stretches", chosen)
     assert manifest.heldout_rule is not None
     assert manifest.heldout_rule.unit == "stretch"
-    for split in ("train", "heldout"):
+    for split in PARTS:
         assert {row.provenance.id for row in origins(tmp_path / "stretches", split)} <= {"one", "two"}
     rows = list(origins(tmp_path / "stretches"))
     assert len(rows) == manifest.train.documents.sum() > 2
