@@ -146,6 +146,8 @@ class Engine:
         self._engine.set_gradient_accumulation_boundary(last)
         if last and self._overlapped is not None:
             self._overlapped.begin()
+        if self._order is not None:
+            self._order.begin()
         self._engine.backward(loss, scale_wrt_gas=False)
         if self._order is not None:
             self._order.ensure_ended()

@@ -174,15 +174,19 @@ class OneOrder:
         """Count a parameter that the backward pass has reached, independently of DeepSpeed."""
         self._reached += 1
 
+    def begin(self) -> None:
+        """Prepare for a backward pass. What a rehearsal reached does not count: its gradients are not summed."""
+        self._reached, self._handed, self._ended = 0, 0, False
+
     def ensure_ended(self) -> None:
         """Check, after a backward pass, that all gradients were passed on in this order.
 
         Raises:
             LibraryChanged: DeepSpeed did not use the replaced methods for all gradients.
         """
-        reached, handed, ended = self._reached, self._handed, self._ended
-        self._reached, self._handed, self._ended = 0, 0, False
-        if not ended:
+        if not self._ended:
             raise library_changed("deepspeed", f"{ORDERED[1]} was not called after a backward pass: it")
-        if handed != reached:
-            raise library_changed("deepspeed", f"{ORDERED[0]} had {handed} of {reached} gradients: it")
+        if self._handed != self._reached:
+            raise library_changed(
+                "deepspeed", f"{ORDERED[0]} had {self._handed} of {self._reached} gradients: it"
+            )
