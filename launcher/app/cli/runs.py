@@ -1,7 +1,7 @@
 """`maskfleet runs`: shows the state of runs, stops a run, and forks a new run from a checkpoint."""
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from launcher.app.cli.options import (
     require_run,
 )
 from launcher.app.cli.recipe import SetOption
-
-if TYPE_CHECKING:
-    from launcher.observe.inspect.exposure import DocumentName
 
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
 
@@ -205,17 +202,17 @@ def exposure(
     Example: `maskfleet runs exposure s3://bucket/runs/base --document news:81023`
     """
     require_run(run)
-    names = [_document_name(text) for text in document]
+    named = [_source_and_number(text) for text in document]
     import json
     from dataclasses import asdict
 
-    from launcher.observe.inspect.exposure import find_exposures, summary, table
+    from launcher.observe.inspect.exposure import DocumentName, find_exposures, summary, table
     from launcher.output import print_table
     from launcher.progress import work
     from launcher.runtime.run.record import open_run
 
     with work("finding rows"):
-        report = find_exposures(open_run(run), names)
+        report = find_exposures(open_run(run), [DocumentName(*each) for each in named])
     if as_json:
         for each in report.found:
             typer.echo(json.dumps(asdict(each) | {"document": str(each.document)}))
@@ -226,10 +223,8 @@ def exposure(
         typer.echo(line)
 
 
-def _document_name(text: str) -> "DocumentName":
-    from launcher.observe.inspect.exposure import DocumentName
-
+def _source_and_number(text: str) -> tuple[str, int]:
     source, _, number = text.rpartition(":")
     if not source or not number.isdecimal():
         raise typer.BadParameter(f"{text!r} is not SOURCE:NUMBER, as in news:81023", param_hint="--document")
-    return DocumentName(source, int(number))
+    return source, int(number)

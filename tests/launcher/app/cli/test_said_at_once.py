@@ -51,6 +51,8 @@ RIGHT = {
     "corpus build": "{text} --out {new} --tokenizer {tokenizer} --heldout 0.1 --workers 1 --negatives 1 --texts pairs "
     "--txt-documents file --segmenter jieba --sentences any --encoding utf-8 --delimiter ; --on-bad-bytes error "
     "--on-bad-records skip --block-tokens 4096 --max-document-bytes 4096",
+    "corpus find": "{corpus} --id a",
+    "corpus prepare": "{prepare} {new} --workers 1",
     "corpus show": "{corpus} --index 1 --count 1 --split train",
     "corpus similar-words": "{corpus} --out {new} --size 8 --window 2 --epochs 1 --least 2 --neighbours 3 "
     "--most-tokens 9 --seed 3",
@@ -85,6 +87,7 @@ RIGHT = {
     "recipe list": "",
     "recipe show": "quickstart --set seed=3",
     "report": "{run} --out {new}",
+    "runs exposure": "{run} --document text:1",
     "runs fork": "{run} {new} --step 3 --set seed=4 --decay 3",
     "runs status": "{run}",
     "runs stop": "{run}",
@@ -105,6 +108,7 @@ WRONG = {
     "--batch": "0",
     "--budget": "much",
     "--disk": "big",
+    "--document": "text",
     "--encoding": "utf-9",
     "--env": "A=secret",
     "--gpu": "H7",
@@ -134,6 +138,7 @@ NAMED = (
     "{corpus}",
     "{text}",
     "{model}",
+    "{prepare}",
     "quickstart",
     "roberta-base",
     "bert-base",
@@ -195,11 +200,13 @@ def places(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         (made / name).mkdir()
     (made / "model/config.json").write_text("{}")
     (made / "text.txt").write_text("Some text.\n")
+    (made / "prepare.yaml").write_text(f"inputs: [{{uri: {made}/text.txt, source: text}}]\nstages: []\n")
     from tests.support.runs.small_runs import new_run
 
     found = {name: str(made / name) for name in ("model", "data", "new", "gone")}
     return found | {
         "text": str(made / "text.txt"),
+        "prepare": str(made / "prepare.yaml"),
         "corpus": str(inputs / "corpus"),
         "tokenizer": str(inputs / "tokenizer"),
         "run": new_run(inputs, str(made / "run")),
