@@ -34,7 +34,6 @@ from data_service.ingest.configuration import (
     configuration,
     identity,
     refuse_other_text,
-    refuse_own_output,
     refuse_skipped,
     refuse_unmatched,
 )
@@ -51,7 +50,7 @@ from data_service.ingest.deduplicate import (
 )
 from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
 from data_service.ingest.identifiers import IdReceipt, find_twice, plan_ids, refuse_twice
-from data_service.ingest.inputs import InputFile, InputListing, list_inputs
+from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import (
     Pool,

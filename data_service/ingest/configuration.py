@@ -28,7 +28,7 @@ from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.heldout import bound
 from data_service.ingest.inputs import InputListing
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.options import BuildOptions, differences
 from data_service.ingest.pool import Progress, ReportProgress
 from data_service.ingest.records import LISTED, with_lines
 from data_service.ingest.scan import ScanReceipt
@@ -127,18 +127,6 @@ def refuse_skipped(store: Store, manifest: CorpusManifest, options: BuildOptions
         )
 
 
-def refuse_own_output(store: Store, listing: InputListing) -> None:
-    """Raise InputError if inputs lie in the output, because a second build would read the files of the first."""
-    inside = next(
-        (file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None
-    )
-    if inside is not None:
-        raise InputError(
-            f"the output {store.uri} holds the input {inside}",
-            remedy="write the corpus to a folder that holds nothing else",
-        )
-
-
 def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
     """Raise InputError if constants of provenance are given for inputs that are not there."""
     uris = [file.uri for file in listing.files]
@@ -152,16 +140,12 @@ def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
 
 
 def _refuse_difference(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
-    keys = [key for key in {**there, **wanted} if key not in _UNDECIDED and there.get(key) != wanted.get(key)]
-    if not keys:
-        return
-    lines = [f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}" for key in keys]
-    if "rules" in keys:
-        lines.append("  (another version of maskfleet built it by other rules; it can still be read)")
-    raise CorpusError(
-        "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
-        remedy="build into another place or delete this corpus; to continue it, give the same inputs and options",
-    )
+    lines = differences(there, wanted, _UNDECIDED)
+    if lines:
+        raise CorpusError(
+            "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
+            remedy="build into another place or delete this corpus; to continue it, give the same inputs and options",
+        )
 
 
 def assemble(

@@ -115,10 +115,14 @@ def cut_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[
 
     `starts`: for each split the key of its sorted hashes and their `bucket_starts`.
     """
-    count = min(BUCKETS, max(1, -(-documents // PARTITION_DOCUMENTS)))
-    edges = [BUCKETS * i // count for i in range(count + 1)]
-    for first, stop in pairwise(edges):
+    for first, stop in partitions(documents, PARTITION_DOCUMENTS):
         yield tuple(_slice(key, buckets[first], buckets[stop]) for key, buckets in starts)
+
+
+def partitions(documents: int, most: int) -> list[tuple[int, int]]:
+    """Return the ranges of first bytes of hashes, each of about `most` documents."""
+    count = min(BUCKETS, max(1, -(-documents // most)))
+    return list(pairwise(BUCKETS * i // count for i in range(count + 1)))
 
 
 def _slice(key: str, begin: int, end: int) -> Slice | None:
@@ -134,7 +138,7 @@ def compare(task: CompareTask) -> CompareReceipt:
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
-    is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), _same_as_before(records[order]))
+    is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), same_as_before(records[order]))
     later, kept = order[is_later], records[order[~is_later]]
     if len(kept):  # copies differ in line ends: the shortest counts, whichever comes first
         kept["size"] = np.minimum.reduceat(records["size"][order], np.flatnonzero(~is_later))
@@ -197,7 +201,8 @@ def drop_slices(layout: BuildLayout, split: int, compared: list[CompareReceipt])
     )
 
 
-def _same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
+def same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return [N - 1] bool: whether the hash of each sorted record but the first is that of the record before it."""
     high, low = records["high"], records["low"]
     same: NDArray[np.bool_] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
     return same

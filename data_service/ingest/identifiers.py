@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
-from data_service.ingest.deduplicate import KeptDocuments, Slice, cut_hashes, read_drops, read_slice
+from data_service.ingest.deduplicate import (
+    KeptDocuments,
+    Slice,
+    cut_hashes,
+    read_drops,
+    read_slice,
+    same_as_before,
+)
 from data_service.ingest.documents import read_documents
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import Text
@@ -95,8 +102,7 @@ def _first_two(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tupl
 def _repeated(records: NDArray[np.void]) -> NDArray[np.int64]:
     """Return the places of the records whose hashes occur more than once, sorted by hash."""
     order = np.lexsort((records["low"], records["high"]))
-    high, low = records["high"][order], records["low"][order]
-    same = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    same = same_as_before(records[order])
     first = np.zeros(min(1, len(order)), dtype=np.bool_)
     repeated: NDArray[np.int64] = order[np.append(first, same) | np.append(same, first)]
     return repeated

@@ -349,3 +349,15 @@ def _glob_literal(token: str) -> str:
     negated = token[1] == "!"
     characters = re.sub(r"([\\\[\^&~|])", r"\\\1", token[1 + negated : -1])
     return f"[{'^' if negated else ''}{characters}]"
+
+
+def refuse_own_output(store: Store, listing: InputListing) -> None:
+    """Raise InputError if inputs lie in the output, because a second build would read the files of the first."""
+    inside = next(
+        (file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None
+    )
+    if inside is not None:
+        raise InputError(
+            f"the output {store.uri} holds the input {inside}",
+            remedy="write to a folder that holds nothing else",
+        )

@@ -1,5 +1,6 @@
 """The options of a build. Together with the text and the tokenizer, all but two of them decide the corpus's bytes."""
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
@@ -132,3 +133,17 @@ class BuildOptions(BaseModel):
     def has_ids(self) -> bool:
         """Whether documents have ids, which must differ."""
         return self.provenance is not None and self.provenance.id is not None
+
+
+def differences(
+    there: Mapping[str, object], wanted: Mapping[str, object], undecided: Sequence[str] = ()
+) -> list[str]:
+    """Return a line for each entry in which an output that is there differs from the one that is asked for.
+
+    `undecided`: entries that may differ.
+    """
+    keys = [key for key in {**there, **wanted} if key not in undecided and there.get(key) != wanted.get(key)]
+    lines = [f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}" for key in keys]
+    if "rules" in keys:
+        lines.append("  (another version of maskfleet built it by other rules; it can still be read)")
+    return lines

@@ -15,6 +15,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, too_long
 from data_service.ingest.tasks import FilePiece
 
+INSTALL = "pip install 'maskfleet[prepare]'"
 _HEADERS = {
     "id": "WARC-Record-ID",
     "url": "WARC-Target-URI",
@@ -34,7 +35,7 @@ def require_packages(file: InputFile) -> None:
     except ImportError as error:
         raise InputError(
             f"{file.uri}: a web archive is read by {error.name}, which is not installed",
-            remedy="pip install 'maskfleet[prepare]'",
+            remedy=INSTALL,
         ) from error
 
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.encodings import UTF_8, encoding_name
-from data_service.ingest.inputs import PREPARATION, InputListing, LeftOut, list_inputs
-from data_service.ingest.options import MIB, BuildOptions
+from data_service.ingest.inputs import PREPARATION, InputListing, LeftOut, list_inputs, refuse_own_output
+from data_service.ingest.options import MIB, BuildOptions, differences
 from data_service.ingest.warc import require_packages
 from data_service.prepare.stages import Stage
 from data_service.store.base import Store
@@ -113,14 +113,10 @@ def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
     listings = [list_inputs(list(entry.files), entry.encoding) for entry in preparation.inputs]
     owners: dict[str, str] = {}
     for entry, listing in zip(preparation.inputs, listings, strict=True):
+        refuse_own_output(store, listing)
         for file in listing.files:
             if file.format == "warc":
                 require_packages(file)
-            if file.uri.startswith(store.uri.rstrip("/") + "/"):
-                raise InputError(
-                    f"the output {store.uri} holds the input {file.uri}",
-                    remedy="write the documents to a folder that holds nothing else",
-                )
             owner = owners.setdefault(file.uri, entry.source)
             if owner != entry.source:
                 raise InputError(
@@ -167,9 +163,8 @@ def claim(store: Store, wanted: dict[str, object]) -> None:
 
 def refuse_difference(store: Store, there: dict[str, object], wanted: dict[str, object], what: str) -> None:
     """Raise PrepareError if what is there was prepared in another way."""
-    keys = [key for key in {**there, **wanted} if there.get(key) != wanted.get(key)]
-    if keys:
-        lines = [f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}" for key in keys]
+    lines = differences(there, wanted)
+    if lines:
         raise PrepareError(
             "\n".join([f"{store.uri} holds {what} of another preparation:", *lines]),
             remedy="prepare into another place, or delete these; to continue, give the same file and inputs",

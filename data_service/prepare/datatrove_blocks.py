@@ -11,11 +11,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data_service.errors import LibraryChanged, PrepareError
-from data_service.prepare.documents import Document
-from data_service.prepare.drops import Drop
+from data_service.ingest.warc import INSTALL
+from data_service.prepare.documents import Document, Drop
 
 TESTED = ("0.10.1", "0.11")  # from the first to below the second
-EXTRA = "pip install 'maskfleet[prepare]'"
 _TRIAL = "The bank of the river is where they met, and that is what it has to be. " * 8
 
 
@@ -123,7 +122,8 @@ class Pii(BaseModel):
     ip_replacement: str = "22.214.171.124"
 
 
-Block = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter | Pii
+Filter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter
+Block = Filter | Pii
 
 
 def open_block(stage: Block) -> Callable[[Document], Document | Drop]:
@@ -142,7 +142,7 @@ def open_block(stage: Block) -> Callable[[Document], Document | Drop]:
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise PrepareError(
             f"stage {stage.stage} cannot work: {said}",
-            remedy=f"{EXTRA}; if a language is meant, name one that datatrove has rules for, such as eng",
+            remedy=f"{INSTALL}; if a language is meant, name one that datatrove has rules for, such as eng",
         ) from error
     return decide
 
@@ -157,12 +157,14 @@ def _check_version(stage: str) -> None:
     try:
         found = version("datatrove")
     except PackageNotFoundError as error:
-        raise PrepareError(f"stage {stage} needs datatrove, which is not installed", remedy=EXTRA) from error
+        raise PrepareError(
+            f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL
+        ) from error
     first, below = (_numbers(bound) for bound in TESTED)
     if not first <= _numbers(found) < below:
         raise LibraryChanged(
             f"stage {stage} was tested with datatrove {TESTED[0]} to below {TESTED[1]}, and {found} is installed",
-            remedy=EXTRA,
+            remedy=INSTALL,
         )
 
 
@@ -170,7 +172,7 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".")[:3] if part.isdigit())
 
 
-def _filter(stage: Block) -> Callable[[Document], Document | Drop]:
+def _filter(stage: Filter) -> Callable[[Document], Document | Drop]:
     from datatrove.data import Document as Theirs
 
     block = _block(stage)
@@ -193,7 +195,7 @@ def _filter(stage: Block) -> Callable[[Document], Document | Drop]:
     return decide
 
 
-def _block(stage: Block) -> Any:
+def _block(stage: Filter) -> Any:
     from datatrove.pipeline import filters
 
     settings = stage.model_dump(exclude={"stage"}, exclude_none=True)
@@ -208,8 +210,6 @@ def _block(stage: Block) -> Any:
             return filters.FineWebQualityFilter(**settings)
         case UrlFilter():
             return _url_filter(stage)
-        case Pii():
-            raise AssertionError("it is no filter")
 
 
 def _url_filter(stage: UrlFilter) -> Any:

@@ -48,6 +48,14 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """The decision to leave a document out. `reason`: kind of reason; `detail`: the values behind it."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DroppedDocument:
     """A document that was left out.
 

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import BUCKETS, hash_of
+from data_service.ingest.deduplicate import partitions, same_as_before
+from data_service.ingest.scan import bucket_starts, hash_of
 from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.layout import PrepareLayout
 from data_service.store.base import Store, digest, together
@@ -53,9 +54,7 @@ class Hashes:
         records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
         records["weight"] = np.asarray(self._weights, dtype=np.uint32)[order]
         records["id"] = np.asarray(self._lengths, dtype=np.uint32)[order]
-        firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
-        inner = np.searchsorted(records["high"].astype(np.uint64), firsts)
-        buckets = [0, *inner.tolist(), len(records)]
+        buckets = bucket_starts(records)
         ends = [0, *accumulate(records["id"].tolist())]
         data = records.tobytes() + b"".join(self._ids[place] for place in order.tolist())
         if len(records):
@@ -137,12 +136,10 @@ class CompareReceipt(TaskReceipt):
 def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareTask]:
     """Cut the hash space into partitions of about `_PARTITION` documents."""
     documents = sum(chunk.buckets[-1] for chunk in chunks)
-    count = min(BUCKETS, max(1, -(-documents // _PARTITION)))
-    edges = [BUCKETS * i // count for i in range(count + 1)]
     source = hash_of(chunk.digest for chunk in chunks)
     return [
         CompareTask(layout, kind, index, tuple(chunk.slices(first, stop) for chunk in chunks), source)
-        for index, (first, stop) in enumerate(pairwise(edges))
+        for index, (first, stop) in enumerate(partitions(documents, _PARTITION))
     ]
 
 
@@ -196,7 +193,7 @@ def _find_clusters(
     """Return, for each document that has a copy: its row, the row of the first of its cluster, the cluster's weight."""
     order = np.lexsort((records["ordinal"], chunk, records["low"], records["high"]))
     found = records[order]
-    begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~_same_as_before(found))
+    begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~same_as_before(found))
     begin = np.flatnonzero(begins)
     if not len(begin):
         return order, order, order
@@ -225,12 +222,6 @@ def _read(store: Store, wanted: Slices | None) -> tuple[bytes, bytes]:
         return b"", b""
     records, ids = wanted
     return store.get_range(*records), store.get_range(*ids) if ids[2] else b""
-
-
-def _same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
-    high, low = records["high"], records["low"]
-    same: NDArray[np.bool_] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-    return same
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data_service.errors import PrepareError
-from data_service.prepare.documents import Document
-from data_service.prepare.drops import Drop
+from data_service.ingest.warc import INSTALL
+from data_service.prepare.documents import Document, Drop
 
-EXTRA = "pip install 'maskfleet[prepare]'"
 _LABEL = "__label__"
 _READ = 20_000  # characters of a document, from its beginning, that decide
 
@@ -46,7 +45,7 @@ def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
     try:
         import fasttext
     except ImportError as error:
-        raise PrepareError("stage language needs fasttext, which is not installed", remedy=EXTRA) from error
+        raise PrepareError("stage language needs fasttext, which is not installed", remedy=INSTALL) from error
     try:
         model = fasttext.load_model(stage.model)
     except (ValueError, RuntimeError, MemoryError) as error:

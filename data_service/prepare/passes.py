@@ -19,11 +19,11 @@ from data_service.prepare.documents import (
     DROPPED,
     KEPT,
     Document,
+    Drop,
     DroppedDocument,
     PartWriter,
     read_part,
 )
-from data_service.prepare.drops import Drop
 from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.stages import DocumentStage, open_filter

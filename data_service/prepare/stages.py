@@ -19,8 +19,7 @@ from data_service.prepare.datatrove_blocks import (
     UrlFilter,
     open_block,
 )
-from data_service.prepare.documents import Document
-from data_service.prepare.drops import Drop
+from data_service.prepare.documents import Document, Drop
 from data_service.prepare.language import Language, open_language
 
 DocumentFilter = Callable[[Document], Document | Drop]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from data_service.corpus.manifest import StoredFile
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
@@ -38,15 +39,6 @@ class SourceCounts(BaseModel):
     dropped: dict[str, dict[str, int]]
 
 
-class Part(BaseModel):
-    """A stored part. `digest`: BLAKE2b of 16 bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    size: int
-    digest: str
-
-
 class Statistics(BaseModel):
     """What a preparation did.
 
@@ -72,7 +64,7 @@ class Statistics(BaseModel):
     sources: dict[str, SourceCounts]
     languages: dict[str, int]
     licences: dict[str, int]
-    parts: dict[str, Part]
+    parts: dict[str, StoredFile]
 
 
 def gather(
@@ -96,7 +88,7 @@ def gather(
         stages.append(StageCounts(stage=label, entered=entered, left=left, changed=changed, dropped=dropped))
         entered = left
     parts = {
-        key: Part(size=receipt.files[key], digest=found)
+        key: StoredFile(receipt.files[key], found)
         for receipt in receipts
         for key, found in receipt.parts.items()
     }

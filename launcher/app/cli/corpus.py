@@ -184,36 +184,21 @@ def _pairs(
     return None
 
 
-def _provenance(uri: str) -> "ProvenanceOptions":
+def _provenance(path: str) -> "ProvenanceOptions":
     """Return the settings in the YAML file of `--provenance`.
 
     Raises:
         OptionError: there is no such file, or it does not hold such settings.
         StoreError: the file cannot be read.
     """
-    import yaml
-    from pydantic import ValidationError
-
-    from data_service.corpus.provenance import FIELDS, ProvenanceOptions
-    from data_service.store.errors import KeyMissing
-    from data_service.store.open import open_store
+    from data_service.corpus.provenance import ProvenanceOptions
+    from launcher.app.cli.texts import read_settings
     from launcher.errors import OptionError
+    from launcher.runtime.recipe.document import Words
 
-    folder, slash, name = uri.rpartition("/")
-    remedy = (
-        f"write a line for each of {', '.join(FIELDS)} that is to be kept, with the field of a record that holds it, "
-        "such as `licence: license`"
+    return read_settings(
+        path, ProvenanceOptions, Words("file of provenance", "infra/docs/data.md", OptionError)
     )
-    try:
-        content = open_store(folder or ("/" if slash else ".")).get(name)
-        return ProvenanceOptions.model_validate(yaml.safe_load(content))
-    except KeyMissing as error:
-        raise OptionError(f"--provenance {uri}: there is no such file", remedy=remedy) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise OptionError(f"--provenance {uri}: not YAML: {error}", remedy=remedy) from error
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors()]
-        raise OptionError(f"--provenance {uri}: {'; '.join(wrong)}", remedy=remedy) from error
 
 
 def _words(

@@ -1,7 +1,6 @@
 """`maskfleet corpus prepare`: reads its file, runs it, and shows what it did as tables."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -17,25 +16,17 @@ from data_service.prepare.statistics import Statistics
 from data_service.printable import one_line
 from data_service.store.open import open_store
 from launcher.app.cli.corpus_shown import BuildWatch
-from launcher.app.cli.texts import automatic_workers
+from launcher.app.cli.texts import automatic_workers, read_settings
 from launcher.format import human_bytes
-from launcher.runtime.recipe.document import Words, parse, validate
+from launcher.runtime.recipe.document import Words
 
 _WORDS = Words("preparation", "infra/docs/prepare.md", PrepareError)
 _ROWS = 20
 
 
 def read_preparation(path: str) -> Preparation:
-    """Return the preparation in a file.
-
-    Raises:
-        PrepareError: the file cannot be read, or is not a preparation; every mistake is named by line and path.
-    """
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PrepareError(f"{path}: {error}", remedy="name a YAML file with inputs and stages") from error
-    return validate(Preparation, parse(text, path, _WORDS))
+    """Return the preparation in a file, local or on S3. Raises PrepareError, StoreError as `read_settings`."""
+    return read_settings(path, Preparation, _WORDS)
 
 
 def prepare_and_watch(path: str, output: str, workers: int | None, console: Console) -> Statistics:

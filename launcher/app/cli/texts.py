@@ -1,10 +1,13 @@
-"""Raw text for commands: a sample to train a tokenizer on, and the number of processes for a corpus build."""
+"""Raw text for commands: a sample to train a tokenizer on, the number of processes for a corpus build, and files of
+settings."""
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import typer
+from pydantic import BaseModel
 
 from data_service.errors import InputError
 from data_service.ingest.documents import read_records
@@ -14,8 +17,12 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_lines
 from data_service.ingest.tasks import Split, plan_splits
 from data_service.printable import one_line
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
 from launcher.progress import BYTES, work
+from launcher.runtime.recipe.document import Words, parse, validate
 
+_MODEL = TypeVar("_MODEL", bound=BaseModel)
 _SMALL = 64 << 20  # bytes
 _SHARE = 256 << 10  # bytes of text for which a split is worth opening
 
@@ -110,3 +117,21 @@ def read_terms(path: Path) -> list[str]:
         raise InputError(
             f"{path} cannot be read: {error}", remedy="give a UTF-8 text file with one word a line"
         ) from error
+
+
+def read_settings(path: str, model: type[_MODEL], words: Words) -> _MODEL:
+    """Return the settings in a YAML file, local or on S3.
+
+    Raises:
+        UserError: of the class of `words`: there is no such file, or it does not hold such settings; every mistake is
+            named by line and path.
+        StoreError: the file cannot be read.
+    """
+    folder, slash, name = path.rpartition("/")
+    try:
+        text = open_store(folder or ("/" if slash else ".")).get(name).decode()
+    except KeyMissing as error:
+        raise words.error(f"there is no file {path}", remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise words.error(f"{path} is not UTF-8 text", remedy="give a YAML file") from error
+    return validate(model, parse(text, path, words))

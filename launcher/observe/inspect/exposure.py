@@ -82,7 +82,14 @@ def find_exposures(run: Run, documents: Sequence[DocumentName]) -> ExposureRepor
         CorpusError: the source has no such document, or the corpora cannot be read.
         StoreError: a store cannot be read.
     """
-    places = {_place(run, document): document for document in documents}
+    opened = {name: open_corpus(uri) for name, uri in _sources(run, documents).items()}
+    numbers = list(run.recipe.corpus.sources)
+    places = {
+        TextPlace(
+            numbers.index(document.source), *place_document(opened[document.source], "train", document.number)
+        ): document
+        for document in documents
+    }
     tokenizer, cache = run.tokenizer(), run.store.at("cache")
     streams = [
         Stream(stream_spec(run, tokenizer, phase), cache=cache) for phase in range(len(run.recipe.phases))
@@ -104,15 +111,15 @@ def find_exposures(run: Run, documents: Sequence[DocumentName]) -> ExposureRepor
     )
 
 
-def _place(run: Run, document: DocumentName) -> TextPlace:
-    names = list(run.recipe.corpus.sources)
-    if document.source not in names:
-        raise RunError(
-            f"{run.uri} has no source {document.source}", remedy=f"its sources are {', '.join(names)}"
-        )
-    corpus = open_corpus(run.recipe.corpus.sources[document.source].uri)
-    block, start, stop = place_document(corpus, "train", document.number)
-    return TextPlace(names.index(document.source), block, start, stop)
+def _sources(run: Run, documents: Sequence[DocumentName]) -> dict[str, str]:
+    """Return the URI of each source that a document is of. Raises RunError: the run has no such source."""
+    names = run.recipe.corpus.sources
+    for document in documents:
+        if document.source not in names:
+            raise RunError(
+                f"{run.uri} has no source {document.source}", remedy=f"its sources are {', '.join(names)}"
+            )
+    return {document.source: names[document.source].uri for document in documents}
 
 
 def _of(

@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.prepare import datatrove_blocks
-from data_service.prepare.documents import Document
-from data_service.prepare.drops import Drop
+from data_service.prepare.documents import Document, Drop
 from data_service.prepare.stages import Stage, check_stage, open_filter
 from tests.support.data.raw_text import DOCUMENTS
 

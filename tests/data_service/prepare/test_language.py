@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from data_service.errors import PrepareError
-from data_service.prepare.documents import Document
-from data_service.prepare.drops import Drop
+from data_service.prepare.documents import Document, Drop
 from data_service.prepare.language import Language, open_language
 
 WORDS = {"en": ("the", "and", "with"), "de": ("der", "und", "mit")}
