@@ -83,6 +83,32 @@ def test_the_pinned_torch_requires_the_pinned_triton() -> None:
     assert Version(entry["triton"]) == PINS[canonicalize_name("triton")]
 
 
+def test_whatever_a_dependency_needs_is_pinned_and_installed() -> None:
+    """An old pip passes over an extra whose name is written differently, and says so only in a warning."""
+    unread, seen = [Requirement(f"{PROJECT['name']}[dev]")], set[tuple[str, str]]()
+    while unread:
+        requirement = unread.pop()
+        name = canonicalize_name(requirement.name)
+        distribution = metadata.distribution(name)
+        if name != PROJECT["name"]:
+            assert Version(Version(distribution.version).public) == PINS[name], requirement
+        for extra in ("", *map(canonicalize_name, requirement.extras)):
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                unread += needs(distribution, extra)
+    assert set(map(canonicalize_name, BOUNDED)) <= {name for name, _ in seen}
+
+
+def needs(distribution: metadata.Distribution, extra: str) -> Iterator[Requirement]:
+    """What a distribution requires here, by itself ("") or for one of its extras."""
+    for line in distribution.requires or ():
+        requirement = Requirement(
+            re.sub(r'(extra\s*==\s*)"([^"]*)"', lambda m: f'{m[1]}"{canonicalize_name(m[2])}"', line)
+        )
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
+
+
 @pytest.mark.parametrize("name", BOUNDED)
 def test_these_tests_run_with_what_is_pinned(name: str) -> None:
     """A build's tag (2.13.0+cpu) apart."""
