@@ -16,6 +16,8 @@ Stage = Literal[
     "reading",
     "comparing",
     "comparing ids",
+    "linking",
+    "naming",
     "dividing",
     "filtering",
     "writing",

@@ -158,15 +158,8 @@ def compare(task: CompareTask) -> CompareReceipt:
         names[starts[one] : ends[one]].decode() if copy else None
         for one, copy in zip(first.tolist(), copies.tolist(), strict=True)
     ]
-    table = pa.table(
-        [
-            pa.array(records["ordinal"][rows].astype(np.uint32)),
-            pa.array(weights, pa.int64()),
-            pa.array(copy_of, pa.string()),
-        ],
-        schema=_CLUSTERS,
-    )
-    data, offsets = _by_chunk(table, chunk[rows], len(parts))
+    table = clusters_table(records["ordinal"][rows].astype(np.uint32), weights, copy_of)
+    data, offsets = by_chunk(table, chunk[rows], len(parts))
     key = task.layout.clusters(task.kind, task.index)
     if data:
         store.put(key, data)
@@ -203,7 +196,21 @@ def _find_clusters(
     return order[several], np.repeat(order[begin], sizes)[several], np.repeat(weights, sizes)[several]
 
 
-def _by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
+def clusters_table(
+    ordinals: NDArray[np.uint32], weights: NDArray[np.int64], copy_of: Sequence[str | None]
+) -> pa.Table:
+    """Return what the next pass reads of documents in clusters.
+
+    Args:
+        ordinals: [N] number of each in its chunk.
+        weights: [N] number of documents for which its cluster stands.
+        copy_of: id of the document that stays; None for that document itself.
+    """
+    columns = [pa.array(ordinals), pa.array(weights, pa.int64()), pa.array(copy_of, pa.string())]
+    return pa.table(columns, schema=_CLUSTERS)
+
+
+def by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
     """Return one Arrow stream a chunk that has rows, joined; and [count + 1] at which byte each begins."""
     order = np.lexsort((table.column("ordinal").to_numpy(), chunk))
     table, edges = table.take(pa.array(order)), np.searchsorted(chunk[order], np.arange(count + 1)).tolist()

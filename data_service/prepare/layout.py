@@ -31,3 +31,11 @@ class PrepareLayout(BuildLayout):
     def clusters(self, kind: str, partition: int) -> str:
         """Return the key of what comparing one partition of hashes found."""
         return f"{BUILD}{self.build}/clusters/{kind}/{partition:03d}.arrows"
+
+    def pairs(self, kind: str, task: int) -> str:
+        """Return the key of the pairs of near duplicates that one task found."""
+        return f"{BUILD}{self.build}/pairs/{kind}/{task:06d}.bin"
+
+    def members(self, kind: str, group: int) -> str:
+        """Return the key of the members of one group of clusters."""
+        return f"{BUILD}{self.build}/members/{kind}/{group:06d}.bin"

@@ -6,6 +6,7 @@ A chunk's task writes one part of documents and one of dropped documents, and it
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,7 +27,15 @@ from data_service.prepare.documents import (
 )
 from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
 from data_service.prepare.layout import PrepareLayout
-from data_service.prepare.stages import DocumentStage, open_filter
+from data_service.prepare.minhash import bands_for
+from data_service.prepare.signatures import Signatures, SignedChunk
+from data_service.prepare.stages import (
+    ComparingStage,
+    DocumentStage,
+    ExactDuplicates,
+    NearDuplicates,
+    open_filter,
+)
 from data_service.store.base import Store
 
 READ = "read"
@@ -45,11 +54,13 @@ class Pass:
     Attributes:
         stages: (label, settings) of stages that look at one document alone.
         compared: label of the stage that compares what is left; None for the last pass.
+        comparing: that stage.
     """
 
     number: int
     stages: tuple[tuple[str, DocumentStage], ...]
     compared: str | None
+    comparing: ComparingStage | None
 
 
 class Counts(BaseModel):
@@ -86,6 +97,7 @@ class PassReceipt(TaskReceipt):
         digest: hash of everything that it wrote.
         parts: digest of each part that belongs to the output, by key.
         ids, texts: hashes of the ids of all documents read, and of the texts that are compared next.
+        signed: signatures of these texts, if near duplicates are to be found.
     """
 
     counts: Counts
@@ -93,6 +105,7 @@ class PassReceipt(TaskReceipt):
     parts: dict[str, str]
     ids: HashedChunk | None = None
     texts: HashedChunk | None = None
+    signed: SignedChunk | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +135,7 @@ class LaterTask(BuildTask):
         before: receipt of the pass before.
         clusters: what comparing the documents of that pass found.
         compared: label of the stage that compared them.
+        reason: reason for which that stage drops documents.
     """
 
     layout: PrepareLayout
@@ -131,6 +145,7 @@ class LaterTask(BuildTask):
     size: int
     clusters: Clusters
     compared: str
+    reason: str
 
     @property
     def receipt(self) -> str:
@@ -223,8 +238,8 @@ def later_pass(task: LaterTask) -> PassReceipt:
         sink.counts.entered += 1
         sink.counts.entered_bytes += len(found.text.encode())
         if (first := copies.get(ordinal)) is not None:
-            detail = f"copy of {first}"
-            sink.drop(DroppedDocument(found.id, found.source, task.compared, "copy", detail))
+            detail = f"{task.reason.replace('_', ' ')} of {first}"
+            sink.drop(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
         else:
             sink.take(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
     return sink.finish(store, task, None)
@@ -243,7 +258,8 @@ class _Sink:
         self.counts = Counts()
         self._layout, self._index, self._run = layout, index, run
         self._filters = [(label, open_filter(stage)) for label, stage in run.stages]
-        self._kept, self._dropped, self._texts = PartWriter(KEPT), PartWriter(DROPPED), Hashes()
+        self._kept, self._dropped = PartWriter(KEPT), PartWriter(DROPPED)
+        self._texts = _texts_for(run.comparing)
 
     def take(self, document: Document) -> None:
         for label, decide in self._filters:
@@ -259,8 +275,10 @@ class _Sink:
         self.counts.left += 1
         self.counts.left_bytes += len(document.text.encode())
         self._kept.add(document)
-        if self._run.compared is not None:
+        if isinstance(self._texts, Hashes):
             self._texts.add(encoded_text(document.text), document.id, document.cluster_size)
+        elif self._texts is not None:
+            self._texts.add(document.text, document.id, document.cluster_size)
         else:
             for counts, value in (
                 (self.counts.languages, document.language),
@@ -278,13 +296,13 @@ class _Sink:
         key = self._layout.kept(self._index) if last else self._layout.between(self._index, number)
         dropped_key = self._layout.dropped(self._index, number)
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
-        texts = None
-        if self._run.compared is not None:
-            texts = self._texts.store(store, self._layout.hashed(texts_of(number), self._index))
+        of_texts: HashedChunk | SignedChunk | None = None
+        if self._texts is not None:
+            of_texts = self._texts.store(store, self._layout.hashed(texts_of(number), self._index))
         parts = dict.fromkeys(dropped, self._dropped.digest)
         if last:
             parts |= dict.fromkeys(kept, self._kept.digest)
-        hashed = [found for found in (ids, texts) if found is not None]
+        hashed = [found for found in (ids, of_texts) if found is not None]
         receipt = PassReceipt(
             source=task.sources[0],
             files=kept | dropped | {name: size for found in hashed for name, size in found.files().items()},
@@ -292,7 +310,21 @@ class _Sink:
             digest=hash_of([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
             parts=parts,
             ids=ids,
-            texts=texts,
+            texts=of_texts if isinstance(of_texts, HashedChunk) else None,
+            signed=of_texts if isinstance(of_texts, SignedChunk) else None,
         )
         write_receipt(store, task.receipt, receipt)
         return receipt
+
+
+def _texts_for(comparing: ComparingStage | None) -> Hashes | Signatures | None:
+    """Return what collects the texts for the stage that compares them."""
+    match comparing:
+        case None:
+            return None
+        case ExactDuplicates():
+            return Hashes()
+        case NearDuplicates():
+            return Signatures(comparing.words, bands_for(comparing.similarity))
+        case other:
+            assert_never(other)

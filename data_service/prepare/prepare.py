@@ -24,11 +24,11 @@ from data_service.ingest.pool import (
     StageTasks,
     T,
     remove_scaffolding,
-    run_stage,
 )
 from data_service.ingest.scan import hash_of
 from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure
 from data_service.ingest.tasks import plan_splits, streamed_files
+from data_service.prepare.comparing import Runner, compare_ids, compare_texts
 from data_service.prepare.configuration import (
     Preparation,
     ReadOptions,
@@ -38,10 +38,9 @@ from data_service.prepare.configuration import (
     refuse_difference,
     short_hash,
 )
-from data_service.prepare.duplicates import CompareReceipt, clusters_of, compare, plan_compare
+from data_service.prepare.duplicates import clusters_of
 from data_service.prepare.layout import DROPPED, PrepareLayout
 from data_service.prepare.passes import (
-    IDS,
     READ,
     LaterTask,
     Pass,
@@ -52,7 +51,7 @@ from data_service.prepare.passes import (
     read_documents,
     texts_of,
 )
-from data_service.prepare.stages import DocumentStage, ExactDuplicates, check_stage, stage_labels
+from data_service.prepare.stages import ComparingStage, DocumentStage, check_stage, stage_labels
 from data_service.prepare.statistics import Statistics, gather, save
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -181,13 +180,9 @@ class _Passes:
 
     def _later_tasks(self, of_pass: Pass, before: list[PassReceipt]) -> list[LaterTask]:
         """Compare what the pass before left; return the tasks of the next one."""
-        kind = texts_of(of_pass.number - 1)
-        hashed = [receipt.texts for receipt in before if receipt.texts is not None]
-        compared = self._run(
-            StageTasks("comparing", plan_compare(self._layout, kind, hashed), compare, CompareReceipt)
-        )
-        label = self._passes[of_pass.number - 1].compared
-        assert label is not None, "a later pass follows a comparison"
+        earlier = self._passes[of_pass.number - 1]
+        assert earlier.comparing is not None, "a later pass follows a comparison"
+        compared = compare_texts(self._runner, earlier.comparing, earlier.number, before)
         return [
             LaterTask(
                 self._layout,
@@ -195,18 +190,16 @@ class _Passes:
                 of_pass,
                 before=receipt.digest,
                 size=receipt.files.get(self._layout.between(index, of_pass.number - 1), 0),
-                clusters=clusters_of(index, self._layout, kind, compared),
-                compared=label,
+                clusters=clusters_of(index, self._layout, texts_of(earlier.number), compared),
+                compared=earlier.compared or "",
+                reason=earlier.comparing.reason,
             )
             for index, receipt in enumerate(before)
         ]
 
     def _refuse_equal_ids(self, tasks: list[ReadTask], read: list[PassReceipt]) -> None:
         """Raise InputError if two documents have the same id."""
-        hashed = [receipt.ids for receipt in read if receipt.ids is not None]
-        compared = self._run(
-            StageTasks("comparing", plan_compare(self._layout, IDS, hashed), compare, CompareReceipt)
-        )
+        compared = compare_ids(self._runner, read)
         equal = sum(receipt.copies for receipt in compared)
         first = min((receipt.first_copy for receipt in compared if receipt.first_copy), default=None)
         if first is None:
@@ -219,7 +212,11 @@ class _Passes:
         )
 
     def _run(self, work: StageTasks[T, R]) -> list[R]:
-        return run_stage(work, self._layout.open(), self._pool, self._progress)
+        return self._runner.run(work)
+
+    @property
+    def _runner(self) -> Runner:
+        return Runner(self._layout, self._pool, self._progress)
 
 
 def plan_passes(preparation: Preparation) -> list[Pass]:
@@ -227,12 +224,12 @@ def plan_passes(preparation: Preparation) -> list[Pass]:
     passes: list[Pass] = []
     stages: list[tuple[str, DocumentStage]] = []
     for label, stage in zip(stage_labels(preparation.stages), preparation.stages, strict=True):
-        if isinstance(stage, ExactDuplicates):
-            passes.append(Pass(len(passes), tuple(stages), label))
+        if isinstance(stage, ComparingStage):
+            passes.append(Pass(len(passes), tuple(stages), label, stage))
             stages = []
         else:
             stages.append((label, stage))
-    return [*passes, Pass(len(passes), tuple(stages), None)]
+    return [*passes, Pass(len(passes), tuple(stages), None, None)]
 
 
 def _find(task: ReadTask, ordinal: int) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """The stages of a preparation: their settings, and the functions that decide about documents.
 
 A stage looks at one document alone, and keeps it, changes it or drops it with a reason; or it compares all documents
-(`ExactDuplicates`, see `duplicates.py`). Every stage is a pure function of documents and settings.
+(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see
+`near_duplicates.py`). Every stage is a pure function of documents and settings.
 """
 
 from collections.abc import Callable
@@ -72,11 +73,35 @@ class ExactDuplicates(BaseModel):
 
     stage: Literal["exact_duplicates"]
 
+    @property
+    def reason(self) -> str:
+        return "copy"
+
+
+class NearDuplicates(BaseModel):
+    """Of documents whose texts are nearly the same, over all inputs, keeps the first in input order.
+
+    Attributes:
+        similarity: Jaccard similarity of two texts' shingles from which on 99 % of all pairs are found.
+        words: units of a shingle (`shingles.py`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["near_duplicates"]
+    similarity: float = Field(default=0.8, ge=0.3, le=0.98)
+    words: int = Field(default=5, ge=1, le=64)
+
+    @property
+    def reason(self) -> str:
+        return "near_copy"
+
 
 DocumentStage = (
     Length | Language | GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter | Pii
 )
-Stage = Annotated[DocumentStage | ExactDuplicates, Field(discriminator="stage")]
+ComparingStage = ExactDuplicates | NearDuplicates
+Stage = Annotated[DocumentStage | ComparingStage, Field(discriminator="stage")]
 
 
 @lru_cache(maxsize=32)
@@ -107,5 +132,5 @@ def check_stage(stage: Stage) -> None:
     Raises:
         PrepareError: a package or a file is missing, or the file has another hash.
     """
-    if not isinstance(stage, ExactDuplicates):
+    if not isinstance(stage, ComparingStage):
         open_filter(stage)

@@ -37,7 +37,7 @@ DRAWN = {
         cli -> schedulers
     """,
     "data_service": """
-        prepare -> corpus ingest store
+        prepare -> corpus ingest store tokenizers
         ingest -> corpus service store tokenizers
         service -> samples store stream
         stream -> corpus samples store tokenizers

@@ -1,0 +1,261 @@
+"""Joins pairs of near duplicates to clusters: the connected components of all pairs, each named by its first document.
+
+One array holds for every document a lower document of its cluster, or itself: 4 bytes a document, and 4 more if an
+earlier stage left documents that stand for several. Pairs are read a piece at a time. Roots are found for a whole piece
+at once by pointer jumping, and the higher root of each pair gets the lower one as its parent (Shiloach and Vishkin,
+*An O(log n) Parallel Connectivity Algorithm*, 1982). The lowest number of a component is a property of the component,
+so neither the order of pairs nor that of tasks matters.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.ingest.scan import hash_of
+from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.prepare.duplicates import CompareReceipt, by_chunk, clusters_table
+from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.near_duplicates import JoinReceipt, NumberType, SignedDocuments
+from data_service.store.base import Store, digest
+
+_PIECE = 1 << 20  # pairs, or documents, that are looked at together
+_GROUP = 4_000_000  # documents whose clusters are named by one task
+_MEMBER = np.dtype([("first", "<u8"), ("number", "<u8"), ("weight", "<u4")])
+Numbers = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class LinkTask(BuildTask):
+    """The task of finding clusters. `pairs`: (key, bytes) of the pairs; `groups`: chunks at which groups begin."""
+
+    layout: PrepareLayout
+    kind: str
+    signed: SignedDocuments
+    pairs: tuple[tuple[str, int], ...]
+    groups: tuple[int, ...]
+    source: str
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt(f"link-{self.kind}", 0)
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(size for _, size in self.pairs)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+
+class LinkReceipt(TaskReceipt):
+    """The clusters found. `digests`: digest of the members of each group of clusters."""
+
+    digests: list[str]
+
+
+def plan_link(
+    layout: PrepareLayout, kind: str, signed: SignedDocuments, joined: Sequence[JoinReceipt]
+) -> LinkTask:
+    """Return the task that joins all pairs."""
+    pairs = tuple((key, size) for receipt in joined for key, size in receipt.files.items())
+    groups, filled = [0], 0
+    for number, chunk in enumerate(signed.chunks):
+        if filled and filled + chunk.documents > _GROUP:
+            groups.append(number)
+            filled = 0
+        filled += chunk.documents
+    source = hash_of([signed.digest, *(receipt.digest for receipt in joined)])
+    return LinkTask(layout, kind, signed, pairs, tuple(groups), source)
+
+
+def link(task: LinkTask, progress: Callable[[int], None]) -> LinkReceipt:
+    """Write the members of all clusters, a group of clusters at a time; return the receipt.
+
+    `progress` is called with the bytes of pairs that have been read.
+    """
+    store, starts = task.layout.open(), task.signed.starts
+    parents = np.arange(starts[-1], dtype=task.signed.dtype)
+    for number, chunk in enumerate(task.signed.chunks):
+        if chunk.documents > chunk.signatures:
+            unite(parents, chunk.read_copies(store).astype(np.int64) + starts[number])
+    done = 0
+    for key, size in task.pairs:
+        for pairs in _read_pairs(store, key, size, task.signed.dtype):
+            unite(parents, pairs)
+        done += size
+        progress(done)
+    flatten(parents)
+    weights = _read_weights(store, task.signed)
+    files, digests = dict[str, int](), list[str]()
+    for group, (first, stop) in enumerate(pairwise([*task.groups, len(task.signed.chunks)])):
+        data = _members(parents, weights, starts[first], starts[stop]).tobytes()
+        if data:
+            key = task.layout.members(task.kind, group)
+            store.put(key, data)
+            files[key] = len(data)
+        digests.append(digest(data))
+    receipt = LinkReceipt(source=task.source, files=files, digests=digests)
+    write_receipt(store, task.receipt, receipt)
+    return receipt
+
+
+def unite(parents: Numbers, pairs: NDArray[np.int64]) -> None:
+    """Join the components of each pair [P, 2] in `parents` [N]. A root is its own parent, and lower than its
+    children."""
+    one, other = pairs[:, 0], pairs[:, 1]
+    while len(one):
+        one, other = _find_roots(parents, one), _find_roots(parents, other)
+        apart = one != other
+        one, other = one[apart], other[apart]
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        np.minimum.at(parents, high, low.astype(parents.dtype))
+
+
+def flatten(parents: Numbers) -> None:
+    """Make every document's root its parent."""
+    for start in range(0, len(parents), _PIECE):
+        stop = min(len(parents), start + _PIECE)
+        parents[start:stop] = _find_roots(parents, np.arange(start, stop))
+
+
+def _find_roots(parents: Numbers, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the roots of documents, and shorten the paths to them."""
+    places = numbers
+    while True:
+        above = parents[places]
+        roots = parents[above]
+        if (roots == above).all():
+            parents[numbers] = roots
+            return roots.astype(np.int64)
+        parents[places] = roots
+        places = roots.astype(np.int64)
+
+
+def _read_pairs(store: Store, key: str, size: int, dtype: NumberType) -> Iterator[NDArray[np.int64]]:
+    step = _PIECE * 2 * dtype.itemsize
+    for start in range(0, size, step):
+        data = store.get_range(key, start, min(step, size - start))
+        yield np.frombuffer(data, dtype=dtype).reshape(-1, 2).astype(np.int64)
+
+
+def _read_weights(store: Store, signed: SignedDocuments) -> NDArray[np.uint32] | None:
+    """Return [N] numbers of documents for which each stands; None if each stands for itself."""
+    if not any(chunk.weighted for chunk in signed.chunks):
+        return None
+    weights = np.ones(signed.starts[-1], dtype=np.uint32)
+    for start, chunk in zip(signed.starts[:-1], signed.chunks, strict=True):
+        if chunk.weighted:
+            weights[start : start + chunk.documents] = chunk.read_weights(store)
+    return weights
+
+
+def _members(roots: Numbers, weights: NDArray[np.uint32] | None, first: int, stop: int) -> NDArray[np.void]:
+    """Return the members of all clusters whose first document is in [first, stop), in the order of these."""
+    numbers = np.concatenate(
+        [np.empty(0, dtype=np.int64)]
+        + [
+            start + np.flatnonzero((part >= first) & (part < stop))
+            for start in range(first, len(roots), _PIECE)
+            for part in [roots[start : start + _PIECE]]
+        ]
+    )
+    numbers = numbers[np.argsort(roots[numbers], kind="stable")]
+    _, place, sizes = np.unique(roots[numbers], return_inverse=True, return_counts=True)
+    numbers = numbers[sizes[place] > 1]
+    members = np.empty(len(numbers), dtype=_MEMBER)
+    members["first"], members["number"] = roots[numbers], numbers
+    members["weight"] = 1 if weights is None else weights[numbers]
+    return members
+
+
+@dataclass(frozen=True)
+class NameTask(BuildTask):
+    """The task of writing the clusters of one group for the next pass. `members`: digest of the group's members;
+    `chunks`: [first, stop) of the group."""
+
+    layout: PrepareLayout
+    kind: str
+    index: int
+    signed: SignedDocuments
+    chunks: tuple[int, int]
+    size: int
+    members: str
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt(f"name-{self.kind}", self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        return self.size
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (hash_of([self.signed.digest, self.members]),)
+
+
+def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
+    """Return one task for each group of clusters."""
+    ranges = pairwise([*task.groups, len(task.signed.chunks)])
+    return [
+        NameTask(
+            task.layout,
+            task.kind,
+            group,
+            task.signed,
+            chunks,
+            linked.files.get(task.layout.members(task.kind, group), 0),
+            linked.digests[group],
+        )
+        for group, chunks in enumerate(ranges)
+    ]
+
+
+def name(task: NameTask) -> CompareReceipt:
+    """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
+    receipt."""
+    store, starts = task.layout.open(), np.array(task.signed.starts)
+    data = store.get(task.layout.members(task.kind, task.index)) if task.size else b""
+    members = np.frombuffer(data, dtype=_MEMBER)
+    firsts, place = np.unique(members["first"], return_inverse=True)
+    weights = np.bincount(place, members["weight"], len(firsts)).astype(np.int64)
+    names = _names(store, task, firsts.astype(np.int64))
+    numbers = members["number"].astype(np.int64)
+    chunk = np.searchsorted(starts, numbers, side="right") - 1
+    copies = members["first"] != members["number"]
+    table = clusters_table(
+        ordinals=(numbers - starts[chunk]).astype(np.uint32),
+        weights=weights[place],
+        copy_of=[
+            names[one] if copy else None for one, copy in zip(place.tolist(), copies.tolist(), strict=True)
+        ],
+    )
+    written, offsets = by_chunk(table, chunk.astype(np.uint32), len(task.signed.chunks))
+    key = task.layout.clusters(task.kind, task.index)
+    if written:
+        store.put(key, written)
+    receipt = CompareReceipt(
+        source=task.sources[0],
+        files={key: len(written)} if written else {},
+        starts=offsets,
+        digest=digest(written),
+        copies=int(copies.sum()),
+        first_copy=None,
+    )
+    write_receipt(store, task.receipt, receipt)
+    return receipt
+
+
+def _names(store: Store, task: NameTask, firsts: NDArray[np.int64]) -> list[str]:
+    """Return the ids of the documents by which clusters are named, in ascending order."""
+    starts = task.signed.starts
+    found = list[str]()
+    for number in range(*task.chunks):
+        begin, end = np.searchsorted(firsts, (starts[number], starts[number + 1])).tolist()
+        found += task.signed.chunks[number].read_ids(store, (firsts[begin:end] - starts[number]).tolist())
+    return found

@@ -1,0 +1,80 @@
+"""Runs what lies between two passes: the tasks that compare all documents."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
+from data_service.ingest.tasks import find_receipts
+from data_service.prepare.clusters import LinkReceipt, LinkTask, link, name, plan_link, plan_names
+from data_service.prepare.duplicates import CompareReceipt, HashedChunk, compare, plan_compare
+from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.minhash import bands_for
+from data_service.prepare.near_duplicates import JoinReceipt, join, plan_joins
+from data_service.prepare.passes import IDS, PassReceipt, texts_of
+from data_service.prepare.signatures import SignedChunk
+from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs the tasks of a preparation."""
+
+    layout: PrepareLayout
+    pool: Pool
+    progress: ReportProgress
+
+    def run(self, work: StageTasks[T, R]) -> list[R]:
+        """Run a stage; return its receipts. Raises as `run_stage`."""
+        return run_stage(work, self.layout.open(), self.pool, self.progress)
+
+
+def compare_texts(
+    runner: Runner, stage: ComparingStage, number: int, before: Sequence[PassReceipt]
+) -> list[CompareReceipt]:
+    """Compare the documents that pass `number` left; return where it says what is a copy of what.
+
+    Raises:
+        StoreError: the store cannot be used.
+    """
+    kind = texts_of(number)
+    match stage:
+        case ExactDuplicates():
+            return _compare(runner, kind, [receipt.texts for receipt in before])
+        case NearDuplicates():
+            signed = [receipt.signed for receipt in before if receipt.signed is not None]
+            return _find_near(runner, kind, stage, signed)
+        case other:
+            assert_never(other)
+
+
+def compare_ids(runner: Runner, read: Sequence[PassReceipt]) -> list[CompareReceipt]:
+    """Compare the ids of all documents read."""
+    return _compare(runner, IDS, [receipt.ids for receipt in read])
+
+
+def _compare(runner: Runner, kind: str, chunks: Sequence[HashedChunk | None]) -> list[CompareReceipt]:
+    tasks = plan_compare(runner.layout, kind, [chunk for chunk in chunks if chunk is not None])
+    return runner.run(StageTasks("comparing", tasks, compare, CompareReceipt))
+
+
+def _find_near(
+    runner: Runner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
+) -> list[CompareReceipt]:
+    tasks = plan_joins(runner.layout, kind, signed, bands_for(stage.similarity))
+    joined = runner.run(StageTasks("comparing", tasks, join, JoinReceipt))
+    task = plan_link(runner.layout, kind, tasks[0].signed, joined)
+    linked = _link(runner, task)
+    return runner.run(StageTasks("naming", plan_names(task, linked), name, CompareReceipt))
+
+
+def _link(runner: Runner, task: LinkTask) -> LinkReceipt:
+    """Find clusters in this process, unless that is done."""
+
+    def report(done: int) -> None:
+        finished = int(done == task.input_bytes)
+        runner.progress(Progress("linking", finished, 1, done, task.input_bytes))
+
+    (found,) = find_receipts(runner.layout.open(), [task], LinkReceipt)
+    report(task.input_bytes if found else 0)
+    return found or link(task, report)

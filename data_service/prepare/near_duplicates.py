@@ -1,0 +1,153 @@
+"""Finds pairs of near duplicates over all chunks. Candidates have an equal band; a task compares one range of hashes of
+one band.
+
+Within a group of documents with the same band every document is compared with the first. Those that are similar to it
+by their sketches are linked to it; the others form a group of their own, up to `_GROUPS` times. So the work is linear
+in the documents, even if all share a band. Documents are ordered by chunk, then by place in it, and links depend on
+nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.ingest.deduplicate import partitions
+from data_service.ingest.scan import BUCKETS, hash_of
+from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.minhash import HASHES, Bands
+from data_service.prepare.signatures import RECORD, SignedChunk
+from data_service.store.base import Store, digest, together
+
+_PARTITION = 2_000_000  # documents; about 300 MB while they are compared
+_GROUPS = 16
+NumberType = np.dtype[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class SignedDocuments:
+    """The signatures of all chunks. Documents are numbered through all chunks.
+
+    Attributes:
+        chunks: signatures of each chunk.
+        bands: how signatures are cut.
+        digest: digest of everything that they hold.
+    """
+
+    chunks: tuple[SignedChunk, ...]
+    bands: Bands
+    digest: str
+
+    @property
+    def starts(self) -> list[int]:
+        """[chunks + 1], number of each chunk's first document, and of all documents."""
+        return [0, *accumulate(chunk.documents for chunk in self.chunks)]
+
+    @property
+    def dtype(self) -> NumberType:
+        """The type of documents' numbers."""
+        return np.dtype("<u4" if self.starts[-1] < 2**32 else "<u8")
+
+
+@dataclass(frozen=True)
+class JoinTask(BuildTask):
+    """The task of finding pairs in one range of hashes of one band. `buckets`: first bytes [first, stop)."""
+
+    layout: PrepareLayout
+    kind: str
+    index: int
+    signed: SignedDocuments
+    band: int
+    buckets: tuple[int, int]
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt(f"join-{self.kind}", self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        records = sum(chunk.signatures for chunk in self.signed.chunks)
+        return records * RECORD.itemsize * (self.buckets[1] - self.buckets[0]) // BUCKETS
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.signed.digest,)
+
+
+class JoinReceipt(TaskReceipt):
+    """The result of a join. `pairs`: number of linked pairs; `digest`: digest of them."""
+
+    pairs: int
+    digest: str
+
+
+def plan_joins(
+    layout: PrepareLayout, kind: str, chunks: Sequence[SignedChunk], bands: Bands
+) -> list[JoinTask]:
+    """Cut each band's hashes into ranges of about `_PARTITION` documents."""
+    signed = SignedDocuments(tuple(chunks), bands, hash_of([str(bands), *(one.digest for one in chunks)]))
+    ranges = partitions(sum(chunk.signatures for chunk in chunks), _PARTITION)
+    return [
+        JoinTask(layout, kind, index, signed, band, buckets)
+        for index, (band, buckets) in enumerate(
+            (band, buckets) for band in range(bands.count) for buckets in ranges
+        )
+    ]
+
+
+def join(task: JoinTask) -> JoinReceipt:
+    """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
+    store, signed = task.layout.open(), task.signed
+    read = list(together(partial(_read, store, task), signed.chunks))
+    records = np.concatenate(read)
+    starts = np.array(signed.starts[:-1], dtype=np.int64)
+    numbers = np.repeat(starts, [len(part) for part in read]) + records["ordinal"]
+    order = np.lexsort((numbers, records["key"]))
+    pairs = find_pairs(
+        records["key"][order], numbers[order], records["sketch"][order], signed.bands.least_equal
+    ).astype(signed.dtype)
+    data = pairs.tobytes()
+    key = task.layout.pairs(task.kind, task.index)
+    if data:
+        store.put(key, data)
+    files = {key: len(data)} if data else {}
+    receipt = JoinReceipt(source=signed.digest, files=files, pairs=len(pairs), digest=digest(data))
+    write_receipt(store, task.receipt, receipt)
+    return receipt
+
+
+def find_pairs(
+    keys: NDArray[np.uint64], numbers: NDArray[np.int64], sketches: NDArray[np.uint8], least_equal: int
+) -> NDArray[np.int64]:
+    """Return [P, 2] pairs of documents with one key whose sketches have at least `least_equal` equal bits.
+
+    Args:
+        keys: [N], sorted.
+        numbers: [N] numbers of the documents, ascending within a key.
+        sketches: [N, SKETCH].
+        least_equal: number of bits.
+    """
+    found = [np.empty((0, 2), dtype=np.int64)]
+    rows = np.arange(len(keys))
+    for _ in range(_GROUPS):
+        begins = np.append(np.ones(min(1, len(rows)), dtype=np.bool_), keys[rows][1:] != keys[rows][:-1])
+        sizes = np.diff(np.append(np.flatnonzero(begins), len(rows)))
+        several = np.repeat(sizes > 1, sizes)
+        rows, firsts = rows[several], np.repeat(rows[begins], sizes)[several]
+        if not len(rows):
+            break
+        unequal = np.bitwise_count(sketches[rows] ^ sketches[firsts]).sum(axis=1, dtype=np.int64)
+        similar = HASHES - unequal >= least_equal
+        linked = similar & (rows != firsts)
+        found.append(np.stack((numbers[firsts[linked]], numbers[rows[linked]]), axis=1))
+        rows = rows[~similar]
+    return np.concatenate(found)
+
+
+def _read(store: Store, task: JoinTask, chunk: SignedChunk) -> NDArray[np.void]:
+    return chunk.read_band(store, task.signed.bands.count, task.band, task.buckets)

@@ -1,0 +1,100 @@
+"""Cuts a text into units, and hashes every run of a few neighbouring units: the shingles by which texts are compared.
+
+A unit is a run of letters, digits and marks. A letter of a script without spaces (`tokenizers/words.py`: Han, kana,
+Thai, Khmer ...) begins a unit, so there a unit is about a character. In a run of more than `LONGEST` letters every
+character is a unit, so that texts of scripts unknown here, or of none, are compared too. Case, Unicode forms,
+punctuation and white space make no difference. A text that has neither letters nor digits is compared by all its
+characters but white space.
+
+All of it is done by arrays: a hash of a unit is a polynomial in its characters, as of Rabin and Karp, a hash of a
+shingle one in the hashes of its units.
+"""
+
+import unicodedata
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
+
+LONGEST = 32  # letters of a unit
+_BEGINS, _CONTINUES = np.uint8(2), np.uint8(1)
+_FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+_MIX = np.uint64(0xD6E8FEB86659FD93)  # Pelle Evensen's rrmxmx and many others use it
+_SHIFT = np.uint64(32)
+_PIECE = 1 << 20  # characters that are hashed at a time
+
+
+def shingles(text: str, words: int) -> NDArray[np.uint64]:
+    """Return [S] hashes of all runs of `words` units of a text; of a shorter text, one of all its units.
+
+    A text of nothing but white space has none.
+    """
+    units = np.concatenate([_units(piece) for piece in _pieces(text)])
+    if not len(units):
+        return units
+    span = min(words, len(units))
+    count = len(units) - span + 1
+    found = np.full(count, np.uint64(span))
+    for offset in range(span):
+        found = (found ^ units[offset : offset + count]) * _MIX
+        found ^= found >> _SHIFT
+    return found
+
+
+def _pieces(text: str) -> list[str]:
+    """Return the text with case and forms folded, in pieces that end at a space so that no unit is cut."""
+    plain = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
+    pieces, start = [], 0
+    while len(plain) - start > _PIECE:
+        stop = plain.rfind(" ", start, start + _PIECE)
+        stop = stop if stop > start else start + _PIECE
+        pieces.append(plain[start:stop])
+        start = stop
+    return [*pieces, plain[start:]]
+
+
+def _units(text: str) -> NDArray[np.uint64]:
+    """Return [U] hashes of the units of a text."""
+    codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+    kinds = _kinds()[codes]
+    inside = kinds != 0
+    before = np.append(False, inside[:-1])
+    starts = inside & (~before | (kinds == _BEGINS))
+    places = np.flatnonzero(inside)
+    if not len(places):
+        spaces = np.fromiter(map(str.isspace, text), dtype=np.bool_, count=len(text))
+        return _mixed(codes[~spaces].astype(np.uint64))
+    first = np.flatnonzero(starts[places])
+    lengths = np.diff(np.append(first, len(places)))
+    if (lengths > LONGEST).any():
+        alone = np.repeat(lengths > LONGEST, lengths)
+        first = np.flatnonzero(starts[places] | alone)
+        lengths = np.diff(np.append(first, len(places)))
+    powers = _powers()[np.arange(len(places)) - np.repeat(first, lengths)]
+    return _mixed(np.add.reduceat(_mixed(codes[places].astype(np.uint64)) * powers, first))
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mixed = (values + np.uint64(1)) * _MIX
+    mixed ^= mixed >> _SHIFT
+    return mixed * _MIX
+
+
+@lru_cache(maxsize=1)
+def _powers() -> NDArray[np.uint64]:
+    """Return [LONGEST] powers of an odd number."""
+    return np.array([pow(_FACTOR, i, 1 << 64) for i in range(LONGEST)], dtype=np.uint64)
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> NDArray[np.uint8]:
+    """Return [0x110000] uint8: for each character, whether it begins a unit, continues one, or belongs to none."""
+    kinds = np.array(
+        [unicodedata.category(chr(code))[0] in "LNM" for code in range(0x110000)], dtype=np.uint8
+    )
+    for start, stop in LETTERS_WITHOUT_SPACES:
+        kinds[start : stop + 1] *= _BEGINS
+    kinds.flags.writeable = False
+    return kinds
