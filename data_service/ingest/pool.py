@@ -16,6 +16,7 @@ Stage = Literal[
     "reading",
     "comparing",
     "comparing ids",
+    "matching",
     "linking",
     "naming",
     "dividing",

@@ -62,7 +62,7 @@ def _find_near(
     runner: Runner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
 ) -> list[CompareReceipt]:
     tasks = plan_joins(runner.layout, kind, signed, bands_for(stage.similarity))
-    joined = runner.run(StageTasks("comparing", tasks, join, JoinReceipt))
+    joined = runner.run(StageTasks("matching", tasks, join, JoinReceipt))
     task = plan_link(runner.layout, kind, tasks[0].signed, joined)
     linked = _link(runner, task)
     return runner.run(StageTasks("naming", plan_names(task, linked), name, CompareReceipt))
