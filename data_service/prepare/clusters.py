@@ -23,8 +23,9 @@ from data_service.prepare.near_duplicates import JoinReceipt, NumberType, Signed
 from data_service.store.base import Store, digest
 
 _PIECE = 1 << 20  # pairs, or documents, that are looked at together
-_GROUP = 4_000_000  # documents whose clusters are named by one task
-_MEMBER = np.dtype([("first", "<u8"), ("number", "<u8"), ("weight", "<u4")])
+_GROUP = 4_000_000  # documents whose clusters are looked at together
+_PART = 2_000_000  # members that are named by one task, which takes about 500 MB
+_MEMBER = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
 Numbers = NDArray[np.unsignedinteger[Any]]
 
 
@@ -52,10 +53,21 @@ class LinkTask(BuildTask):
         return (self.source,)
 
 
-class LinkReceipt(TaskReceipt):
-    """The clusters found. `digests`: digest of the members of each group of clusters."""
+@dataclass(frozen=True)
+class MemberPart:
+    """A stored part of the members of a group of clusters. `chunks`: chunks [first, stop) of the clusters' first
+    documents."""
 
-    digests: list[str]
+    key: str
+    size: int
+    digest: str
+    chunks: tuple[int, int]
+
+
+class LinkReceipt(TaskReceipt):
+    """The clusters found."""
+
+    parts: list[MemberPart]
 
 
 def plan_link(
@@ -91,15 +103,14 @@ def link(task: LinkTask, progress: Callable[[int], None]) -> LinkReceipt:
         progress(done)
     flatten(parents)
     weights = _read_weights(store, task.signed)
-    files, digests = dict[str, int](), list[str]()
-    for group, (first, stop) in enumerate(pairwise([*task.groups, len(task.signed.chunks)])):
-        data = _members(parents, weights, starts[first], starts[stop]).tobytes()
-        if data:
-            key = task.layout.members(task.kind, group)
+    files, parts = dict[str, int](), list[MemberPart]()
+    for chunks in pairwise([*task.groups, len(task.signed.chunks)]):
+        for members in _members(parents, weights, starts[chunks[0]], starts[chunks[1]]):
+            key, data = task.layout.members(task.kind, len(parts)), members.tobytes()
             store.put(key, data)
             files[key] = len(data)
-        digests.append(digest(data))
-    receipt = LinkReceipt(source=task.source, files=files, digests=digests)
+            parts.append(MemberPart(key, len(data), digest(data), chunks))
+    receipt = LinkReceipt(source=task.source, files=files, parts=parts)
     write_receipt(store, task.receipt, receipt)
     return receipt
 
@@ -154,37 +165,49 @@ def _read_weights(store: Store, signed: SignedDocuments) -> NDArray[np.uint32] |
     return weights
 
 
-def _members(roots: Numbers, weights: NDArray[np.uint32] | None, first: int, stop: int) -> NDArray[np.void]:
-    """Return the members of all clusters whose first document is in [first, stop), in the order of these."""
-    numbers = np.concatenate(
-        [np.empty(0, dtype=np.int64)]
-        + [
-            start + np.flatnonzero((part >= first) & (part < stop))
-            for start in range(first, len(roots), _PIECE)
-            for part in [roots[start : start + _PIECE]]
-        ]
-    )
-    numbers = numbers[np.argsort(roots[numbers], kind="stable")]
-    _, place, sizes = np.unique(roots[numbers], return_inverse=True, return_counts=True)
-    numbers = numbers[sizes[place] > 1]
-    members = np.empty(len(numbers), dtype=_MEMBER)
-    members["first"], members["number"] = roots[numbers], numbers
-    members["weight"] = 1 if weights is None else weights[numbers]
-    return members
+def _members(
+    roots: Numbers, weights: NDArray[np.uint32] | None, first: int, stop: int
+) -> Iterator[NDArray[np.void]]:
+    """Yield the members of all clusters whose first document is in [first, stop), about `_PART` at a time."""
+    sizes = np.zeros(stop - first, dtype=np.int64)
+    for numbers in _with_roots_in(roots, first, stop):
+        np.add.at(sizes, roots[numbers].astype(np.int64) - first, _weights_of(weights, numbers))
+    held, count = list[NDArray[np.void]](), 0
+    for numbers in _with_roots_in(roots, first, stop):
+        of_cluster = sizes[roots[numbers].astype(np.int64) - first]
+        numbers = numbers[of_cluster > _weights_of(weights, numbers)]
+        members = np.empty(len(numbers), dtype=_MEMBER)
+        members["first"], members["number"] = roots[numbers], numbers
+        members["size"] = sizes[roots[numbers].astype(np.int64) - first]
+        held, count = [*held, members], count + len(members)
+        if count >= _PART:
+            yield np.concatenate(held)
+            held, count = [], 0
+    if count:
+        yield np.concatenate(held)
+
+
+def _with_roots_in(roots: Numbers, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the numbers of documents whose root is in [first, stop), a piece at a time. No root is above them."""
+    for start in range(first, len(roots), _PIECE):
+        piece = roots[start : start + _PIECE]
+        yield start + np.flatnonzero((piece >= first) & (piece < stop))
+
+
+def _weights_of(weights: NDArray[np.uint32] | None, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many documents each stands for."""
+    return np.ones(len(numbers), dtype=np.int64) if weights is None else weights[numbers].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class NameTask(BuildTask):
-    """The task of writing the clusters of one group for the next pass. `members`: digest of the group's members;
-    `chunks`: [first, stop) of the group."""
+    """The task of writing a part of the members of clusters for the next pass."""
 
     layout: PrepareLayout
     kind: str
     index: int
     signed: SignedDocuments
-    chunks: tuple[int, int]
-    size: int
-    members: str
+    members: MemberPart
 
     @property
     def receipt(self) -> str:
@@ -192,27 +215,17 @@ class NameTask(BuildTask):
 
     @property
     def input_bytes(self) -> int:
-        return self.size
+        return self.members.size
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (hash_of([self.signed.digest, self.members]),)
+        return (hash_of([self.signed.digest, self.members.digest]),)
 
 
 def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
-    """Return one task for each group of clusters."""
-    ranges = pairwise([*task.groups, len(task.signed.chunks)])
+    """Return one task for each part of the members."""
     return [
-        NameTask(
-            task.layout,
-            task.kind,
-            group,
-            task.signed,
-            chunks,
-            linked.files.get(task.layout.members(task.kind, group), 0),
-            linked.digests[group],
-        )
-        for group, chunks in enumerate(ranges)
+        NameTask(task.layout, task.kind, index, task.signed, part) for index, part in enumerate(linked.parts)
     ]
 
 
@@ -220,17 +233,15 @@ def name(task: NameTask) -> CompareReceipt:
     """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
     receipt."""
     store, starts = task.layout.open(), np.array(task.signed.starts)
-    data = store.get(task.layout.members(task.kind, task.index)) if task.size else b""
-    members = np.frombuffer(data, dtype=_MEMBER)
+    members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER)
     firsts, place = np.unique(members["first"], return_inverse=True)
-    weights = np.bincount(place, members["weight"], len(firsts)).astype(np.int64)
     names = _names(store, task, firsts.astype(np.int64))
     numbers = members["number"].astype(np.int64)
     chunk = np.searchsorted(starts, numbers, side="right") - 1
     copies = members["first"] != members["number"]
     table = clusters_table(
         ordinals=(numbers - starts[chunk]).astype(np.uint32),
-        weights=weights[place],
+        weights=members["size"],
         copy_of=[
             names[one] if copy else None for one, copy in zip(place.tolist(), copies.tolist(), strict=True)
         ],
@@ -255,7 +266,7 @@ def _names(store: Store, task: NameTask, firsts: NDArray[np.int64]) -> list[str]
     """Return the ids of the documents by which clusters are named, in ascending order."""
     starts = task.signed.starts
     found = list[str]()
-    for number in range(*task.chunks):
+    for number in range(*task.members.chunks):
         begin, end = np.searchsorted(firsts, (starts[number], starts[number + 1])).tolist()
         found += task.signed.chunks[number].read_ids(store, (firsts[begin:end] - starts[number]).tolist())
     return found

@@ -36,6 +36,6 @@ class PrepareLayout(BuildLayout):
         """Return the key of the pairs of near duplicates that one task found."""
         return f"{BUILD}{self.build}/pairs/{kind}/{task:06d}.bin"
 
-    def members(self, kind: str, group: int) -> str:
-        """Return the key of the members of one group of clusters."""
-        return f"{BUILD}{self.build}/members/{kind}/{group:06d}.bin"
+    def members(self, kind: str, part: int) -> str:
+        """Return the key of one part of the members of clusters of near duplicates."""
+        return f"{BUILD}{self.build}/members/{kind}/{part:06d}.bin"

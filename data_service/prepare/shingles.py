@@ -44,7 +44,8 @@ def shingles(text: str, words: int) -> NDArray[np.uint64]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Return the text with case and forms folded, in pieces that end at a space so that no unit is cut."""
+    """Return the text with case and forms folded, in pieces that end at a space if there is one in a million
+    characters."""
     plain = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
     pieces, start = [], 0
     while len(plain) - start > _PIECE:

@@ -1,0 +1,320 @@
+"""Near duplicates over all inputs, held to statements that look at all pairs."""
+
+import json
+import random
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from near_duplicates import bench_near, plant, render
+
+from data_service.ingest import pool
+from data_service.prepare.clusters import flatten, unite
+from data_service.prepare.configuration import Preparation
+from data_service.prepare.minhash import HASHES, SKETCH, bands_for, sign
+from data_service.prepare.near_duplicates import find_pairs
+from data_service.prepare.prepare import prepare
+from data_service.prepare.shingles import LONGEST, shingles
+from data_service.prepare.statistics import Statistics
+from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
+from tests.support.data.raw_text import files_of, ignore_progress
+from tests.support.faults.process import dies_at
+
+NEAR = {"stage": "near_duplicates"}
+EXACT = {"stage": "exact_duplicates"}
+ALPHABETS = ("abcdefgh", "абвгдежз", "百日紅花見鳥語空", "กขคงจฉชซ", "あいうえおアイウ", "𝒜𐤀ꓐꯀ", "é̂ạöüñ")
+
+
+def write(path: Path, texts: Sequence[str]) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"text": text, "id": f"{path.stem}{i}"}) + "\n" for i, text in enumerate(texts)]
+    path.write_text("".join(lines), "utf-8")
+    return {"source": path.stem, "files": [str(path)], "fields": {"id": "id"}}
+
+
+def run(
+    inputs: list[dict[str, Any]], stages: list[dict[str, Any]], out: Path, workers: int = 1
+) -> Statistics:
+    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": 1 << 14})
+    return prepare(made, str(out), workers, ignore_progress)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
+    return rows
+
+
+def made_up(count: int, length: int, drawn: random.Random) -> list[str]:
+    words = ["".join(drawn.choices("abcdefghijkl", k=drawn.randint(2, 9))) for _ in range(3000)]
+    return [" ".join(drawn.choices(words, k=length)) for _ in range(count)]
+
+
+def changed(text: str, drawn: random.Random) -> str:
+    words = text.split()
+    words[drawn.randrange(len(words))] = "changed"
+    return " ".join(words)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Two sources; the second holds near copies of the first, of itself, and equal texts."""
+    folder, drawn = tmp_path_factory.mktemp("near"), random.Random(5)
+    texts = made_up(150, 90, drawn)
+    first = [*texts[:100], *(changed(text, drawn) for text in texts[:30]), texts[3], texts[3]]
+    second = [*(changed(text, drawn) for text in texts[10:50]), *texts[100:], *texts[90:110]]
+    second += [changed(text, drawn) for text in texts[130:]]
+    return [write(folder / "first.jsonl", first), write(folder / "second.jsonl", second)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, inputs: list[dict[str, Any]]) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    run(inputs, [EXACT, NEAR], out)
+    return out
+
+
+def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(whole: Path) -> None:
+    kept, dropped = rows_of(whole / "documents"), rows_of(whole / "dropped")
+    assert len(kept) == 150
+    assert sum(row["cluster_size"] for row in kept) == len(kept) + len(dropped)
+    near = [row for row in dropped if row["stage"] == "near_duplicates"]
+    assert {row["reason"] for row in near} == {"near_copy"}
+    sizes = {row["id"]: row["cluster_size"] for row in kept}
+    assert all(sizes[row["detail"].removeprefix("near copy of ")] > 1 for row in near)
+    order = {name: place for place, name in enumerate(sizes)}
+    assert [row["id"] for row in kept] == sorted(sizes, key=order.__getitem__)
+    assert sum(name.startswith("first") for name in sizes) == 100
+    assert sizes["first3"] == 4
+    assert sizes["first20"] == 3
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=st.lists(st.integers(1, 1500), min_size=1, max_size=3))
+def test_killed_at_any_moment_and_continued_it_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, whole: Path, inputs: list[dict[str, Any]], calls: list[int]
+) -> None:
+    out = tmp_path_factory.mktemp("killed") / "out"
+    for call in calls:
+        dies_at(call, lambda: run(inputs, [EXACT, NEAR], out))
+    run(inputs, [EXACT, NEAR], out)
+    assert files_of(out) == files_of(whole)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_order_in_which_tasks_end_changes_nothing(
+    tmp_path: Path, whole: Path, inputs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    drawn = random.Random(seed)
+
+    def run_shuffled(_: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+        numbers = list(range(len(tasks)))
+        drawn.shuffle(numbers)
+        return ((number, function(tasks[number])) for number in numbers)
+
+    monkeypatch.setattr(pool.Pool, "run", run_shuffled)
+    run(inputs, [EXACT, NEAR], tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(whole)
+
+
+@pytest.mark.cluster
+def test_workers_change_nothing(tmp_path: Path, whole: Path, inputs: list[dict[str, Any]]) -> None:
+    run(inputs, [EXACT, NEAR], tmp_path / "out", workers=2)
+    assert files_of(tmp_path / "out") == files_of(whole)
+
+
+def test_planted_near_copies_are_found_and_little_else_is_dropped() -> None:
+    drawn = random.Random(1)
+    paragraphs = made_up(4800, 20, drawn)
+    texts = ["\n\n".join(paragraphs[start : start + 6]) for start in range(0, len(paragraphs), 6)]
+    found = bench_near(plant(texts, 800, 400), {}, 1, lambda _: None)
+    assert found.recall(0.8) > 0.95
+    assert min(found.dropped) > 0.4
+    assert np.mean([value >= 0.7 for value in found.dropped]) > 0.85
+    for kind in ("one word changed", "one line added", "sentence appended"):
+        count, dropped, _ = found.by_kind[kind]
+        assert dropped > 0.98 * count
+    assert "0.8 and above" in render(found)
+
+
+@pytest.mark.long
+def test_ten_thousand_times_the_copies_take_as_many_times_as_long(tmp_path: Path) -> None:
+    drawn = random.Random(2)
+    page = made_up(1, 60, drawn)[0]
+    seconds = {}
+    for count in (10_000, 1_000_000):
+        copies = (page if number % 2 else changed(page, drawn) for number in range(count))
+        source = write(tmp_path / f"pages{count}.jsonl", list(copies))
+        made = Preparation.model_validate({"inputs": [source], "stages": [NEAR], "chunk_bytes": 16 << 20})
+        began = time.process_time()
+        statistics = prepare(made, str(tmp_path / f"out{count}"), 1, ignore_progress)
+        seconds[count] = time.process_time() - began
+        assert statistics.documents_kept == 1
+        (kept,) = rows_of(tmp_path / f"out{count}" / "documents")
+        assert kept["cluster_size"] == count
+    assert seconds[1_000_000] < 150 * seconds[10_000], seconds
+
+
+# ----- parts
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), count=st.integers(1, 60))
+def test_clusters_are_the_connected_components(data: st.DataObject, count: int) -> None:
+    numbers = st.integers(0, count - 1)
+    batches = data.draw(st.lists(st.lists(st.tuples(numbers, numbers), min_size=1), max_size=6))
+    parents = np.arange(count, dtype=np.uint32)
+    expected = [{number} for number in range(count)]
+    for batch in batches:
+        unite(parents, np.array(batch, dtype=np.int64))
+        for one, other in batch:
+            both = expected[one] | expected[other]
+            for member in both:
+                expected[member] = both
+    flatten(parents)
+    assert parents.tolist() == [min(expected[number]) for number in range(count)]
+
+
+@pytest.mark.parametrize("shape", ["chain", "backwards", "star", "shuffled"])
+def test_long_chains_are_joined_at_once(shape: str) -> None:
+    count = 200_000
+    numbers = np.arange(count)
+    pairs = np.stack((numbers[:-1], numbers[1:]), axis=1)
+    if shape == "backwards":
+        pairs = pairs[::-1, ::-1]
+    if shape == "star":
+        pairs = np.stack((np.full(count - 1, count - 1), numbers[:-1]), axis=1)
+    if shape == "shuffled":
+        pairs = np.random.default_rng(0).permutation(pairs)
+    parents = np.arange(count, dtype=np.uint32)
+    for start in range(0, len(pairs), 40_000):
+        unite(parents, pairs[start : start + 40_000])
+    flatten(parents)
+    assert not parents.any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(st.integers(0, 4), max_size=40),
+    seed=st.integers(0, 2**32 - 1),
+    flips=st.integers(0, 30),
+)
+def test_pairs_are_the_first_of_each_group_and_what_is_similar_to_it(
+    keys: list[int], seed: int, flips: int
+) -> None:
+    drawn = np.random.default_rng(seed)
+    centres = drawn.integers(0, 2, (3, HASHES), dtype=np.uint8)
+    bits = centres[drawn.integers(0, 3, len(keys))]
+    bits = bits ^ (drawn.random(bits.shape) < flips / HASHES / 2)
+    sketches = np.packbits(bits, axis=1).reshape(len(keys), SKETCH)
+    numbers = np.sort(drawn.choice(1000, len(keys), replace=False))
+    least = HASHES - flips
+    expected = set()
+    for key in set(keys):
+        group = [row for row, each in enumerate(sorted(keys)) if each == key]
+        while group:
+            similar = [row for row in group if (bits[row] == bits[group[0]]).sum() >= least]
+            expected |= {(int(numbers[group[0]]), int(numbers[row])) for row in similar[1:]}
+            group = [row for row in group if row not in similar]
+    found = find_pairs(np.array(sorted(keys), dtype=np.uint64), numbers, sketches, least)
+    assert Counter(map(tuple, found.tolist())) == Counter(expected)
+
+
+def test_a_million_documents_of_one_band_are_compared_in_linear_time() -> None:
+    drawn = np.random.default_rng(3)
+    count = 100_000
+    sketches = drawn.integers(0, 256, (count, SKETCH), dtype=np.uint8)
+    began = time.process_time()
+    assert len(find_pairs(np.zeros(count, dtype=np.uint64), np.arange(count), sketches, 100)) < count
+    assert time.process_time() - began < 5
+
+
+def units_of(text: str) -> list[str]:
+    """The units, found character by character."""
+    plain = unicodedata.normalize("NFKC", text.casefold())
+    units, inside = list[str](), False
+    for character in plain:
+        if unicodedata.category(character)[0] not in "LNM":
+            inside = False
+            continue
+        if not inside or any(low <= ord(character) <= high for low, high in LETTERS_WITHOUT_SPACES):
+            units.append("")
+        units[-1] += character
+        inside = True
+    units = [part for unit in units for part in (unit if len(unit) > LONGEST else [unit])]
+    return units or [character for character in plain if not character.isspace()]
+
+
+TEXTS = st.lists(
+    st.sampled_from([*"".join(ALPHABETS), *" \n.,-!", "Ab", "a" * 40, "\uff11", "\ufb01", "\ud800"]),
+    max_size=60,
+).map("".join)
+
+
+@settings(max_examples=120, deadline=None)
+@given(one=TEXTS, other=TEXTS, words=st.integers(1, 6))
+def test_shingles_are_equal_where_runs_of_units_are(one: str, other: str, words: int) -> None:
+    found, runs = list[int](), list[tuple[str, ...]]()
+    for text in (one, other):
+        units = units_of(text)
+        span = min(words, len(units))
+        here = [tuple(units[start : start + span]) for start in range(len(units) - span + 1)] if units else []
+        hashes = shingles(text, words).tolist()
+        assert len(hashes) == len(here)
+        found, runs = found + hashes, runs + here
+    assert len(set(found)) == len(set(runs)) == len(set(zip(found, runs, strict=True)))
+
+
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+def test_texts_of_any_alphabet_are_near_copies_though_one_character_differs(alphabet: str) -> None:
+    drawn = random.Random(alphabet)
+    for spaces in ("", " "):
+        letters = [character for character in alphabet if character.isalpha()] + [spaces]
+        text = "".join(drawn.choices(letters, k=600))
+        place = drawn.randrange(600)
+        one, other, strange = (
+            sign(each, 5)
+            for each in (
+                text,
+                text[:place] + "x" + text[place + 1 :],
+                "".join(drawn.choices(letters, k=600)),
+            )
+        )
+        least = bands_for(0.8).least_equal
+
+        def equal(a: Any, b: Any) -> int:
+            return HASHES - int(np.bitwise_count(a.sketch() ^ b.sketch()).sum())
+
+        assert equal(one, other) >= least
+        assert equal(one, strange) < least
+        assert (one.keys(bands_for(0.8)) == other.keys(bands_for(0.8))).any()
+
+
+def test_texts_without_letters_are_compared_by_their_characters() -> None:
+    assert len(shingles("!?! ...", 2)) == 5
+    assert len(shingles(" \n\t", 5)) == 0
+    assert sign("", 5).digest() == sign(" \n", 5).digest()
+
+
+@pytest.mark.parametrize("repeated", [61_681, 185_043])
+def test_a_long_text_is_hashed_in_pieces_that_change_nothing(repeated: int) -> None:
+    found = shingles("word and another " * repeated, 3)
+    assert set(found.tolist()) == set(shingles("word and another " * 6, 3).tolist())
+    assert len(found) == 3 * repeated - 2
+
+
+@pytest.mark.parametrize("similarity", [0.3, 0.5, 0.7, 0.8, 0.9, 0.98])
+def test_bands_find_nearly_all_pairs_of_the_similarity(similarity: float) -> None:
+    bands = bands_for(similarity)
+    assert bands.count * bands.rows <= HASHES
+    assert 1 - (1 - similarity**bands.rows) ** bands.count >= 0.99
+    drawn = np.random.default_rng(0)
+    equal = drawn.binomial(HASHES, (1 + similarity) / 2, 20_000)
+    assert np.mean(equal >= bands.least_equal) > 0.985
