@@ -26,7 +26,6 @@ from launcher.after.certificate.facts import (
     hash_files,
     hash_segments,
     identity_changed,
-    name_of_commit,
     other_files,
     read_commit,
 )
@@ -134,7 +133,7 @@ class _Examiner:
             self._found.segments = hash_segments(self._store)
         except UserError as error:
             self._problem(self._uri, error.problem)
-        listed = other_files(self._store)
+        listed = other_files(self._store, self._former.predicate.files if self._former else ())
         report = self._begin("reading the run's files", sum(listed.values()))
         self._found.files = hash_files(self._store, sorted(listed), self._counting(report))
         if self._former is not None:

@@ -8,8 +8,8 @@ of the data that it has read.
 import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +18,16 @@ from pydantic import JsonValue
 from checkpoints.layout import ROOT, CheckpointManifest, CheckpointName
 from checkpoints.listing import folders, read_manifest, rewinds, skips
 from checkpoints.load import Reader
+from checkpoints.ownership import presence
 from data_service.store.base import Store, together
 from launcher.after.certificate.signature import ENVELOPE
 from launcher.after.certificate.statement import (
     CERTIFICATE,
     CHUNK,
-    COMMIT,
     CertifiedFile,
     Facts,
     canonical,
+    name_of_commit,
     sha256,
 )
 from launcher.runtime.run.log import OPERATOR
@@ -35,7 +36,6 @@ from launcher.runtime.run.record import Run
 from launcher.runtime.run.segments import EVENTS, METRICS, Pack, read, segment_prefix, stored
 
 LOGS = (METRICS, EVENTS)
-_START = re.compile(r"attempts/\d+\.json")
 _DATA = (
     "seed",
     "corpus.",
@@ -72,13 +72,8 @@ def facts_of_inputs(run: Run, record: bytes, recipe: bytes) -> Iterator[tuple[st
         },
     )
     yield "recipe", {RECIPE: sha256(recipe)}
-    for name, content in inputs.corpora.items():
-        yield f"corpus {name}", {"content": content, "manifest": inputs.manifests.get(name)}
-    yield "tokenizer", {"content": inputs.tokenizer}
-    if inputs.similar_words is not None:
-        yield "similar words", {"content": inputs.similar_words}
-    for number, teacher in enumerate(inputs.teachers):
-        yield f"teacher {number}", {"weights": teacher.weights, "step": teacher.step}
+    for name, content in (inputs.fields() | inputs.manifest_fields(inputs)).items():
+        yield name, {"digest": str(content)}
 
 
 def facts_of_log(lines: list[LogLine]) -> Iterator[tuple[str, Facts]]:
@@ -125,11 +120,6 @@ def identity_changed(lines: list[LogLine]) -> float:
     """Return when the run's identity last changed (seconds since 1970); -inf if it never did. `lines`: the events."""
     changes = (line.record for line in lines if line.record.get("kind") == "identity_changed")
     return max((float(str(record["time"])) for record in changes), default=-math.inf)
-
-
-def name_of_commit(mark: CheckpointName) -> str:
-    """Return what the link of a commit is about."""
-    return f"{COMMIT}{mark.step}, attempt {mark.attempt}"
 
 
 def weights_digest(store: Store, manifest: CheckpointManifest) -> str:
@@ -187,26 +177,28 @@ def hash_file(store: Store, key: str, report: Report) -> CertifiedFile | None:
     return CertifiedFile(size=size, sha256=tuple(digests))
 
 
-def other_files(store: Store) -> dict[str, int]:
+def other_files(store: Store, known: Container[str]) -> dict[str, int]:
     """Return the objects that `Predicate.files` holds, and their sizes: all but segments, ranks' files, certificates.
 
-    Files that a start writes again and again are left out until it has ended: its heartbeat, those of TensorBoard.
+    Files that a start writes again and again are left out while it runs, unless they are `known` from before: its
+    heartbeat, those of TensorBoard.
     """
-    found = {entry.key: entry.size for entry in store.list()}
-    starts = [key for key in found if _START.fullmatch(key)]
-    ended = all(key.replace(".json", ".ended.json") in found for key in starts[-1:])
-    return {key: size for key, size in found.items() if _is_listed(key, ended, starts)}
+    found = presence(store, time.time())
+    changing: tuple[str, ...] = ()
+    if found is not None and found.state == "running":
+        changing = ("tensorboard/", f"attempts/{found.attempt:06d}.heartbeat")
+    return {
+        entry.key: entry.size
+        for entry in store.list()
+        if _is_listed(entry.key) and (entry.key in known or not entry.key.startswith(changing))
+    }
 
 
-def _is_listed(key: str, ended: bool, starts: list[str]) -> bool:
+def _is_listed(key: str) -> bool:
     if key.startswith(ROOT):
         return not key.endswith(".safetensors")
     if key.startswith(LOGS):
         return key.endswith(".npz")
-    if not ended and (
-        key.startswith("tensorboard/") or key == starts[-1].replace(".json", ".heartbeat.json")
-    ):
-        return False
     return key not in (CERTIFICATE, ENVELOPE, "attempts/stop.json")
 
 

@@ -27,6 +27,7 @@ from pydantic import (
     ValidationError,
 )
 
+from checkpoints.layout import CheckpointName
 from data_service.formats import REMEDY, foreign_json, newer
 from launcher.errors import CertificateError
 
@@ -215,6 +216,11 @@ def _contents(files: Mapping[str, CertifiedFile], segments: Mapping[str, tuple[s
 
 
 COMMIT = "commit of step "  # what the links of commits are about: with the step, and the attempt
+
+
+def name_of_commit(mark: CheckpointName) -> str:
+    """Return what the link of a commit is about."""
+    return f"{COMMIT}{mark.step}, attempt {mark.attempt}"
 
 
 def subjects(run: str, chain: Iterable[Link]) -> tuple[Subject, ...]:

@@ -22,6 +22,16 @@ _CorporaOption = Annotated[
         help="Where a source's corpus lies now, if it was moved. May be repeated.",
     ),
 ]
+_CertificateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate", metavar="FILE", help="A certificate that you keep elsewhere. Default: the run's own."
+    ),
+]
+_PublicKeyOption = Annotated[
+    Path | None,
+    typer.Option("--public-key", metavar="PEM", help="Public Ed25519 key by which it must be signed."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -62,18 +72,8 @@ def certify(
 
 def verify(
     run: RunArgument,
-    certificate: Annotated[
-        Path | None,
-        typer.Option(
-            "--certificate",
-            metavar="FILE",
-            help="Certificate that you keep elsewhere. Default: the run's own.",
-        ),
-    ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option("--public-key", metavar="PEM", help="Public Ed25519 key by which it must be signed."),
-    ] = None,
+    certificate: _CertificateOption = None,
+    public_key: _PublicKeyOption = None,
     corpora: _CorporaOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Of checkpoints and corpora the sizes only, not every byte.")
@@ -100,9 +100,9 @@ def verify(
     """
     require_run(run)
     moved = _moved(corpora or ())
-    from launcher.after.certificate.certify import certificate_of, given_certificate
     from launcher.after.certificate.examine import examine
     from launcher.after.certificate.signature import read_public_key
+    from launcher.after.certificate.stored import certificate_of, given_certificate
     from launcher.progress import BYTES, work
 
     key = None if public_key is None else read_public_key(public_key)
@@ -114,16 +114,14 @@ def verify(
     digest = None if known is None else known.digest
     if as_json:
         print_json([_as_record(found, trained, digest)])
-    else:
-        for line in (*_described(found), *_compared(trained)):
-            typer.echo(line)
-        typer.echo(
-            "no certificate: maskfleet runs certify RUN writes one"
-            if known is None
-            else f"certificate {digest}"
-        )
+    for line in () if as_json else (*_described(found), *_compared(trained), _named(digest)):
+        typer.echo(line)
     if wrong:
         raise typer.Exit(1)
+
+
+def _named(digest: str | None) -> str:
+    return f"certificate {digest}" if digest else "no certificate: maskfleet runs certify RUN writes one"
 
 
 def _moved(corpora: "list[str] | tuple[str, ...]") -> dict[str, str]:
