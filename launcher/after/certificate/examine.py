@@ -29,7 +29,14 @@ from launcher.after.certificate.facts import (
     other_files,
     read_commit,
 )
-from launcher.after.certificate.statement import CHUNK, COMMIT, CertifiedFile, Facts, Statement
+from launcher.after.certificate.statement import (
+    CHUNK,
+    COMMIT,
+    CertifiedFile,
+    Facts,
+    Statement,
+    name_of_commit,
+)
 from launcher.runtime.run.create import record_of
 from launcher.runtime.run.outline import RECIPE, RECORD, read_files
 from launcher.runtime.run.record import Run, open_run
