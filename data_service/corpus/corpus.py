@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest, PairTexts
+from data_service.corpus.block_columns import FOLDER, StoredColumns
+from data_service.corpus.manifest import MANIFEST, TOKENIZER, BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.reader import read_block, read_block_bytes, to_block
 from data_service.errors import CorpusError, CorruptBlock
@@ -24,7 +25,7 @@ Part = Literal["train", "heldout"]
 
 ReportBytes = Callable[[int, int], None]
 _SHARDS_AT_ONCE = 4  # shards verified at the same time; each needs memory for one block
-_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/")
+_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", FOLDER)
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def verify_files(
         )
         damage = [found for shard in shards for found in shard]
     damage += [*_verify_others(store, manifest), *_strangers(store, manifest)]
+    if not damage and manifest.fingerprint != manifest.computed_fingerprint:
+        damage.append(Damage(MANIFEST, "its fingerprint is not that of its blocks"))
     return VerifyReport(
         shards=len(manifest.shard_sizes),
         blocks=len(manifest.train) + len(manifest.heldout),
@@ -162,7 +165,9 @@ def _verify_others(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
 
 
 def _strangers(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
-    known = {*manifest.shard_sizes, *manifest.tokenizer_files, *manifest.provenance}
+    tables = (table.columns for table in (manifest.train, manifest.heldout))
+    columns = {stored.key for stored in tables if isinstance(stored, StoredColumns)}
+    known = {*manifest.shard_sizes, *manifest.tokenizer_files, *manifest.provenance, *columns}
     for folder in _FOLDERS:
         for entry in store.list(folder):
             if entry.key not in known:
