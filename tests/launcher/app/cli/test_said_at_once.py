@@ -53,6 +53,7 @@ RIGHT = {
     "--on-bad-records skip --block-tokens 4096 --max-document-bytes 4096",
     "corpus find": "{corpus} --id a",
     "corpus prepare": "{prepare} {new} --workers 1",
+    "corpus remove": "{corpus} --ids {text} --reason asked",
     "corpus show": "{corpus} --index 1 --count 1 --split train",
     "corpus similar-words": "{corpus} --out {new} --size 8 --window 2 --epochs 1 --least 2 --neighbours 3 "
     "--most-tokens 9 --seed 3",

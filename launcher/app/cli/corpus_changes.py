@@ -1,0 +1,83 @@
+"""`maskfleet corpus remove`: changes a corpus that is built, without rewriting a shard."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
+
+if TYPE_CHECKING:
+    from data_service.corpus.corpus import Corpus
+    from data_service.corpus.remove import Documents
+
+
+def register(group: typer.Typer) -> None:
+    """Add the commands to the group `maskfleet corpus`."""
+    group.command()(remove)
+
+
+def remove(
+    corpus: CorpusArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the removal.")],
+    ids: Annotated[
+        str | None,
+        typer.Option("--ids", metavar="FILE", help="Ids, one a line, in a corpus built with --provenance."),
+    ] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option("--documents", metavar="FILE", help="Numbers, one a line: 17, train:17 or heldout:3."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take documents out. Manifest and shards stay as they are, and every other token keeps its position.
+
+    A removal is added to a list beside the manifest. If a document is not in the corpus, nothing is removed.
+
+    Example: `maskfleet corpus remove s3://bucket/news --ids ids.txt --reason "request of 25 November"`
+    """
+    import time
+
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.remove import remove_documents
+    from launcher.errors import OptionError
+    from launcher.runtime.run.stop import here
+
+    if (ids is None) == (documents is None):
+        raise OptionError("what is to be removed is not told", remedy="give --ids FILE or --documents FILE")
+    if not reason.strip():
+        raise OptionError("--reason is empty", remedy="say why the documents are taken out")
+    opened = open_corpus(corpus)
+    wanted = _wanted(opened, ids, documents)
+    report = remove_documents(opened, wanted, by=here(), at=int(time.time()), reason=reason)
+    if as_json:
+        counts = {"documents": len(report.documents), "tokens": report.documents.tokens}
+        print_json([{"removal": report.number, **counts, "removed_before": len(report.already)}])
+        return
+    if len(report.already):
+        typer.echo(f"removed before: {len(report.already):,} documents")
+    if report.number is None:
+        typer.echo("nothing is left to remove")
+    else:
+        parts = (report.documents.train, report.documents.heldout)
+        counted = ", ".join(
+            f"{len(part):,} of {name}" for part, name in zip(parts, ("train", "heldout"), strict=True)
+        )
+        typer.echo(f"removal {report.number}: {counted}, {report.documents.tokens:,} tokens")
+
+
+def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "Documents":
+    """Return the documents that a file names."""
+    from data_service.corpus.remove import documents_by_id, documents_by_number
+    from launcher.app.cli.texts import read_list
+    from launcher.progress import work
+
+    with work("finding documents") as now:
+
+        def read(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        if ids is not None:
+            return documents_by_id(corpus, read_list(ids), read)
+        assert documents is not None
+        return documents_by_number(corpus, read_list(documents), read)
