@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, Self
 
 import numpy as np
@@ -30,6 +30,7 @@ from data_service.errors import CorpusError
 from data_service.formats import REMEDY, newer
 from data_service.store.base import Store, together
 from data_service.store.errors import KeyMissing
+from data_service.types import Block
 
 REMOVALS = "removals/"
 HEAD = f"{REMOVALS}head.json"
@@ -75,6 +76,21 @@ class RemovedDocuments:
         """Return [K, 2] int64, first token and the one behind the last of each of the documents in a block."""
         low, high = np.searchsorted(self.block, (block, block + 1))
         return np.stack([self.start[low:high], self.stop[low:high]], axis=1)
+
+
+def without(block: Block, stretches: NDArray[np.int64], hole: int) -> Block:
+    """Return a block with the id `hole` in place of removed text. All other tokens keep their places.
+
+    `stretches`: [K, 2], as `RemovedDocuments.stretches` returns them.
+    """
+    if not len(stretches):
+        return block
+    removed = np.zeros(len(block.tokens), dtype=np.bool_)
+    for start, stop in stretches:
+        removed[start:stop] = True
+    tokens = block.tokens.copy()
+    tokens[removed] = hole
+    return replace(block, tokens=tokens, removed=removed)
 
 
 @dataclass(frozen=True)
@@ -276,16 +292,13 @@ def append_removal(
     Raises StoreError: the store cannot be written.
     """
     number = len(chain.removals) + 1
-    data = dump_removal(_after(removal, chain.digest), manifest.digest)
+    data = dump_removal(replace(removal, previous=chain.digest), manifest.digest)
     if not store.put_if_absent(removal_key(number), data):
         return None
-    longer = RemovalChain((*chain.removals, parse_removal(data, store, removal_key(number), manifest)))
+    written = parse_removal(data, store, removal_key(number), manifest)
+    longer = RemovalChain((*chain.removals, written))
     store.put(HEAD, json.dumps({"count": number, "digest": longer.digest}).encode())
     return longer
-
-
-def _after(removal: Removal, previous: str) -> Removal:
-    return Removal(removal.by, removal.at, removal.reason, removal.train, removal.heldout, previous)
 
 
 def _load_head(store: Store) -> _Head | None:

@@ -27,7 +27,7 @@ from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
 _DRAWS_PER_ROW = 3  # whether B is random, where A ends, where B begins
-_BEGINS, _FIXED = np.uint8(1), np.uint8(2)
+_BEGINS, _FIXED, _REMOVED = np.uint8(1), np.uint8(2), np.uint8(4)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class LaneText:
         fixed: [N, length] bool, whether the token is special, so that it is never predicted.
         segment_starts: [N] int32, place in the row at which B begins.
         backward: [N] bool, whether the row is read backward; None if no row is.
+        removed: [N, length] bool, tokens in place of removed documents; None if there are none in the block.
     """
 
     tokens: Tokens
@@ -47,6 +48,7 @@ class LaneText:
     fixed: NDArray[np.bool_]
     segment_starts: NDArray[np.int32]
     backward: NDArray[np.bool_] | None
+    removed: NDArray[np.bool_] | None
 
     @property
     def functional(self) -> NDArray[np.bool_]:
@@ -66,13 +68,16 @@ class Reading:
         size: number of tokens of the text, ends of documents included.
         tokens: [size] or [2 * size], token ids.
         bounds: [B] int64, offsets in `tokens` at which sentences begin, ascending, and its end.
-        flags: uint8, as long as `tokens`. Bit 0: a word begins with the token; bit 1: the token is special.
+        flags: uint8, as long as `tokens`. Bit 0: a word begins with the token; bit 1: the token is special; bit 2: it
+            stands in place of a removed document.
+        holes: whether bit 2 is set anywhere.
     """
 
     size: int
     tokens: Tokens
     bounds: NDArray[np.int64]
     flags: NDArray[np.uint8]
+    holes: bool
 
     @classmethod
     def of(
@@ -106,15 +111,20 @@ class Reading:
                 begins[places] = True
         flags = begins[:-1] * _BEGINS
         flags[fixed] |= _FIXED
+        if block.removed is not None:
+            removed = np.insert(block.removed, block.sentences[block.documents[1:]], False)
+            flags |= removed * _REMOVED
+        holes = block.removed is not None
         if not backward:
-            return cls(len(text), text, bounds, flags)
+            return cls(len(text), text, bounds, flags, holes)
         # Read backward, a word begins with its last piece.
-        mirrored = (begins[1:] * _BEGINS) | (flags & _FIXED)
+        mirrored = (begins[1:] * _BEGINS) | (flags & (_FIXED | _REMOVED))
         return cls(
             len(text),
             np.concatenate([text, text[::-1]]),
             np.concatenate([bounds, 2 * len(text) - bounds[-2::-1]]),
             np.concatenate([flags, mirrored[::-1]]),
+            holes,
         )
 
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
@@ -143,6 +153,7 @@ class Reading:
             (flags & _FIXED) > 0,
             (between + 1).astype(np.int32),
             backward if rows.directions == 2 else None,
+            (flags & _REMOVED) > 0 if self.holes else None,
         )
 
     def _split(
@@ -244,6 +255,7 @@ def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32
         segment_starts=text.segment_starts,
         order=order.ravel(),
         reversed_rows=text.backward,
+        holes=None if text.removed is None else np.flatnonzero(text.removed),
     )
 
 

@@ -149,7 +149,10 @@ def _masked(
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
     maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables)
-    return rows.label(masking.mask(maskable), start, stop)
+    samples = rows.label(masking.mask(maskable), start, stop)
+    if block.removed is None:
+        return samples
+    return replace(samples, holes=laid_out.where(rows.take(block.removed, start, stop)))
 
 
 def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:

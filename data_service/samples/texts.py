@@ -130,6 +130,10 @@ def text_rows(
         tokens[places] = token
         is_text[places] = False
     tokens[is_text] = text
+    holes = None
+    if block.removed is not None:
+        removed = end_to_end(block.removed, rows.starts[start:stop], sizes)
+        holes = np.flatnonzero(is_text)[removed]
     begins = begins.reshape(sizes.shape)
     return Samples(
         tokens=tokens,
@@ -138,4 +142,5 @@ def text_rows(
         target_ids=tokens[:0],
         text_starts=(begins - begins[:, :1]).astype(np.int32),
         cls_last=np.ones(len(sizes), dtype=np.bool_) if cls_last else None,
+        holes=holes,
     )
