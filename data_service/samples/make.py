@@ -30,7 +30,7 @@ from data_service.samples.pairs import (
     two_segments,
 )
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.samples import Samples
+from data_service.samples.samples import Samples, holes_of
 from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import (
@@ -152,7 +152,9 @@ def _masked(
     samples = rows.label(masking.mask(maskable), start, stop)
     if block.removed is None:
         return samples
-    return replace(samples, holes=laid_out.where(rows.take(block.removed, start, stop)))
+    removed = rows.take(block.removed, start, stop)
+    lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
+    return replace(samples, holes=holes_of(laid_out.where(removed), laid_out.offsets, lost))
 
 
 def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:

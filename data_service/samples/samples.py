@@ -35,8 +35,8 @@ class Samples:
             Each text has its own special tokens. None if rows are not examples of several texts.
         cls_last: [N] bool, whether the row's texts end with their classification token (XLNet); None if texts begin
             with it, or if rows are not examples.
-        holes: [H] int64, sorted indices in `tokens` of the padding ids that stand in place of removed documents. None
-            if no document was removed from the blocks.
+        holes: [H] int64, sorted indices in `tokens` at which nothing is learned: padding ids in place of removed
+            documents, and all tokens of a row without other text. None if the blocks have no removed documents.
     """
 
     tokens: Tokens
@@ -93,6 +93,15 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
         holes=None if samples.holes is None else _inside(samples.holes, first, last) - first,
         **_by_row(samples, slice(start, stop)),
     )
+
+
+def holes_of(
+    places: NDArray[np.int64], offsets: NDArray[np.int64], lost: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return `Samples.holes` of rows at `offsets`: `places`, and all tokens of the rows that are `lost` [N]."""
+    found = np.repeat(lost, np.diff(offsets))
+    found[places] = True
+    return np.flatnonzero(found)
 
 
 def _inside(places: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
