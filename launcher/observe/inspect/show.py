@@ -5,7 +5,7 @@ sees.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,8 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         )
     tokenizer = run.tokenizer()
     cache = run.store.at("cache")
-    specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
+    as_read = replace(run, wanted=run.history.at(step))
+    specs = [stream_spec(as_read, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
     ranges = sample_positions(run, streams, left_out(run)).ranges(step)
     place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)

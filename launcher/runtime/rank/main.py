@@ -60,6 +60,7 @@ from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import BEGAN, Run
+from launcher.runtime.run.removals import settle_removals
 from launcher.runtime.run.streams import heldout_spec, read_lost, sample_positions, stream_spec
 
 OpenStream = Callable[[StreamSpec], SampleStream]
@@ -107,7 +108,10 @@ def run_rank(
     meter = _meter(run, tokenizer, engine, control)
     journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
     _record_start(journal, state, good, begin, control, (reports, verdicts, limits, compilation))
-    # Open the data at the step the run stands at, without the ranges that rewinds left out.
+    # Open the data at the step the run stands at, without removed documents and the ranges that rewinds left out.
+    run, without = settle_removals(run, attempt, state.step, peers)
+    if without is not None:
+        journal.event("removals", step=without.step, states=without.states)
     resumed = good.manifest if good else None
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     lost = read_lost(run, resumed, peers)
