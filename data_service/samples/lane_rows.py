@@ -129,14 +129,7 @@ class Reading:
 
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
         """Return the tokens of rows `start` to `stop`. `key`: key of the draws of this block in this epoch."""
-        numbers = np.arange(start, stop)
-        backward = numbers % rows.directions == 1
-        firsts = numbers // rows.directions * rows.reuse
-        window = rows.length - EDGE_TOKENS
-        firsts = np.where(backward, 2 * self.size - firsts - window, firsts)
-        sizes, seconds = self._split(
-            firsts + rows.reuse, window - rows.reuse, backward, rows.random, start, key
-        )
+        firsts, sizes, seconds, backward = self.parts(rows, start, stop, key)
         places = _places(firsts, sizes, seconds, rows)
         between = rows.reuse + sizes
         tokens, flags = self.tokens[places], self.flags[places]
@@ -155,6 +148,20 @@ class Reading:
             backward if rows.directions == 2 else None,
             (flags & _REMOVED) > 0 if self.holes else None,
         )
+
+    def parts(
+        self, rows: LaneRows, start: int, stop: int, key: Key
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return four arrays [N]: the offsets at which rows `start` to `stop` begin, the sizes of A, the offsets at
+        which B begins, and whether rows are read backward. The reused text and A are one stretch."""
+        numbers = np.arange(start, stop)
+        backward = numbers % rows.directions == 1
+        firsts = numbers // rows.directions * rows.reuse
+        window = rows.length - EDGE_TOKENS
+        firsts = np.where(backward, 2 * self.size - firsts - window, firsts)
+        room = window - rows.reuse
+        sizes, seconds = self._split(firsts + rows.reuse, room, backward, rows.random, start, key)
+        return firsts, sizes, seconds, backward
 
     def _split(
         self,
@@ -180,6 +187,34 @@ class Reading:
         anywhere = backward * self.size + scale(place, self.size - (room - sizes) + 1)
         elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
+
+
+def lane_places(
+    block: Block, rows: LaneRows, special: SpecialIds, key: Key
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return three arrays [S] int64: the row of each stretch of text that the rows of a block hold, its first token in
+    the block and the one behind it. A random B is a stretch of its own.
+
+    `key`: key of the draws of this block in this epoch.
+    """
+    reading = Reading.of(block, special, (), None, backward=rows.directions == 2)
+    firsts, sizes, seconds, backward = reading.parts(rows, 0, len(rows), key)
+    ends = firsts + rows.reuse + sizes
+    window = rows.length - EDGE_TOKENS
+    follows = seconds == ends
+    starts = np.concatenate([firsts, seconds[~follows]])
+    stops = np.concatenate(
+        [np.where(follows, firsts + window, ends), (seconds + firsts + window - ends)[~follows]]
+    )
+    numbers = np.arange(len(rows))
+    of_row = np.concatenate([numbers, numbers[~follows]])
+    mirrored = backward[of_row]
+    whole = 2 * reading.size
+    starts, stops = np.where(mirrored, whole - stops, starts), np.where(mirrored, whole - starts, stops)
+    with_ends = rows.ends + np.arange(len(rows.ends))  # where the end-of-document tokens stand
+    in_block = [places - np.searchsorted(with_ends, places) for places in (starts, stops)]
+    order = np.argsort(of_row, kind="stable")
+    return of_row[order], in_block[0][order], in_block[1][order]
 
 
 def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> NDArray[np.bool_]:

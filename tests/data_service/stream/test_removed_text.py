@@ -19,7 +19,7 @@ from data_service.corpus.removals import load_removals, without
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
-from data_service.samples.make import cut, make_rows
+from data_service.samples.make import cut, make_rows, row_stretches, text_places
 from data_service.samples.masking import MaskingTables
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.similar_words import SimilarPair, dump_similar_words, parse_similar_words
@@ -159,6 +159,17 @@ def test_any_rows_of_a_block(chosen: dict[str, Any], seed: int, size: int, data:
         made.append(make_rows(each, rows, 0, len(rows), spec, stream_key("test"), tables))
     before, after = made
     assert_gone(before, after)
+    of_row, starts, stops = text_places(block, rows, spec, stream_key("test"))
+    within = np.array([(starts < stop) & (stops > start) for start, stop in stretches]).reshape(
+        -1, len(starts)
+    )
+    marked = np.flatnonzero(originals(before) >= FROM)
+    seen = np.searchsorted(before.offsets, marked, side="right") - 1
+    assert set(of_row[within.any(axis=0)].tolist()) == set(seen.tolist())
+    own = [row_stretches(block, rows, row, spec, stream_key("test")) for row in range(len(rows))]
+    assert [(row, part.start, part.stop) for row, parts in enumerate(own) for part in parts] == list(
+        zip(of_row.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    )
     order = np.random.default_rng(seed).permutation(after.rows)
     middle = data.draw(st.integers(0, len(order)))
     parts = (order[:middle], order[middle:])
