@@ -23,10 +23,11 @@ AFTER_IT = (
     "recipes.md",
     "records.md",
     "data.md",
+    "removal.md",
     "after.md",
     "coming_from.md",
 )
-ALONE = ("prepare.md", "removal.md", "contributing.md", "glossary.md", "keys.md", "README.md", "burnin.md")
+ALONE = ("prepare.md", "contributing.md", "glossary.md", "keys.md", "README.md", "burnin.md")
 PYTHON_TEXT = "maskfleet-demo/text/python.jsonl"
 ANSWERS = {
     "sbatch": "echo '4711;cluster'",

@@ -31,7 +31,9 @@ def remove(
 ) -> None:
     """Take documents out. Manifest and shards stay as they are, and every other token keeps its position.
 
-    A removal is added to a list beside the manifest. If a document is not in the corpus, nothing is removed.
+    A removal is added to a list beside the manifest. A run that is made afterwards never reads the documents; one that
+    is under way goes on with `maskfleet train RUN --without-removed`. If a document is not in the corpus, nothing is
+    removed.
 
     Example: `maskfleet corpus remove s3://bucket/news --ids ids.txt --reason "request of 25 November"`
     """

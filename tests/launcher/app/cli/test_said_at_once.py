@@ -103,7 +103,7 @@ RIGHT = {
     "tokenizer extend": "{tokenizer} {new} --terms {text}",
     "tokenizer train": "{text} --out {new} --vocab-size 300 --kind wordpiece --sample-mb 1 --encoding utf-8 "
     "--delimiter ; --on-bad-bytes error --on-bad-records skip",
-    "train": "{run} --set zero=1 --nodes 2 --recipe quickstart",
+    "train": "{run} --without-removed --set zero=1 --nodes 2 --recipe quickstart",
 }
 # Values that cannot be, of options whose type does not say so.
 WRONG = {
