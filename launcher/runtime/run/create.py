@@ -1,15 +1,18 @@
 """Creates a run (`create_run`, for `init`), and checks before a start whether its recipe or inputs have changed
 (`reconcile`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
+from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.removals import load_removals, removals_at
 from data_service.printable import shell_word
 from data_service.store.base import Store
+from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
@@ -23,7 +26,7 @@ from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
 from launcher.runtime.run.readiness import check_mixture, check_rows
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
-from launcher.runtime.run.removals import CorpusStates, gained
+from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import keep_modules
 
@@ -139,13 +142,36 @@ def _refuse_removed(run: Run, inputs: Inputs, heads: CorpusStates, without_remov
     same = {
         name for name, content in inputs.corpora.items() if run.record.inputs.corpora.get(name) == content
     }
-    lines = gained(run, heads, same)
+    lines = _gained(run, heads, same)
     if lines and not without_removed:
         raise RunChanged(
             f"{run.uri} reads documents that were removed:\n" + "\n".join(f"  {line}" for line in lines),
             remedy=f"maskfleet train {shell_word(run.uri)} --without-removed leaves them out from the step at which it "
             "goes on",
         )
+
+
+def _gained(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]:
+    """Return a line for each of `sources` from which documents were removed that the run still reads.
+
+    `heads`: the present states of the corpora.
+
+    Raises:
+        CorpusError: a corpus has lost the removals that the run leaves out, or their list is damaged.
+        StoreError: a store cannot be read.
+    """
+    lines = []
+    for name, source in run.recipe.corpus.sources.items():
+        known = run.removals.get(name, "")
+        if name not in sources or known == heads.get(name, ""):
+            continue
+        store = open_store(source.uri)
+        manifest = load_manifest(store)
+        before = removals_at(store, manifest, known)
+        later = load_removals(store, manifest).removals[len(before.removals) :]
+        documents = sum(len(one.train) + len(one.heldout) for one in later)
+        lines.append(f"corpus.sources.{name}: {documents:,} documents were removed from {source.uri}")
+    return lines
 
 
 def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:

@@ -10,23 +10,15 @@ So every step has one state of the corpora, on every rank and after every kill. 
 step adds a record for the earlier step: a removed document is never read again.
 """
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import JsonValue, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, ValidationError
 
-from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.gather import Peers, first_or_raise
 from checkpoints.layout import Strict, first_problem, refuse_newer, sealed, unsealed
-from data_service.corpus.manifest_file import load_manifest
-from data_service.corpus.removals import load_removals, removals_at
 from data_service.store.base import Store
-from data_service.store.open import open_store
-
-if TYPE_CHECKING:
-    from launcher.runtime.run.record import Run
 
 LEFT_OUT = "removals/"
 _SEALED = "removals"
@@ -90,61 +82,10 @@ def read_left_out(store: Store) -> tuple[LeftOut, ...]:
     return tuple(_read(store, key) for key in keys)
 
 
-def settle_removals(run: "Run", attempt: Attempt, step: int, peers: Peers) -> tuple["Run", LeftOut | None]:
-    """Return `run` as it goes on at `step`, and the record that this added; None if there was nothing to add.
-
-    Rank 0 decides and writes, for all ranks.
-
-    Raises:
-        Superseded: a newer attempt has been claimed.
-        DamagedCheckpoint, StoreError: as `read_left_out`.
-    """
-
-    def settle() -> JsonValue:
-        records = read_left_out(run.store)
-        wanted = dict(run.removals)
-        if dict(RemovalHistory(run.record.inputs.removals, records).at(step)) == wanted:
-            return [each.model_dump(mode="json") for each in records]
-        attempt.ensure_current()
-        new = LeftOut(step=step, attempt=attempt.number, states=wanted)
-        write_left_out(run.store, len(records) + 1, new)
-        return [each.model_dump(mode="json") for each in (*records, new)]
-
-    records = _RECORDS.validate_python(first_or_raise(peers, settle))
-    added = records[-1] if records and records[-1].attempt == attempt.number else None
-    return replace(run, left_out=records), added
-
-
-_RECORDS = TypeAdapter(tuple[LeftOut, ...])
-
-
 def write_left_out(store: Store, number: int, record: LeftOut) -> None:
     """Write record `number`, counted from 1. Raises DamagedCheckpoint: another process has just written that one."""
     if not store.put_if_absent(_key(number), sealed(_SEALED, record.model_dump_json().encode())):
         raise _damaged(store, _key(number), "another start of the run has just written it")
-
-
-def gained(run: "Run", heads: CorpusStates, sources: Container[str]) -> list[str]:
-    """Return a line for each of `sources` from which documents were removed that the run still reads.
-
-    `heads`: the present states of the corpora.
-
-    Raises:
-        CorpusError: a corpus has lost the removals that the run leaves out, or their list is damaged.
-        StoreError: a store cannot be read.
-    """
-    lines = []
-    for name, source in run.recipe.corpus.sources.items():
-        known = run.removals.get(name, "")
-        if name not in sources or known == heads.get(name, ""):
-            continue
-        store = open_store(source.uri)
-        manifest = load_manifest(store)
-        before = removals_at(store, manifest, known)
-        later = load_removals(store, manifest).removals[len(before.removals) :]
-        documents = sum(len(one.train) + len(one.heldout) for one in later)
-        lines.append(f"corpus.sources.{name}: {documents:,} documents were removed from {source.uri}")
-    return lines
 
 
 def _key(number: int) -> str:

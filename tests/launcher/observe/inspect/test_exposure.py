@@ -30,9 +30,9 @@ from launcher.observe.inspect.asked_documents import (
     removed_documents,
 )
 from launcher.observe.inspect.exposure import Exposure, ExposureReport, find_exposures
+from launcher.runtime.rank.removals import settle_removals
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import Run, open_run
-from launcher.runtime.run.removals import settle_removals
 from launcher.runtime.run.streams import sample_positions, stream_spec
 from tests.support.checks.command import maskfleet
 from tests.support.data.made_up import write_text
