@@ -11,6 +11,7 @@ import numpy as np
 
 from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.parts import with_parts
 from data_service.corpus.reader import read_block, read_block_bytes, to_block
 from data_service.corpus.removals import RemovalChain, load_removals
 from data_service.errors import CorpusError, CorruptBlock
@@ -224,7 +225,8 @@ def open_corpus(uri: str) -> Corpus:
         StoreError: the store cannot be read.
     """
     store = open_store(uri)
-    return Corpus(store, load_manifest(store))
+    manifest = load_manifest(store)
+    return Corpus(with_parts(store, manifest), manifest)
 
 
 def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> VerifyReport:

@@ -24,6 +24,7 @@ from data_service.corpus.manifest import (
     MANIFEST,
     BlockTable,
     CorpusManifest,
+    CorpusPart,
     HeldoutRule,
     PairTexts,
     StoredFile,
@@ -35,7 +36,7 @@ from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-VERSION = 2  # of a manifest with provenance; one without is still of version 1, which older programs read
+VERSION = 3  # of a merged corpus. With provenance it is 2; without, still 1, which older programs read
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
 _TAIL = b"}\n"
 
@@ -71,6 +72,11 @@ class _StoredFile(_Strict):
     digest: Digest
 
 
+class _Part(_Strict):
+    uri: str
+    digest: str
+
+
 class _Content(_Strict):
     tokenizer_hash: str
     vocab_size: NonNegativeInt
@@ -90,6 +96,7 @@ class _Content(_Strict):
     pairs: PairTexts | None = None
     words: Segmentation | None = None
     provenance: dict[str, _StoredFile] = {}
+    parts: list[_Part] = []
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -131,11 +138,13 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["words"] = manifest.words.model_dump(mode="json", exclude_none=True)
     if manifest.provenance:
         content["provenance"] = {key: asdict(file) for key, file in manifest.provenance.items()}
+    if manifest.parts:
+        content["parts"] = [asdict(part) for part in manifest.parts]
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
-    head = f'{{"format":"maskfleet-corpus","version":{_version(manifest.provenance)},"sha256":"{checksum}","content":'
+    head = f'{{"format":"maskfleet-corpus","version":{_version(content)},"sha256":"{checksum}","content":'
     return head.encode() + body + _TAIL
 
 
@@ -157,13 +166,16 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
         content = _Content.model_validate_json(body)
     except ValidationError as error:
         _damaged(place, str(error.errors()[0]["msg"]), error)
-    if head[1] != b"%d" % _version(content.provenance):
+    if head[1] != b"%d" % _version({"parts": content.parts, "provenance": content.provenance}):
         _damaged(place, f"its content is not that of version {int(head[1])}")
     return replace(_to_manifest(content), digest=head[2].decode())
 
 
-def _version(provenance: Mapping[str, object]) -> int:
-    return VERSION if provenance else 1
+def _version(content: Mapping[str, object]) -> int:
+    """Return the version of a manifest with this content: the first that knows all of it."""
+    if content.get("parts"):
+        return VERSION
+    return 2 if content.get("provenance") else 1
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
@@ -244,4 +256,5 @@ def _to_manifest(content: _Content) -> CorpusManifest:
         pairs=content.pairs,
         words=content.words,
         provenance={key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
+        parts=tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
     )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.parts import with_parts
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import RemovedDocuments, removals_at, without
 from data_service.errors import CorpusError
@@ -35,13 +36,15 @@ class Corpora:
 
     def __init__(self, spec: StreamSpec, opener: Opener = open_store) -> None:
         self.spec = spec
-        self._stores = [opener(source.uri) for source in spec.sources]
-        manifests = [load_manifest(store) for store in self._stores]
+        roots = [opener(source.uri) for source in spec.sources]
+        manifests = [load_manifest(store) for store in roots]
+        opened = zip(roots, manifests, strict=True)
+        self._stores = [with_parts(store, manifest, opener) for store, manifest in opened]
         for source, manifest in zip(spec.sources, manifests, strict=True):
             _check(spec, source, manifest)
         self.tables = tuple(_split(spec, manifest) for manifest in manifests)
         self._removed = [
-            _removed(spec, *opened) for opened in zip(spec.sources, self._stores, manifests, strict=True)
+            _removed(spec, *source) for source in zip(spec.sources, self._stores, manifests, strict=True)
         ]
         self._counts = [manifest.unigram for manifest in manifests]
         self._levels = [manifest.words.levels if manifest.words else () for manifest in manifests]

@@ -9,6 +9,7 @@ from launcher.app.cli.corpus_options import (
     BlockTokensOption,
     BuildWorkersOption,
     DictionaryOption,
+    HeldoutLikeOption,
     HeldoutOption,
     LexiconOption,
     MaxDocumentBytesOption,
@@ -65,6 +66,7 @@ def build(
     out: OutOption,
     tokenizer: TokenizerOption,
     heldout: HeldoutOption = 0.0005,
+    heldout_like: HeldoutLikeOption = None,
     workers: BuildWorkersOption = None,
     text_field: TextFieldOption = "text",
     texts: TextsOption = Texts.PLAIN,
@@ -110,7 +112,7 @@ def build(
         delimiter=delimiter_character(delimiter),
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
-        heldout_fraction=heldout,
+        **({"heldout_fraction": heldout} if heldout_like is None else _heldout_like(heldout_like)),
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
         workers=workers or automatic_workers(listing),
@@ -179,6 +181,17 @@ def _pairs(
             remedy="add --texts pairs, or leave them out",
         )
     return None
+
+
+def _heldout_like(uri: str) -> dict[str, object]:
+    """Return the settings by which the corpus at `uri` held text out. Raises CorpusError, StoreError."""
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.manifest import HeldoutRule
+    from data_service.ingest.heldout import bound
+
+    manifest = open_corpus(uri).manifest
+    rule = manifest.heldout_rule or HeldoutRule("document", bound(manifest.heldout_fraction))
+    return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
 def _provenance(path: str) -> "ProvenanceOptions":

@@ -1,4 +1,4 @@
-"""`maskfleet corpus remove`: changes a corpus that is built, without rewriting a shard."""
+"""`maskfleet corpus remove` and `corpus merge`: change what is read of corpora, without rewriting a shard."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 def register(group: typer.Typer) -> None:
     """Add the commands to the group `maskfleet corpus`."""
     group.command()(remove)
+    group.command()(merge)
 
 
 def remove(
@@ -83,3 +84,37 @@ def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "Docume
             return documents_by_id(corpus, read_list(ids), read)
         assert documents is not None
         return documents_by_number(corpus, read_list(documents), read)
+
+
+def merge(
+    corpora: Annotated[
+        list[str], typer.Argument(metavar="CORPUS...", help="Folders or s3:// URIs of two corpora or more.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the merged corpus.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make one corpus of several, without copying a shard. They must stay where they are; their runs stay valid.
+
+    Documents that an earlier corpus has, too, are left out like removed ones; what was removed stays removed. To let a
+    corpus grow, build the new text into a corpus of its own, and merge both.
+
+    Example: `maskfleet corpus merge s3://bucket/news-2025 s3://bucket/news-2026 --out s3://bucket/news`
+    """
+    import time
+
+    from data_service.corpus.merge import merge_corpora
+    from launcher.progress import work
+    from launcher.runtime.run.stop import here
+
+    with work("comparing documents", unit="blocks") as now:
+
+        def read(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        report = merge_corpora(corpora, out, by=here(), at=int(time.time()), report=read)
+    if as_json:
+        print_json([vars(report)])
+    else:
+        counted = f"{report.copies:,} copies left out, {report.removed:,} removed before"
+        typer.echo(f"{report.documents:,} documents, {counted}: {out}")

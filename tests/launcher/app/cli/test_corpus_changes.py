@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from data_service.errors import CorpusError, InputError
 from launcher.app.cli.main import app
 from launcher.errors import OptionError
+from launcher.runtime.run.record import open_run
 from tests.support.checks.command import maskfleet
 from tests.support.data.made_up import write_text
 
@@ -77,3 +78,34 @@ def test_mistakes_change_nothing(corpus: Path, tmp_path: Path) -> None:
         assert isinstance(error, kind)
         assert named in str(error)
     assert not (corpus / "removals").exists()
+
+
+def test_corpora_are_merged(corpus: Path, tmp_path: Path) -> None:
+    maskfleet("corpus", "remove", corpus, "--ids", listed(tmp_path, "d35\n"), *WHY)
+    lines = (tmp_path / "lines.txt").read_text("utf-8").splitlines()
+    records = [{"docid": f"d{n}", "text": " ".join(lines[4 * n + 2 : 4 * n + 6])} for n in range(58)]
+    copied = {"docid": "copied", "text": " ".join(lines[80:84])}  # d20
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, copied]))
+    maskfleet(
+        *(
+            "corpus",
+            "build",
+            tmp_path / "in.jsonl",
+            "--tokenizer",
+            tmp_path / "t",
+            "--out",
+            tmp_path / "other",
+        ),
+        *("--workers", "1", "--heldout-like", corpus, "--provenance", tmp_path / "provenance.yaml"),
+    )
+    command = ("corpus", "merge", corpus, tmp_path / "other", "--out", tmp_path / "merged", "--json")
+    said = json.loads(maskfleet(*command))
+    assert said == {"documents": 119, "copies": 1, "removed": 1}
+    assert "removal 1" in maskfleet("corpus", "find", tmp_path / "merged", "--id", "d35")
+    assert "removal 2" in maskfleet("corpus", "find", tmp_path / "merged", "--id", "copied")
+    assert "0 damaged" in maskfleet("corpus", "verify", tmp_path / "merged")
+    assert "119" in maskfleet("corpus", "stats", tmp_path / "merged")
+    run = tmp_path / "run"
+    maskfleet("init", "quickstart", run, "--corpus", tmp_path / "merged", "--tiny")
+    assert open_run(str(run)).removals
+    assert isinstance(CliRunner().invoke(app, [*map(str, command)]).exception, CorpusError)
