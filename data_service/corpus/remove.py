@@ -7,7 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from data_service.corpus.corpus import Corpus, Part
+from data_service.corpus.corpus import Corpus, Part, open_corpus
+from data_service.corpus.manifest import BlockTable
+from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
     Removal,
@@ -106,6 +108,45 @@ def documents_by_number(
         rows[one.split] += placed
         report(1, len(blocks))
     return _documents(rows)
+
+
+def documents_of_parts(corpus: Corpus) -> Documents:
+    """Return the documents of a merged corpus that were removed from its parts, before the merge or since.
+
+    Raises:
+        CorpusError: a part is gone, is another corpus than was merged, or its list of removals is damaged.
+        StoreError: a store cannot be read.
+    """
+    rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
+    for number, part in enumerate(corpus.manifest.parts):
+        source = open_corpus(part.uri)
+        if source.manifest.digest != part.digest:
+            raise CorpusError(
+                f"{part.uri} is another corpus than the one that belongs to {corpus.store.uri}",
+                remedy="restore it from a copy, or merge the corpora again",
+            )
+        chain = load_removals(source.store, source.manifest)
+        for split in PARTS:
+            block, document = _first_of(corpus.table(split), key_in_part(number, ""))
+            gone = chain.of(split)
+            columns = (gone.documents + document, gone.block + block, gone.start, gone.stop)
+            rows[split] += zip(*(column.tolist() for column in columns), strict=True)
+    return _documents(rows)
+
+
+def still_read(corpus: Corpus) -> Documents:
+    """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
+    `documents_of_parts`."""
+    chain = load_removals(corpus.store, corpus.manifest)
+    return _divided(documents_of_parts(corpus), chain)[0]
+
+
+def _first_of(table: BlockTable, prefix: str) -> tuple[int, int]:
+    """Return the first block whose shard's key begins with `prefix`, and the number of its first document."""
+    of_part = np.array([key.startswith(prefix) for key in table.shards], dtype=np.bool_)
+    found = np.flatnonzero(of_part[table.shard]) if len(table.shards) else np.zeros(0, dtype=np.int64)
+    block = int(found[0]) if len(found) else len(table)
+    return block, int(table.documents[:block].sum())
 
 
 def remove_documents(corpus: Corpus, documents: Documents, *, by: str, at: int, reason: str) -> RemovalReport:

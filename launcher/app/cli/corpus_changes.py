@@ -28,6 +28,10 @@ def remove(
         str | None,
         typer.Option("--documents", metavar="FILE", help="Numbers, one a line: 17, train:17 or heldout:3."),
     ] = None,
+    from_parts: Annotated[
+        bool,
+        typer.Option("--from-parts", help="What was removed from the corpora that this one was merged from."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take documents out. Manifest and shards stay as they are, and every other token keeps its position.
@@ -45,8 +49,10 @@ def remove(
     from launcher.errors import OptionError
     from launcher.runtime.run.stop import here
 
-    if (ids is None) == (documents is None):
-        raise OptionError("what is to be removed is not told", remedy="give --ids FILE or --documents FILE")
+    if (ids is not None, documents is not None, from_parts).count(True) != 1:
+        raise OptionError(
+            "what is to be removed is not told", remedy="give one of --ids, --documents and --from-parts"
+        )
     if not reason.strip():
         raise OptionError("--reason is empty", remedy="say why the documents are taken out")
     opened = open_corpus(corpus)
@@ -69,8 +75,8 @@ def remove(
 
 
 def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "Documents":
-    """Return the documents that a file names."""
-    from data_service.corpus.remove import documents_by_id, documents_by_number
+    """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
+    from data_service.corpus.remove import documents_by_id, documents_by_number, documents_of_parts
     from launcher.app.cli.texts import read_list
     from launcher.progress import work
 
@@ -82,8 +88,9 @@ def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "Docume
 
         if ids is not None:
             return documents_by_id(corpus, read_list(ids), read)
-        assert documents is not None
-        return documents_by_number(corpus, read_list(documents), read)
+        if documents is not None:
+            return documents_by_number(corpus, read_list(documents), read)
+        return documents_of_parts(corpus)
 
 
 def merge(

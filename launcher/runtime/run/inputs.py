@@ -7,10 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import TOKENIZER, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError, TokenizerError
+from data_service.printable import shell_word
 from data_service.samples.similar_words import identify_similar_words
 from data_service.store.open import open_store
 from data_service.stream.mixture import least_weight, unread
@@ -174,6 +176,8 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         _check_sentences(manifest, source.uri, recipe)
         corpora[name], digests[name] = manifest.fingerprint, manifest.digest
         removals[name] = load_removals(store, manifest).digest
+        if manifest.parts:
+            _refuse_still_read(source.uri)
         manifests.append(manifest)
     _check_weights(recipe, manifests)
     _check_units(recipe, manifests)
@@ -184,6 +188,18 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         manifests=digests,
         removals={name: digest for name, digest in removals.items() if digest},
     )
+
+
+def _refuse_still_read(uri: str) -> None:
+    """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
+    from data_service.corpus.remove import still_read  # which imports pyarrow
+
+    documents = still_read(open_corpus(uri))
+    if len(documents):
+        raise CorpusError(
+            f"{uri} has {len(documents):,} documents that were removed from the corpora that it was merged from",
+            remedy=f"maskfleet corpus remove {shell_word(uri)} --from-parts --reason TEXT removes them here, too",
+        )
 
 
 def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:

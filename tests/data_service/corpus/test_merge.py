@@ -15,7 +15,13 @@ from data_service.corpus.merge import SPLITS, MergeReport, merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals
-from data_service.corpus.remove import documents_by_id, documents_by_number, remove_documents
+from data_service.corpus.remove import (
+    documents_by_id,
+    documents_by_number,
+    documents_of_parts,
+    remove_documents,
+    still_read,
+)
 from data_service.corpus.sidecar import find_documents
 from data_service.errors import CorpusError
 from data_service.store.errors import BadUri
@@ -219,6 +225,39 @@ def test_a_little_text_is_added_by_the_same_rule(tmp_path: Path, size: int, unit
     build(
         tmp_path / "in-b", tmp_path / "b", options.model_copy(update={"heldout_rule": rule})
     )  # is known as complete
+
+
+def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
+    """Also from parts of a merged part; held to the text of the removed documents."""
+    uris = [
+        write_corpus(
+            tmp_path / str(n), [random_block(n, 300), random_block(10 + n, 200)], [random_block(20 + n, 200)]
+        )
+        for n in range(3)
+    ]
+    merge(uris[:2], tmp_path / "two")
+    merge([str(tmp_path / "two"), uris[2]], tmp_path / "merged")
+    merged, texts = open_corpus(str(tmp_path / "merged")), list[tuple[int, ...]]()
+    assert len(still_read(merged)) == 0
+    for uri, names in zip(uris, (["1"], ["heldout:0", "4"], ["2", "heldout:1"]), strict=True):
+        part = open_corpus(uri)
+        remove_documents(part, documents_by_number(part, names), by="y", at=2, reason="later")
+        for split in SPLITS:
+            listed = [document for block in read(part, split) for document in block]
+            texts += [listed[number] for number in sorted(removed(part, split))]
+    assert len(still_read(merged)) == 5
+    remove_documents(merged, documents_of_parts(merged), by="y", at=3, reason="as in the parts")
+    assert len(still_read(merged)) == 0
+    found = [
+        [document for block in read(merged, split) for document in block][number]
+        for split in SPLITS
+        for number in removed(merged, split)
+    ]
+    assert sorted(found) == sorted(texts)
+    shutil.copytree(uris[0], tmp_path / "copy")
+    shutil.rmtree(uris[0])
+    with pytest.raises(CorpusError):
+        still_read(merged)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:

@@ -108,4 +108,12 @@ def test_corpora_are_merged(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     maskfleet("init", "quickstart", run, "--corpus", tmp_path / "merged", "--tiny")
     assert open_run(str(run)).removals
+    maskfleet("corpus", "remove", corpus, "--ids", listed(tmp_path, "d36\n"), *WHY)
+    new = ["init", "quickstart", str(tmp_path / "new"), "--corpus", str(tmp_path / "merged"), "--tiny"]
+    refused = CliRunner().invoke(app, new).exception
+    assert isinstance(refused, CorpusError)
+    assert "--from-parts" in refused.remedy
+    maskfleet("corpus", "remove", tmp_path / "merged", "--from-parts", *WHY)
+    assert "removal 3" in maskfleet("corpus", "find", tmp_path / "merged", "--id", "d36")
+    maskfleet(*new)
     assert isinstance(CliRunner().invoke(app, [*map(str, command)]).exception, CorpusError)
