@@ -2,14 +2,21 @@
 same bits after any kill, and reads nothing else that is different."""
 
 import random
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from checkpoints.attempt import Attempt, newest_attempt
+from checkpoints.errors import CheckpointError
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.remove import documents_by_number, remove_documents
+from data_service.store.open import open_store
+from launcher.after.certificate.certify import certify
+from launcher.after.certificate.examine import examine
+from launcher.after.certificate.stored import certificate_of
 from launcher.errors import RunChanged
 from launcher.observe.inspect.asked_documents import removed_documents
 from launcher.observe.inspect.exposure import find_exposures
@@ -61,7 +68,9 @@ def test_a_run_under_way(folder: Path) -> None:
     (event,) = (each for each in small_runs.history(killed).events if each["kind"] == "removals")
     assert event["step"] == STOPPED
 
+    ensure_certified(killed, f"without removed documents from step {STOPPED}")
     take_out(folder, seed=4)
+    assert examine(killed, certificate_of(killed)).problems == []  # that was not its state
     now = datetime(2026, 5, 1, tzinfo=UTC)
     forked = fork(open_run(calm), f"{folder}/forked", 12, (), keep_position=False, now=now)
     assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
@@ -70,6 +79,22 @@ def test_a_run_under_way(folder: Path) -> None:
     assert history.at(12) != past.at(12)
     small_runs.operate(f"{folder}/forked")
     assert small_runs.digests(finish(f"{folder}/forked", 1)) != small_runs.digests(calm)[12:]
+
+
+def ensure_certified(uri: str, entry: str) -> None:
+    """The certificate of a run says since when it left documents out, and a changed record is named."""
+    store = open_store(uri)
+    Attempt(store, newest_attempt(store)).end(time.time())
+    statement, found = certify(uri)
+    assert statement is not None, found.problems
+    assert any(what.endswith(entry) for what in statement.newest)
+    key = next(entry.key for entry in store.list("removals/"))
+    data = store.get(key)
+    store.put(key, data.replace(b'"step":', b'"step": '))
+    with pytest.raises(CheckpointError) as caught:
+        examine(uri, certificate_of(uri))
+    assert key in caught.value.problem
+    store.put(key, data)
 
 
 def test_a_run_that_is_made_afterwards(folder: Path) -> None:

@@ -19,6 +19,7 @@ from data_service.corpus.removals import (
     REMOVALS,
     RemovalChain,
     RemovedDocuments,
+    append_removal,
     load_removals,
     removal_key,
     removals_at,
@@ -26,6 +27,7 @@ from data_service.corpus.removals import (
 from data_service.corpus.remove import documents_by_id, documents_by_number, remove_documents
 from data_service.corpus.sidecar import PARTS
 from data_service.errors import CorpusError
+from data_service.store.base import Store
 from data_service.store.open import open_store
 from tests.support.data.corpora import random_block, write_corpus
 from tests.support.data.raw_text import DOCUMENTS, SMALL, build, files_of
@@ -231,3 +233,17 @@ def test_tokens_are_counted() -> None:
     rows = RemovedDocuments.of([(7, 1, 3, 9), (2, 0, 5, 6)])
     assert rows.tokens == 7
     np.testing.assert_array_equal(rows.documents, [2, 7])
+
+
+def test_the_list_is_the_same_in_any_store(any_store: Store, removed_from: Corpus) -> None:
+    manifest, chain = removed_from.manifest, RemovalChain()
+    for removal in chain_of(removed_from).removals:
+        before, longer = chain, append_removal(any_store, manifest, chain, removal)
+        assert longer is not None
+        chain = longer
+        assert append_removal(any_store, manifest, before, removal) is None  # one was first
+    assert load_removals(any_store, manifest).digest == chain_of(removed_from).digest
+    any_store.delete(removal_key(4))
+    with pytest.raises(CorpusError) as caught:
+        load_removals(any_store, manifest)
+    assert removal_key(4) in caught.value.problem
