@@ -276,7 +276,7 @@ def stats(
     from dataclasses import asdict
 
     from data_service.stream.statistics import corpus_stats
-    from launcher.app.cli.corpus_shown import heldout_note, stats_tables, text_warning
+    from launcher.app.cli.corpus_shown import heldout_note, removal_note, stats_tables, text_warning
     from launcher.output import print_table
 
     found = corpus_stats(corpus, batch=batch, length=length)
@@ -285,6 +285,9 @@ def stats(
         return
     for table in stats_tables(found):
         print_table(table)
+    gone = removal_note(corpus)
+    if gone:
+        typer.echo(gone)
     note = heldout_note(found)
     if note:
         typer.echo(note)

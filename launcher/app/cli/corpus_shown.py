@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data_service.corpus.corpus import Corpus, Part
-from data_service.corpus.removals import RemovalChain
+from data_service.corpus.corpus import Corpus, Part, open_corpus
+from data_service.corpus.removals import RemovalChain, load_removals
 from data_service.corpus.sidecar import PARTS, Share
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.pool import Progress as BuildProgress
@@ -89,6 +89,17 @@ def removal_lines(corpus: Corpus, chain: RemovalChain) -> Iterator[str]:
                 yield f"  {split} {document}: {table.key(block)}, block {block}, tokens {start} to {stop}"
     if not chain.removals:
         yield "nothing was removed"
+
+
+def removal_note(uri: str) -> str | None:
+    """Return a note on what was removed from a corpus, which its counts still include; None if nothing was."""
+    corpus = open_corpus(uri)
+    chain = load_removals(corpus.store, corpus.manifest)
+    if not chain.removals:
+        return None
+    gone = [chain.of(split) for split in PARTS]
+    documents, tokens = sum(map(len, gone)), sum(part.tokens for part in gone)
+    return f"of these, {documents:,} documents of {tokens:,} tokens were removed: maskfleet corpus show --removed"
 
 
 def text_warning(stats: CorpusStats) -> str | None:

@@ -55,6 +55,8 @@ def test_documents_are_removed_and_told(corpus: Path, tmp_path: Path) -> None:
     assert "[red]" in told
     assert "\x1b" not in told
     assert "removal 1" in maskfleet("corpus", "find", corpus, "--id", "d35")
+    (note,) = (line for line in maskfleet("corpus", "stats", corpus).splitlines() if "--removed" in line)
+    assert "2 documents" in note
     assert "0 damaged" in maskfleet("corpus", "verify", corpus)
 
 
