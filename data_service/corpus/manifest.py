@@ -114,6 +114,14 @@ class StoredFile:
     digest: str
 
 
+@dataclass(frozen=True)
+class CorpusPart:
+    """A corpus whose shards belong to another one, too. `uri`: its place; `digest`: digest of its manifest."""
+
+    uri: str
+    digest: str
+
+
 MANIFEST = "manifest.json"
 
 
@@ -280,7 +288,8 @@ class CorpusManifest:
         heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was. pairs: texts
         of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
         stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
-        documents come from, by key; empty in a corpus that was built without. digest: sha256 (hex) of the manifest's
+        documents come from, by key; empty in a corpus that was built without. parts: corpora in which the shards lie,
+        if the corpus was merged (`parts.py`). digest: sha256 (hex) of the manifest's
         whole content, so also of counts, options and sidecars, which `fingerprint` does not cover; empty until it is
         written.
     """
@@ -304,6 +313,7 @@ class CorpusManifest:
     words: Segmentation | None = None
     provenance: dict[str, StoredFile] = field(default_factory=dict)
     recorded: str = field(default="", compare=False)
+    parts: tuple[CorpusPart, ...] = ()
     digest: str = field(default="", compare=False)
 
     @property

@@ -28,6 +28,7 @@ from data_service.corpus.manifest import (
     MANIFEST,
     BlockTable,
     CorpusManifest,
+    CorpusPart,
     Digests,
     HeldoutRule,
     PairTexts,
@@ -40,8 +41,9 @@ from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-VERSION = 3
-# 1: readable by all programs. 2: with provenance. 3: tables of blocks are stored apart.
+VERSION = 4
+# A manifest is of the first version that knows all of it: 4 tables of blocks stored apart, 3 parts of a merged corpus,
+# 2 provenance, 1 none of them.
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
 _TAIL = b"}\n"
 
@@ -77,6 +79,11 @@ class _StoredFile(_Strict):
     digest: Digest
 
 
+class _Part(_Strict):
+    uri: str
+    digest: str
+
+
 class _Content(_Strict):
     tokenizer_hash: str
     vocab_size: NonNegativeInt
@@ -97,6 +104,7 @@ class _Content(_Strict):
     words: Segmentation | None = None
     provenance: dict[str, _StoredFile] = {}
     fingerprint: str = ""
+    parts: list[_Part] = []
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -116,11 +124,9 @@ class _Content(_Strict):
         return self
 
 
-def dump_manifest(manifest: CorpusManifest, *, apart: bool = False) -> bytes:
-    """Return the bytes of manifest.json. The same manifest always gives the same bytes.
-
-    `apart`: whether the tables of blocks are stored apart.
-    """
+def dump_manifest(manifest: CorpusManifest) -> bytes:
+    """Return the bytes of manifest.json. The same manifest always gives the same bytes."""
+    apart = _has_many(manifest)
     content: dict[str, object] = {
         "tokenizer_hash": manifest.tokenizer_hash,
         "vocab_size": manifest.vocab_size,
@@ -147,12 +153,13 @@ def dump_manifest(manifest: CorpusManifest, *, apart: bool = False) -> bytes:
         content["fingerprint"] = manifest.fingerprint
     if manifest.provenance:
         content["provenance"] = {key: asdict(file) for key, file in manifest.provenance.items()}
+    if manifest.parts:
+        content["parts"] = [asdict(part) for part in manifest.parts]
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
-    version = _version(manifest.provenance, apart)
-    head = f'{{"format":"maskfleet-corpus","version":{version},"sha256":"{checksum}","content":'
+    head = f'{{"format":"maskfleet-corpus","version":{_version(content)},"sha256":"{checksum}","content":'
     return head.encode() + body + _TAIL
 
 
@@ -176,23 +183,40 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     except ValidationError as error:
         _damaged(place, str(error.errors()[0]["msg"]), error)
     apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
-    if head[1] != b"%d" % _version(content.provenance, any(apart)) or any(apart) != bool(content.fingerprint):
+    used = {"parts": content.parts, "provenance": content.provenance, "fingerprint": any(apart)}
+    if head[1] != b"%d" % _version(used) or any(apart) != bool(content.fingerprint):
         _damaged(place, f"its content is not that of version {int(head[1])}")
     return replace(_to_manifest(content, store), digest=head[2].decode())
 
 
-def _version(provenance: Mapping[str, object], apart: bool) -> int:
-    return VERSION if apart else 2 if provenance else 1
+def _version(content: Mapping[str, object]) -> int:
+    """Return the version of a manifest with this content: the first that knows all of it."""
+    if content.get("fingerprint"):
+        return VERSION
+    if content.get("parts"):
+        return 3
+    return 2 if content.get("provenance") else 1
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
     """Write the manifest at the store's root. From then on the corpus exists. The tables of many blocks are written
     apart, before it."""
-    apart = len(manifest.train) + len(manifest.heldout) >= MANY
-    if apart:
+    if _has_many(manifest):
         for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
             write_columns(store, table, describe(table, split))
-    store.put(MANIFEST, dump_manifest(manifest, apart=apart))
+    store.put(MANIFEST, dump_manifest(manifest))
+
+
+def with_digest(manifest: CorpusManifest) -> CorpusManifest:
+    """Return the manifest with the digest that it will have when it is saved."""
+    head = _HEAD.match(dump_manifest(manifest))
+    assert head is not None, "it is written like this"
+    return replace(manifest, digest=head[2].decode())
+
+
+def _has_many(manifest: CorpusManifest) -> bool:
+    """Return whether the tables of blocks are stored apart."""
+    return len(manifest.train) + len(manifest.heldout) >= MANY
 
 
 def load_manifest(store: Store) -> CorpusManifest:
@@ -266,4 +290,5 @@ def _to_manifest(content: _Content, store: Store) -> CorpusManifest:
         words=content.words,
         provenance={key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
         recorded=content.fingerprint,
+        parts=tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
     )

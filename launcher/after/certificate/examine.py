@@ -41,7 +41,7 @@ from launcher.runtime.run.create import record_of
 from launcher.runtime.run.outline import RECIPE, RECORD, read_files
 from launcher.runtime.run.record import Run, open_run
 
-_NEVER_CHANGED = ("attempts/", "checkpoints/", "metrics/", "events/", "tokenizers/")
+_NEVER_CHANGED = ("attempts/", "checkpoints/", "metrics/", "events/", "removals/", "tokenizers/")
 
 Begin = Callable[[str, int], Callable[[int], None]]
 """A function that is called when a part begins, with its name and its size in bytes, and returns the function to report

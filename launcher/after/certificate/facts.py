@@ -33,6 +33,7 @@ from launcher.after.certificate.statement import (
 from launcher.runtime.run.log import OPERATOR
 from launcher.runtime.run.outline import RECIPE, RECORD
 from launcher.runtime.run.record import Run
+from launcher.runtime.run.removals import LeftOut
 from launcher.runtime.run.segments import EVENTS, METRICS, Pack, read, segment_prefix, stored
 
 LOGS = (METRICS, EVENTS)
@@ -86,6 +87,9 @@ def facts_of_log(lines: list[LogLine]) -> Iterator[tuple[str, Facts]]:
         if line.record.get("kind") == "start" and line.attempt != OPERATOR:
             where = {"versions": nodes.get(line.attempt, {})}
             yield f"attempt {line.attempt}, start at step {line.record.get('step')}", {**line.record, **where}
+        if line.record.get("kind") == "removals":
+            step = line.record.get("step")
+            yield f"attempt {line.attempt}, without removed documents from step {step}", line.record
     changes = (line.record for line in lines if line.attempt == OPERATOR)
     for number, record in enumerate(changes):
         yield f"event {number} between attempts", record
@@ -138,14 +142,22 @@ def weights_digest(store: Store, manifest: CheckpointManifest) -> str:
 def data_digest(run: Run, manifest: CheckpointManifest) -> str:
     """Return the sha256 of what decides which samples a commit has read.
 
-    That is the content of corpora and tokenizer, the settings of the data, the number of steps, and what was skipped.
+    That is the content of corpora and tokenizer, the settings of the data, the number of steps, what was skipped, and
+    which removed documents were left out.
     Samples are a function of these (shared contract of `data_service`), so no row is read for it.
     """
     record = run.record
     settings = {name: value for name, value in record.identity.items() if name.startswith(_DATA)}
     content = record.inputs.fields()
     skipped = [list(span) for span in skips(manifest, rewinds(run.store))]
-    return sha256(canonical([content, settings, record.data_begins, manifest.step, skipped]))
+    further = [[one.step, one.states] for one in run.left_out if _read_without(one, manifest)]
+    left_out = [further] if further else []  # of other runs the digest stays the same
+    return sha256(canonical([content, settings, record.data_begins, manifest.step, skipped, *left_out]))
+
+
+def _read_without(record: LeftOut, manifest: CheckpointManifest) -> bool:
+    """Return whether steps of a commit were taken without the documents that a record leaves out."""
+    return record.step < manifest.step and record.attempt <= manifest.attempt
 
 
 def commits(store: Store) -> list[CheckpointName]:
