@@ -31,12 +31,14 @@ class Block:
             least one.
         units: [ceil(T / 8)] uint8 for each level that the build stored. Bit 7 - t % 8 of byte t // 8 says whether a
             unit begins with token t. If the level `word` is not stored, the tokenizer's table says where words begin.
+        removed: [T] bool, tokens of removed documents, which the padding id has replaced; None if there are none.
     """
 
     tokens: Tokens
     sentences: NDArray[np.int64]
     documents: NDArray[np.int64]
     units: Mapping[Level, NDArray[np.uint8]] = field(default_factory=dict)
+    removed: NDArray[np.bool_] | None = None
 
     def begins(self, level: Level) -> NDArray[np.bool_] | None:
         """Return [T] bool, whether a unit of this level begins with each token; None if the level was not stored."""

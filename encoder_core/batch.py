@@ -37,6 +37,8 @@ class Batch:
             numbers from 0.
         group: number of rows of one example (contrastive training: query, positive, negatives): example i has rows i
             * group to (i + 1) * group - 1.
+        kept: [K] int64, ascending flat indices of the tokens at which something may be learned; None: all. Left out are
+            those that stand in place of text that was taken out of a corpus.
         host: the same batch in the host's memory, where it was made; None if it was not moved (`to`).
     """
 
@@ -54,6 +56,7 @@ class Batch:
     reversed_rows: Bool[Tensor, " rows"] | None = None
     numbers: Int[Tensor, " rows"] | None = None
     group: int = 1
+    kept: Int[Tensor, " kept"] | None = None
     host: "Batch | None" = None
 
     def to(self, device: torch.device) -> "Batch":
@@ -74,6 +77,15 @@ class Batch:
     @property
     def rows(self) -> int:
         return self.cu_seqlens.numel() - 1
+
+    @property
+    def learned(self) -> int:
+        """Number of tokens at which something may be learned: of a loss over all tokens, the number of summands."""
+        return self.tokens.numel() if self.kept is None else self.kept.numel()
+
+    def of_kept(self, of_T: Tensor) -> Tensor:
+        """Return [K, ...], the values at the tokens at which something may be learned. `of_T`: [T, ...]."""
+        return of_T if self.kept is None else of_T.index_select(0, self.kept)
 
     @property
     def table_positions(self) -> Int[Tensor, " tokens"]:
@@ -104,6 +116,38 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     """
     pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
     return pinned.to(device, non_blocking=True)
+
+
+def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
+    """Return some rows of a batch on the host, ascending. They keep their numbers, so their random draws stay the same.
+
+    Of an example of several rows, all rows must be chosen, or none. At least one row must be.
+    """
+    chosen_R = torch.zeros(batch.rows, dtype=torch.bool)
+    chosen_R[rows] = True
+    lengths_R = batch.cu_seqlens.diff()
+    chosen_T = chosen_R.repeat_interleave(lengths_R)
+    moved_T = chosen_T.cumsum(0) - 1  # new flat indices
+    at_T, of_M = chosen_T.nonzero()[:, 0], chosen_T[batch.target_positions].nonzero()[:, 0]
+    numbers = torch.arange(batch.rows) if batch.numbers is None else batch.numbers
+    kept = None if batch.kept is None else moved_T[batch.kept[chosen_T[batch.kept]]]
+    return replace(
+        batch,
+        tokens=batch.tokens[at_T],
+        cu_seqlens=F.pad(lengths_R[rows].cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype),
+        max_length=int(lengths_R[rows].max()),
+        positions=batch.positions[at_T],
+        target_positions=moved_T[batch.target_positions[of_M]],
+        target_ids=batch.target_ids[of_M],
+        segments=_moved(batch.segments, at_T),
+        languages=_moved(batch.languages, at_T),
+        restarted=_moved(batch.restarted, at_T),
+        pair_labels=_moved(batch.pair_labels, rows),
+        order=_moved(batch.order, at_T),
+        reversed_rows=_moved(batch.reversed_rows, rows),
+        numbers=numbers[rows],
+        kept=kept,
+    )
 
 
 def twice(batch: Batch) -> Batch:

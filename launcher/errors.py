@@ -55,5 +55,9 @@ class MissingPackage(UserError):
     """A package that the request needs and that is not installed with Maskfleet."""
 
 
+class CertificateError(UserError):
+    """A certificate of a run that cannot be read, trusted or written."""
+
+
 class BurninError(UserError):
     """A burn-in that cannot begin, or a check that does not exist."""

@@ -9,9 +9,12 @@ from typing import Literal
 
 import numpy as np
 
-from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest, PairTexts
+from data_service.corpus.block_columns import FOLDER, StoredColumns
+from data_service.corpus.manifest import MANIFEST, TOKENIZER, BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.parts import with_parts
 from data_service.corpus.reader import read_block, read_block_bytes, to_block
+from data_service.corpus.removals import RemovalChain, load_removals
 from data_service.errors import CorpusError, CorruptBlock
 from data_service.store.base import Store, digest
 from data_service.store.errors import KeyMissing, Truncated
@@ -24,7 +27,7 @@ Part = Literal["train", "heldout"]
 
 ReportBytes = Callable[[int, int], None]
 _SHARDS_AT_ONCE = 4  # shards verified at the same time; each needs memory for one block
-_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/")
+_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", FOLDER)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,13 @@ def verify_files(
             lambda key: list(_verify_shard(store, manifest, key, tell)), manifest.shard_sizes
         )
         damage = [found for shard in shards for found in shard]
-    damage += [*_verify_others(store, manifest), *_strangers(store, manifest)]
+    damage += [
+        *_verify_others(store, manifest),
+        *_verify_removals(store, manifest),
+        *_strangers(store, manifest),
+    ]
+    if not damage and manifest.fingerprint != manifest.computed_fingerprint:
+        damage.append(Damage(MANIFEST, "its fingerprint is not that of its blocks"))
     return VerifyReport(
         shards=len(manifest.shard_sizes),
         blocks=len(manifest.train) + len(manifest.heldout),
@@ -161,8 +170,19 @@ def _verify_others(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
             yield Damage(key, "is missing")
 
 
+def _verify_removals(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
+    """Check that the list of removals is whole."""
+    try:
+        load_removals(store, manifest)
+    except CorpusError as error:
+        key, _, problem = error.problem.removeprefix(f"{store.uri.rstrip('/')}/").partition(" ")
+        yield Damage(key, problem.removeprefix("is damaged: "))
+
+
 def _strangers(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
-    known = {*manifest.shard_sizes, *manifest.tokenizer_files, *manifest.provenance}
+    tables = (table.columns for table in (manifest.train, manifest.heldout))
+    columns = {stored.key for stored in tables if isinstance(stored, StoredColumns)}
+    known = {*manifest.shard_sizes, *manifest.tokenizer_files, *manifest.provenance, *columns}
     for folder in _FOLDERS:
         for entry in store.list(folder):
             if entry.key not in known:
@@ -210,7 +230,8 @@ def open_corpus(uri: str) -> Corpus:
         StoreError: the store cannot be read.
     """
     store = open_store(uri)
-    return Corpus(store, load_manifest(store))
+    manifest = load_manifest(store)
+    return Corpus(with_parts(store, manifest), manifest)
 
 
 def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> VerifyReport:
@@ -235,8 +256,9 @@ class ShownDocument:
         block: number of the block in its split.
         document: number of the document in its block.
         tokens: number of tokens.
-        sentences: texts decoded from the tokens.
+        sentences: texts decoded from the tokens; none of a document that was removed.
         pairs: kinds of the texts in a corpus of pairs; None in a corpus of plain text.
+        removal: number of the removal that took the document out; None if it was not removed.
     """
 
     shard: str
@@ -245,27 +267,25 @@ class ShownDocument:
     tokens: int
     sentences: tuple[str, ...]
     pairs: PairTexts | None = None
+    removal: int | None = None
 
 
 def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[ShownDocument]:
     """Return `count` documents of a split from number `index` on, in the order of its blocks; fewer at its end.
 
     Raises:
-        CorpusError: the split has no document `index`, or the corpus's copy of its tokenizer is another tokenizer.
+        CorpusError: the split has no document `index`, the corpus's copy of its tokenizer is another tokenizer, or its
+            list of removals is damaged.
         CorruptBlock, StoreError: a block cannot be read.
     """
     corpus = open_corpus(uri)
     table = corpus.table(split)
     block, first = _find_document(corpus, split, index)
-    tokenizer = corpus.tokenizer()
+    tokenizer, removals = corpus.tokenizer(), load_removals(corpus.store, corpus.manifest)
     shown: list[ShownDocument] = []
     while block < len(table) and len(shown) < count:
-        documents = list(
-            _show_block(
-                corpus, split, index=block, tokenizer=tokenizer, first=first, count=count - len(shown)
-            )
-        )
-        shown.extend(documents)
+        last = first + count - len(shown)
+        shown.extend(_show_block(corpus, split, block, range(first, last), tokenizer, removals))
         block, first = block + 1, 0
     return shown
 
@@ -301,18 +321,22 @@ def _find_document(corpus: Corpus, split: Part, index: int) -> tuple[int, int]:
 
 
 def _show_block(
-    corpus: Corpus, split: Part, index: int, tokenizer: Tokenizer, first: int, count: int
+    corpus: Corpus, split: Part, index: int, wanted: range, tokenizer: Tokenizer, removals: RemovalChain
 ) -> Iterator[ShownDocument]:
+    """Yield the documents of a block whose numbers in it are `wanted`, as far as there are so many."""
     table = corpus.table(split)
     block = read_block(corpus.store, table, index)
-    for document in range(first, min(first + count, len(block.documents) - 1)):
+    before = int(table.documents[:index].sum())
+    for document in range(wanted.start, min(wanted.stop, len(block.documents) - 1)):
         bounds = block.sentences[block.documents[document] : block.documents[document + 1] + 1]
-        sentences = tuple(tokenizer.decode(block.tokens[start:stop]) for start, stop in pairwise(bounds))
+        removal = removals.number_of(split, before + document)
+        texts = pairwise(bounds) if removal is None else ()
         yield ShownDocument(
             shard=table.key(index),
             block=index,
             document=document,
             tokens=int(bounds[-1] - bounds[0]),
-            sentences=sentences,
+            sentences=tuple(tokenizer.decode(block.tokens[start:stop]) for start, stop in texts),
             pairs=corpus.manifest.pairs,
+            removal=removal,
         )

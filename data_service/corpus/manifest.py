@@ -5,9 +5,10 @@ A corpus exists once its manifest does. Then everything under `build/` is delete
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,33 +114,103 @@ class StoredFile:
     digest: str
 
 
+@dataclass(frozen=True)
+class CorpusPart:
+    """A corpus whose shards belong to another one, too. `uri`: its place; `digest`: digest of its manifest."""
+
+    uri: str
+    digest: str
+
+
 MANIFEST = "manifest.json"
 
 
-@dataclass(frozen=True)
-class BlockTable:
-    """The table of one split's B blocks, a column per attribute. 40 billion tokens are tens of thousands of blocks.
+COLUMNS: dict[str, str] = {
+    "shard": "<i4",
+    "offset": "<i8",
+    "length": "<i8",
+    "tokens": "<i8",
+    "sentences": "<i8",
+    "documents": "<i8",
+    "digest": "|V16",
+}
+"""The columns of a block table, in order, and their types."""
 
-    Attributes:
-        shard: [B] int32, index of the block's shard in `shards`.
-        offset: [B] int64, byte offset of the block's first tar header in its shard.
-        length: [B] int64, bytes from there to the end of the block's last tar member (padding included).
-        tokens, sentences, documents: [B] int64 counts.
-        digest: B hex digests (blake2b, 16 bytes) of those `length` bytes.
-        shards: keys of the shards, relative to the corpus root.
-    """
 
-    shard: NDArray[np.int32]
-    offset: NDArray[np.int64]
-    length: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    sentences: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    digest: tuple[str, ...]
-    shards: tuple[str, ...]
+class Digests(Sequence[str]):
+    """The digests of blocks, in hexadecimal. `raw`: [B] of 16 bytes each; as text they take six times the memory."""
+
+    def __init__(self, raw: NDArray[np.void]) -> None:
+        self.raw = raw
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "Digests":
+        """Return the digests written as 32 hexadecimal digits each."""
+        return cls(np.frombuffer(bytes.fromhex("".join(texts)), dtype=COLUMNS["digest"]))
 
     def __len__(self) -> int:
-        return len(self.shard)
+        return len(self.raw)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Digests": ...
+    def __getitem__(self, index: int | slice) -> "str | Digests":
+        return Digests(self.raw[index]) if isinstance(index, slice) else self.raw[index].tobytes().hex()
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTable:
+    """The table of one split's B blocks, a column per attribute. 500 billion tokens are two million blocks.
+
+    Attributes:
+        blocks: B.
+        shards: keys of the shards, relative to the corpus root.
+        columns: the columns by name, as in `COLUMNS`. Those of a large corpus are read when they are first used
+            (`data_service.corpus.block_columns`).
+    """
+
+    blocks: int
+    shards: tuple[str, ...]
+    columns: Mapping[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return self.blocks
+
+    @property
+    def shard(self) -> NDArray[np.int32]:
+        """[B] int32, index of the block's shard in `shards`."""
+        return self.columns["shard"]
+
+    @property
+    def offset(self) -> NDArray[np.int64]:
+        """[B] int64, byte offset of the block's first tar header in its shard."""
+        return self.columns["offset"]
+
+    @property
+    def length(self) -> NDArray[np.int64]:
+        """[B] int64, bytes from there to the end of the block's last tar member (padding included)."""
+        return self.columns["length"]
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """[B] int64, number of tokens."""
+        return self.columns["tokens"]
+
+    @property
+    def sentences(self) -> NDArray[np.int64]:
+        """[B] int64, number of sentences."""
+        return self.columns["sentences"]
+
+    @property
+    def documents(self) -> NDArray[np.int64]:
+        """[B] int64, number of documents."""
+        return self.columns["documents"]
+
+    @property
+    def digest(self) -> Digests:
+        """B hex digests (blake2b, 16 bytes) of the blocks' `length` bytes."""
+        return Digests(self.columns["digest"])
 
     def key(self, index: int) -> str:
         """Return the key of the shard that holds block `index`, relative to the corpus root."""
@@ -217,7 +288,8 @@ class CorpusManifest:
         heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was. pairs: texts
         of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
         stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
-        documents come from, by key; empty in a corpus that was built without. digest: sha256 (hex) of the manifest's
+        documents come from, by key; empty in a corpus that was built without. parts: corpora in which the shards lie,
+        if the corpus was merged (`parts.py`). digest: sha256 (hex) of the manifest's
         whole content, so also of counts, options and sidecars, which `fingerprint` does not cover; empty until it is
         written.
     """
@@ -240,6 +312,8 @@ class CorpusManifest:
     pairs: PairTexts | None = None
     words: Segmentation | None = None
     provenance: dict[str, StoredFile] = field(default_factory=dict)
+    recorded: str = field(default="", compare=False)
+    parts: tuple[CorpusPart, ...] = ()
     digest: str = field(default="", compare=False)
 
     @property
@@ -248,12 +322,17 @@ class CorpusManifest:
         rules = self.options.get("rules")
         return 2 if isinstance(rules, int) and rules >= 2 else 1
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """sha256 (hex) of everything that determines a run's samples: blocks, shards, tokenizer, beginnings of words.
 
         It does not cover where the text came from (`options`, `counts`), because the same tokens are the same data.
         """
+        return self.recorded or self.computed_fingerprint
+
+    @cached_property
+    def computed_fingerprint(self) -> str:
+        """The fingerprint, computed from all columns."""
         content = hashlib.sha256()
         identity: list[object] = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
         if (
@@ -266,7 +345,7 @@ class CorpusManifest:
             identity.append({"segmentation": self.words.model_dump(mode="json", exclude_none=True)})
         content.update(json.dumps(identity, sort_keys=True).encode())
         for table in (self.train, self.heldout):
-            content.update(json.dumps([len(table), table.shards, table.digest]).encode())
+            content.update(json.dumps([len(table), table.shards, list(table.digest)]).encode())
             for column in (table.shard, table.offset, table.length):
                 content.update(column.astype("<i8").tobytes())
             for column in (table.tokens, table.sentences, table.documents):
@@ -279,15 +358,9 @@ def block_table(
     rows: list[tuple[int, int, int, int, int, int]], digest: list[str], shards: list[str]
 ) -> BlockTable:
     """Return a table from rows of (shard, offset, length, tokens, sentences, documents), in block order."""
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-    shard, offset, length, tokens, sentences, documents = (np.ascontiguousarray(column) for column in columns)
-    return BlockTable(
-        shard=shard.astype(np.int32),
-        offset=offset,
-        length=length,
-        tokens=tokens,
-        sentences=sentences,
-        documents=documents,
-        digest=tuple(digest),
-        shards=tuple(shards),
-    )
+    numbers = np.array(rows, dtype=np.int64).reshape(-1, 6).T
+    columns: dict[str, NDArray[Any]] = {
+        name: np.ascontiguousarray(column, dtype=COLUMNS[name])
+        for name, column in zip(COLUMNS, numbers, strict=False)
+    }
+    return BlockTable(len(rows), tuple(shards), columns | {"digest": Digests.of(digest).raw})

@@ -1,6 +1,7 @@
 """manifest.json: the manifest as compact columnar JSON, with a hash of the exact bytes of its content.
 
-So a flipped byte is found even if the JSON can still be parsed.
+So a flipped byte is found even if the JSON can still be parsed. The block tables of a corpus of many blocks are not
+part of the JSON (`data_service.corpus.block_columns`); it holds their digests, and the corpus's fingerprint.
 """
 
 import hashlib
@@ -8,9 +9,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,10 +22,14 @@ from pydantic import (
     model_validator,
 )
 
+from data_service.corpus.block_columns import MANY, StoredTable, describe, open_table, write_columns
 from data_service.corpus.manifest import (
+    COLUMNS,
     MANIFEST,
     BlockTable,
     CorpusManifest,
+    CorpusPart,
+    Digests,
     HeldoutRule,
     PairTexts,
     StoredFile,
@@ -35,7 +41,9 @@ from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-VERSION = 2  # of a manifest with provenance; one without is still of version 1, which older programs read
+VERSION = 4
+# A manifest is of the first version that knows all of it: 4 tables of blocks stored apart, 3 parts of a merged corpus,
+# 2 provenance, 1 none of them.
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
 _TAIL = b"}\n"
 
@@ -71,12 +79,17 @@ class _StoredFile(_Strict):
     digest: Digest
 
 
+class _Part(_Strict):
+    uri: str
+    digest: str
+
+
 class _Content(_Strict):
     tokenizer_hash: str
     vocab_size: NonNegativeInt
     heldout_fraction: float
-    train: _Table
-    heldout: _Table
+    train: _Table | StoredTable
+    heldout: _Table | StoredTable
     unigram: list[NonNegativeInt]
     shard_sizes: dict[str, NonNegativeInt]
     shard_digests: dict[str, Digest]
@@ -90,6 +103,8 @@ class _Content(_Strict):
     pairs: PairTexts | None = None
     words: Segmentation | None = None
     provenance: dict[str, _StoredFile] = {}
+    fingerprint: str = ""
+    parts: list[_Part] = []
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -101,6 +116,8 @@ class _Content(_Strict):
         if self.provenance and set(self.provenance) != {sidecar_of(shard) for shard in shards}:
             raise ValueError("the sidecars are not those of the shards")
         for table in (self.train, self.heldout):
+            if isinstance(table, StoredTable):
+                continue
             for shard, offset, length in zip(table.shard, table.offset, table.length, strict=True):
                 if offset + length > self.shard_sizes[table.shards[shard]]:
                     raise ValueError(f"a block ends after its shard {table.shards[shard]}")
@@ -109,12 +126,15 @@ class _Content(_Strict):
 
 def dump_manifest(manifest: CorpusManifest) -> bytes:
     """Return the bytes of manifest.json. The same manifest always gives the same bytes."""
+    apart = _has_many(manifest)
     content: dict[str, object] = {
         "tokenizer_hash": manifest.tokenizer_hash,
         "vocab_size": manifest.vocab_size,
         "heldout_fraction": manifest.heldout_fraction,
-        "train": _dump_table(manifest.train),
-        "heldout": _dump_table(manifest.heldout),
+        "train": describe(manifest.train, "train").model_dump() if apart else _dump_table(manifest.train),
+        "heldout": describe(manifest.heldout, "heldout").model_dump()
+        if apart
+        else _dump_table(manifest.heldout),
         "unigram": manifest.unigram.tolist(),
         "shard_sizes": manifest.shard_sizes,
         "shard_digests": manifest.shard_digests,
@@ -129,22 +149,27 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["pairs"] = asdict(manifest.pairs)
     if manifest.words is not None:
         content["words"] = manifest.words.model_dump(mode="json", exclude_none=True)
+    if apart:
+        content["fingerprint"] = manifest.fingerprint
     if manifest.provenance:
         content["provenance"] = {key: asdict(file) for key, file in manifest.provenance.items()}
+    if manifest.parts:
+        content["parts"] = [asdict(part) for part in manifest.parts]
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
-    head = f'{{"format":"maskfleet-corpus","version":{_version(manifest.provenance)},"sha256":"{checksum}","content":'
+    head = f'{{"format":"maskfleet-corpus","version":{_version(content)},"sha256":"{checksum}","content":'
     return head.encode() + body + _TAIL
 
 
-def parse_manifest(data: bytes, place: str) -> CorpusManifest:
-    """Return the manifest in `data`. `place`: the name of the file in messages.
+def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
+    """Return the manifest in `data`, the bytes of manifest.json at the corpus root `store`.
 
     Raises:
         CorpusError: the bytes are damaged, not a manifest, or of a version that this program does not know.
     """
+    place = f"{store.uri.rstrip('/')}/{MANIFEST}"
     head = _HEAD.match(data)
     if head is None or not data.endswith(_TAIL):
         _damaged(place, "its beginning or end is not that of a corpus manifest")
@@ -157,18 +182,41 @@ def parse_manifest(data: bytes, place: str) -> CorpusManifest:
         content = _Content.model_validate_json(body)
     except ValidationError as error:
         _damaged(place, str(error.errors()[0]["msg"]), error)
-    if head[1] != b"%d" % _version(content.provenance):
+    apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
+    used = {"parts": content.parts, "provenance": content.provenance, "fingerprint": any(apart)}
+    if head[1] != b"%d" % _version(used) or any(apart) != bool(content.fingerprint):
         _damaged(place, f"its content is not that of version {int(head[1])}")
-    return replace(_to_manifest(content), digest=head[2].decode())
+    return replace(_to_manifest(content, store), digest=head[2].decode())
 
 
-def _version(provenance: Mapping[str, object]) -> int:
-    return VERSION if provenance else 1
+def _version(content: Mapping[str, object]) -> int:
+    """Return the version of a manifest with this content: the first that knows all of it."""
+    if content.get("fingerprint"):
+        return VERSION
+    if content.get("parts"):
+        return 3
+    return 2 if content.get("provenance") else 1
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
-    """Write the manifest at the store's root. From then on the corpus exists."""
+    """Write the manifest at the store's root. From then on the corpus exists. The tables of many blocks are written
+    apart, before it."""
+    if _has_many(manifest):
+        for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
+            write_columns(store, table, describe(table, split))
     store.put(MANIFEST, dump_manifest(manifest))
+
+
+def with_digest(manifest: CorpusManifest) -> CorpusManifest:
+    """Return the manifest with the digest that it will have when it is saved."""
+    head = _HEAD.match(dump_manifest(manifest))
+    assert head is not None, "it is written like this"
+    return replace(manifest, digest=head[2].decode())
+
+
+def _has_many(manifest: CorpusManifest) -> bool:
+    """Return whether the tables of blocks are stored apart."""
+    return len(manifest.train) + len(manifest.heldout) >= MANY
 
 
 def load_manifest(store: Store) -> CorpusManifest:
@@ -182,7 +230,7 @@ def load_manifest(store: Store) -> CorpusManifest:
         data = store.get(MANIFEST)
     except KeyMissing as error:
         raise no_corpus(store.uri) from error
-    return parse_manifest(data, f"{store.uri.rstrip('/')}/{MANIFEST}")
+    return parse_manifest(data, store)
 
 
 def no_corpus(uri: str) -> CorpusError:
@@ -207,30 +255,27 @@ def _dump_table(table: BlockTable) -> dict[str, object]:
         "tokens": table.tokens.tolist(),
         "sentences": table.sentences.tolist(),
         "documents": table.documents.tolist(),
-        "digest": table.digest,
+        "digest": list(table.digest),
     }
 
 
-def _to_table(table: _Table) -> BlockTable:
-    return BlockTable(
-        shard=np.array(table.shard, dtype=np.int32),
-        offset=np.array(table.offset, dtype=np.int64),
-        length=np.array(table.length, dtype=np.int64),
-        tokens=np.array(table.tokens, dtype=np.int64),
-        sentences=np.array(table.sentences, dtype=np.int64),
-        documents=np.array(table.documents, dtype=np.int64),
-        digest=tuple(table.digest),
-        shards=tuple(table.shards),
-    )
+def _to_table(table: _Table | StoredTable, store: Store) -> BlockTable:
+    if isinstance(table, StoredTable):
+        return open_table(store, table)
+    columns: dict[str, NDArray[Any]] = {
+        name: np.array(getattr(table, name), dtype=kind) for name, kind in COLUMNS.items() if name != "digest"
+    }
+    columns["digest"] = Digests.of(table.digest).raw
+    return BlockTable(len(table.shard), tuple(table.shards), columns)
 
 
-def _to_manifest(content: _Content) -> CorpusManifest:
+def _to_manifest(content: _Content, store: Store) -> CorpusManifest:
     return CorpusManifest(
         tokenizer_hash=content.tokenizer_hash,
         vocab_size=content.vocab_size,
         heldout_fraction=content.heldout_fraction,
-        train=_to_table(content.train),
-        heldout=_to_table(content.heldout),
+        train=_to_table(content.train, store),
+        heldout=_to_table(content.heldout, store),
         unigram=np.array(content.unigram, dtype=np.int64),
         shard_sizes=content.shard_sizes,
         shard_digests=content.shard_digests,
@@ -244,4 +289,6 @@ def _to_manifest(content: _Content) -> CorpusManifest:
         pairs=content.pairs,
         words=content.words,
         provenance={key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
+        recorded=content.fingerprint,
+        parts=tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
     )

@@ -4,23 +4,24 @@ Rows are in the order of the shard. A document of which stretches are held out h
 sides. Only this module knows the files; nothing that streams training data imports it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_service.corpus.corpus import Corpus, Part
 from data_service.corpus.manifest import StoredFile, sidecar_of
 from data_service.corpus.provenance import FIELDS, Provenance, ProvenanceField
 from data_service.errors import CorpusError
-from data_service.store.base import digest
+from data_service.store.base import digest, together
 from data_service.store.errors import KeyMissing
 
 PARTS: tuple[Part, ...] = ("train", "heldout")
-Condition = tuple[str, str, object]
+Conditions: TypeAlias = list[tuple[str, str, object]] | pc.Expression
 ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
 _SCHEMA = pa.schema(
     [
@@ -113,7 +114,7 @@ def require_provenance(corpus: Corpus) -> None:
 
 
 def read_origins(
-    corpus: Corpus, split: Part, shard: str, where: list[Condition] | None = None
+    corpus: Corpus, split: Part, shard: str, where: Conditions | None = None
 ) -> Iterator[DocumentOrigin]:
     """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
 
@@ -168,13 +169,36 @@ def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:
         StoreError: the store cannot be read.
     """
     require_provenance(corpus)
-    where: list[Condition] = [(name, "==", value) for name, value in wanted.items()]
+    yield from _find(corpus, [(name, "==", value) for name, value in wanted.items()])
+
+
+def find_ids(
+    corpus: Corpus, ids: Collection[str], report: Callable[[int, int], None] = lambda done, total: None
+) -> Iterator[FoundDocument]:
+    """Yield the documents of both splits whose id is one of `ids`, of which there may be millions.
+
+    `report` is called with the number of sidecars just read, and of all. Raises as `find_documents`.
+    """
+    require_provenance(corpus)
+    yield from _find(corpus, pc.field("id").isin(pa.array(sorted(ids), pa.string())), report)
+
+
+def _find(
+    corpus: Corpus, where: Conditions, report: Callable[[int, int], None] = lambda done, total: None
+) -> Iterator[FoundDocument]:
+    """Yield the documents of both splits that meet the conditions, in order. Many sidecars are requested at once."""
+    total = len(corpus.manifest.provenance)
     for split in PARTS:
         table = corpus.table(split)
         before = table.documents.cumsum() - table.documents
-        for shard in table.shards:
-            for row in read_origins(corpus, split, shard, where):
+
+        def read(shard: str, split: Part = split) -> list[DocumentOrigin]:
+            return list(read_origins(corpus, split, shard, where))
+
+        for rows in together(read, table.shards):
+            for row in rows:
                 yield FoundDocument(split, int(before[row.block]) + row.document, row)
+            report(1, total)
 
 
 @dataclass
@@ -201,7 +225,7 @@ def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[Pa
 
 
 def _read(
-    corpus: Corpus, shard: str, columns: list[str] | None = None, filters: list[Condition] | None = None
+    corpus: Corpus, shard: str, columns: list[str] | None = None, filters: Conditions | None = None
 ) -> pa.Table:
     """Return the sidecar of a shard, verified."""
     key = sidecar_of(shard)

@@ -48,7 +48,14 @@ from data_service.ingest.deduplicate import (
     drop_slices,
     plan_partitions,
 )
-from data_service.ingest.heldout import Documents, by_documents, by_queries, by_stretches
+from data_service.ingest.heldout import (
+    MANY,
+    Documents,
+    bound,
+    by_documents,
+    by_queries,
+    by_stretches,
+)
 from data_service.ingest.identifiers import IdReceipt, find_twice, plan_ids, refuse_twice
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
 from data_service.ingest.options import BuildOptions
@@ -255,13 +262,22 @@ class Passes:
                 tasks = plan_ids(self.layout, scanned, kept)
                 compared_ids = self._run(StageTasks("comparing ids", tasks, find_twice, IdReceipt))
                 refuse_twice(compared_ids, self.splits, self._options)
-            rule = by_documents(found, fraction)
+            rule = (
+                by_documents(found, fraction) if self._options.heldout_rule is None else self._as_given(found)
+            )
             if rule is None and self._options.pairs is not None:
                 rule = by_queries(found, fraction)
             return rule or self._stretches(kept, found), kept
         except InputError:
             self._free_output()
             raise
+
+    def _as_given(self, found: Documents) -> HeldoutRule:
+        """Return the rule that the options give. The requested share divides unknown words as it always does."""
+        given, asked = self._options.heldout_rule, bound(self._options.heldout_fraction)
+        assert given is not None
+        usual = given.unit == "document" and given.below == asked
+        return replace(given, by_tokens=found.held_count >= MANY) if usual else given
 
     def write(
         self,

@@ -172,7 +172,8 @@ def assemble(
             f"no document is left for training in {layout.output}",
             remedy="give more text, or a smaller --heldout",
         )
-    if heldout_rule.below and not any(part.shard for part in heldout):
+    given = "heldout_rule" in options  # that of another corpus, which may hold out nothing of little text
+    if heldout_rule.below and not given and not any(part.shard for part in heldout):
         raise CorpusError(
             f"no held-out text of {layout.output} has a token",
             remedy="use a tokenizer that was trained on such text, or give more text",

@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
+from data_service.corpus.manifest import HeldoutRule
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.words import WordOptions
 from data_service.ingest.encodings import UTF_8, encoding_name
@@ -51,6 +52,8 @@ class BuildOptions(BaseModel):
             is not UTF-8, a document too long): refuse it, or skip it, count it and list the first hundred. If no record
             is bad, both give the same corpus, so a build may be continued with the other setting.
         heldout_fraction: share of documents, by hash of their text, that is held out for evaluation; may be 0.
+        heldout_rule: rule of another corpus, by which text is held out however little that is, so that both can be
+            merged; None: the rule follows from the share and the amount of text.
         block_tokens: largest number of tokens in a block, except that a longer document is a block of its own.
         split_bytes: bytes of text that one task reads and one shard holds; small corpora are cut finer.
         max_document_bytes: size of the longest document that is accepted. A document must fit in memory and in a block.
@@ -70,6 +73,7 @@ class BuildOptions(BaseModel):
     on_bad_bytes: Literal["error", "replace"] = "error"
     on_bad_records: Literal["error", "skip"] = "error"
     heldout_fraction: float = Field(default=0.0005, ge=0.0, lt=1.0)
+    heldout_rule: HeldoutRule | None = None
     block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     split_bytes: int = Field(default=64 * MIB, ge=4096)
     max_document_bytes: int = Field(default=16 * MIB, ge=1)
@@ -99,6 +103,7 @@ class BuildOptions(BaseModel):
         """
         without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
         without |= {"provenance"} if self.provenance is None else set()
+        without |= {"heldout_rule"} if self.heldout_rule is None else set()
         without |= {"encoding"} if self.encoding == UTF_8 else set()
         without |= {"delimiter"} if self.delimiter is None else set()
         without |= {"sentences"} if self.sentences == "any" else set()

@@ -27,7 +27,7 @@ from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
 _DRAWS_PER_ROW = 3  # whether B is random, where A ends, where B begins
-_BEGINS, _FIXED = np.uint8(1), np.uint8(2)
+_BEGINS, _FIXED, _REMOVED = np.uint8(1), np.uint8(2), np.uint8(4)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class LaneText:
         fixed: [N, length] bool, whether the token is special, so that it is never predicted.
         segment_starts: [N] int32, place in the row at which B begins.
         backward: [N] bool, whether the row is read backward; None if no row is.
+        removed: [N, length] bool, tokens in place of removed documents; None if there are none in the block.
     """
 
     tokens: Tokens
@@ -47,6 +48,7 @@ class LaneText:
     fixed: NDArray[np.bool_]
     segment_starts: NDArray[np.int32]
     backward: NDArray[np.bool_] | None
+    removed: NDArray[np.bool_] | None
 
     @property
     def functional(self) -> NDArray[np.bool_]:
@@ -66,13 +68,16 @@ class Reading:
         size: number of tokens of the text, ends of documents included.
         tokens: [size] or [2 * size], token ids.
         bounds: [B] int64, offsets in `tokens` at which sentences begin, ascending, and its end.
-        flags: uint8, as long as `tokens`. Bit 0: a word begins with the token; bit 1: the token is special.
+        flags: uint8, as long as `tokens`. Bit 0: a word begins with the token; bit 1: the token is special; bit 2: it
+            stands in place of a removed document.
+        holes: whether bit 2 is set anywhere.
     """
 
     size: int
     tokens: Tokens
     bounds: NDArray[np.int64]
     flags: NDArray[np.uint8]
+    holes: bool
 
     @classmethod
     def of(
@@ -106,27 +111,25 @@ class Reading:
                 begins[places] = True
         flags = begins[:-1] * _BEGINS
         flags[fixed] |= _FIXED
+        if block.removed is not None:
+            removed = np.insert(block.removed, block.sentences[block.documents[1:]], False)
+            flags |= removed * _REMOVED
+        holes = block.removed is not None
         if not backward:
-            return cls(len(text), text, bounds, flags)
+            return cls(len(text), text, bounds, flags, holes)
         # Read backward, a word begins with its last piece.
-        mirrored = (begins[1:] * _BEGINS) | (flags & _FIXED)
+        mirrored = (begins[1:] * _BEGINS) | (flags & (_FIXED | _REMOVED))
         return cls(
             len(text),
             np.concatenate([text, text[::-1]]),
             np.concatenate([bounds, 2 * len(text) - bounds[-2::-1]]),
             np.concatenate([flags, mirrored[::-1]]),
+            holes,
         )
 
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
         """Return the tokens of rows `start` to `stop`. `key`: key of the draws of this block in this epoch."""
-        numbers = np.arange(start, stop)
-        backward = numbers % rows.directions == 1
-        firsts = numbers // rows.directions * rows.reuse
-        window = rows.length - EDGE_TOKENS
-        firsts = np.where(backward, 2 * self.size - firsts - window, firsts)
-        sizes, seconds = self._split(
-            firsts + rows.reuse, window - rows.reuse, backward, rows.random, start, key
-        )
+        firsts, sizes, seconds, backward = self.parts(rows, start, stop, key)
         places = _places(firsts, sizes, seconds, rows)
         between = rows.reuse + sizes
         tokens, flags = self.tokens[places], self.flags[places]
@@ -143,7 +146,22 @@ class Reading:
             (flags & _FIXED) > 0,
             (between + 1).astype(np.int32),
             backward if rows.directions == 2 else None,
+            (flags & _REMOVED) > 0 if self.holes else None,
         )
+
+    def parts(
+        self, rows: LaneRows, start: int, stop: int, key: Key
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return four arrays [N]: the offsets at which rows `start` to `stop` begin, the sizes of A, the offsets at
+        which B begins, and whether rows are read backward. The reused text and A are one stretch."""
+        numbers = np.arange(start, stop)
+        backward = numbers % rows.directions == 1
+        firsts = numbers // rows.directions * rows.reuse
+        window = rows.length - EDGE_TOKENS
+        firsts = np.where(backward, 2 * self.size - firsts - window, firsts)
+        room = window - rows.reuse
+        sizes, seconds = self._split(firsts + rows.reuse, room, backward, rows.random, start, key)
+        return firsts, sizes, seconds, backward
 
     def _split(
         self,
@@ -169,6 +187,34 @@ class Reading:
         anywhere = backward * self.size + scale(place, self.size - (room - sizes) + 1)
         elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
+
+
+def lane_places(
+    block: Block, rows: LaneRows, special: SpecialIds, key: Key
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return three arrays [S] int64: the row of each stretch of text that the rows of a block hold, its first token in
+    the block and the one behind it. A random B is a stretch of its own.
+
+    `key`: key of the draws of this block in this epoch.
+    """
+    reading = Reading.of(block, special, (), None, backward=rows.directions == 2)
+    firsts, sizes, seconds, backward = reading.parts(rows, 0, len(rows), key)
+    ends = firsts + rows.reuse + sizes
+    window = rows.length - EDGE_TOKENS
+    follows = seconds == ends
+    starts = np.concatenate([firsts, seconds[~follows]])
+    stops = np.concatenate(
+        [np.where(follows, firsts + window, ends), (seconds + firsts + window - ends)[~follows]]
+    )
+    numbers = np.arange(len(rows))
+    of_row = np.concatenate([numbers, numbers[~follows]])
+    mirrored = backward[of_row]
+    whole = 2 * reading.size
+    starts, stops = np.where(mirrored, whole - stops, starts), np.where(mirrored, whole - starts, stops)
+    with_ends = rows.ends + np.arange(len(rows.ends))  # where the end-of-document tokens stand
+    in_block = [places - np.searchsorted(with_ends, places) for places in (starts, stops)]
+    order = np.argsort(of_row, kind="stable")
+    return of_row[order], in_block[0][order], in_block[1][order]
 
 
 def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -244,6 +290,7 @@ def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32
         segment_starts=text.segment_starts,
         order=order.ravel(),
         reversed_rows=text.backward,
+        holes=None if text.removed is None else np.flatnonzero(text.removed),
     )
 
 

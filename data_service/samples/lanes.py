@@ -20,7 +20,7 @@ from pydantic import PositiveInt
 from data_service.errors import PlanError
 from data_service.samples.packing import RowInput
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.types import Block, Share, Tokens
+from data_service.types import Block, Share
 
 EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
 MOST_TOKENS = 1 << 16  # in a row
@@ -70,11 +70,6 @@ class LaneRows:
     def lengths(self) -> NDArray[np.int64]:
         """[N] int64, number of tokens of each row, special ones included."""
         return np.full(len(self), self.length)
-
-    def text(self, block: Block, start: int, stop: int) -> Tokens:
-        """Return the text of the windows of rows `start` to `stop`, forward and without special tokens."""
-        found = [np.arange(s.start, s.stop) for row in range(start, stop) for s in self.stretches(row)]
-        return block.tokens[np.concatenate(found)]
 
     def stretches(self, row: int) -> tuple[range, ...]:
         """Return the range of the block's tokens that the window of a row holds. A random B is not included."""

@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_service.rng import Key, stream_key
-from data_service.samples.lane_rows import permuted_rows
+from data_service.samples.lane_rows import lane_places, permuted_rows
 from data_service.samples.lanes import LaneRows, Lanes, lane_rows
 from data_service.samples.masking import (
     NO_TABLES,
@@ -30,7 +31,7 @@ from data_service.samples.pairs import (
     two_segments,
 )
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.samples import Samples
+from data_service.samples.samples import Samples, holes_of
 from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import (
@@ -67,6 +68,30 @@ def cut(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> AnyRows:
             return repeated_sentences(block, repeated.shortest, repeated.texts, spec.length)
         case _ as never:
             assert_never(never)
+
+
+def text_places(
+    block: Block, rows: AnyRows, spec: StreamSpec, key: Key
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return three arrays [S] int64: the row of each stretch of text that the rows of a block hold, its first token in
+    the block, and the one behind it; row after row.
+
+    `key`: key of the draws of this block in this masking epoch (`block_key`), for inputs that draw what a row holds.
+    """
+    if isinstance(rows, LaneRows):
+        return lane_places(block, rows, spec.special, key)
+    found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.stretches(row)]
+    columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    return columns[0], columns[1], columns[2]
+
+
+def row_stretches(block: Block, rows: AnyRows, row: int, spec: StreamSpec, key: Key) -> tuple[range, ...]:
+    """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `text_places`."""
+    if not isinstance(rows, LaneRows):
+        return rows.stretches(row)
+    of_row, starts, stops = lane_places(block, rows, spec.special, key)
+    mine = of_row == row
+    return tuple(range(*ends) for ends in zip(starts[mine].tolist(), stops[mine].tolist(), strict=True))
 
 
 def make_rows(
@@ -149,7 +174,12 @@ def _masked(
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
     maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables)
-    return rows.label(masking.mask(maskable), start, stop)
+    samples = rows.label(masking.mask(maskable), start, stop)
+    if block.removed is None:
+        return samples
+    removed = rows.take(block.removed, start, stop)
+    lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
+    return replace(samples, holes=holes_of(laid_out.where(removed), laid_out.offsets, lost))
 
 
 def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:

@@ -322,6 +322,11 @@ class LaidOut:
         shift += text
         return shift
 
+    def where(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the sorted indices in `tokens` of the marked tokens of the text. `marked`: [T] bool."""
+        text = np.flatnonzero(marked)
+        return self.places(text, np.diff(np.searchsorted(text, self.edges)))
+
 
 def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOut:
     """Return rows `start` to `stop`, whose text is `text`, with special tokens."""

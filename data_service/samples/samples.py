@@ -35,6 +35,8 @@ class Samples:
             Each text has its own special tokens. None if rows are not examples of several texts.
         cls_last: [N] bool, whether the row's texts end with their classification token (XLNet); None if texts begin
             with it, or if rows are not examples.
+        holes: [H] int64, sorted indices in `tokens` at which nothing is learned: padding ids in place of removed
+            documents, and all tokens of a row without other text. None if the blocks have no removed documents.
     """
 
     tokens: Tokens
@@ -49,6 +51,7 @@ class Samples:
     reversed_rows: NDArray[np.bool_] | None = None
     text_starts: NDArray[np.int32] | None = None
     cls_last: NDArray[np.bool_] | None = None
+    holes: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
@@ -87,8 +90,24 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
         target_positions=samples.target_positions[low:high] - first,
         target_ids=samples.target_ids[low:high],
         order=None if samples.order is None else samples.order[first:last],
+        holes=None if samples.holes is None else _inside(samples.holes, first, last) - first,
         **_by_row(samples, slice(start, stop)),
     )
+
+
+def holes_of(
+    places: NDArray[np.int64], offsets: NDArray[np.int64], lost: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return `Samples.holes` of rows at `offsets`: `places`, and all tokens of the rows that are `lost` [N]."""
+    found = np.repeat(lost, np.diff(offsets))
+    found[places] = True
+    return np.flatnonzero(found)
+
+
+def _inside(places: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+    """Return those of the sorted places from `first` on and before `last`."""
+    low, high = np.searchsorted(places, (first, last))
+    return places[low:high]
 
 
 def join_rows(parts: Sequence[Samples]) -> Samples:
@@ -107,6 +126,7 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         languages=_join([part.languages for part in parts]),
         pair_label=_join([part.pair_label for part in parts]),
         order=_join([part.order for part in parts]),
+        holes=_join([None if part.holes is None else part.holes + shift for part, shift in shifted]),
         reversed_rows=_join([part.reversed_rows for part in parts]),
         text_starts=_join([part.text_starts for part in parts]),
         cls_last=_join([part.cls_last for part in parts]),
@@ -116,19 +136,31 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
 def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
     """Return for each of `parts`, [N] row numbers, the samples of these rows, in this order."""
     target_edges = np.searchsorted(samples.target_positions, samples.offsets)
-    return [_take_rows(samples, target_edges, part) for part in parts]
+    holes = samples.holes
+    hole_edges = None if holes is None else np.searchsorted(holes, samples.offsets)
+    return [_take_rows(samples, target_edges, hole_edges, part) for part in parts]
 
 
-def _take_rows(samples: Samples, target_edges: NDArray[np.int64], rows: NDArray[np.int64]) -> Samples:
+def _take_rows(
+    samples: Samples,
+    target_edges: NDArray[np.int64],
+    hole_edges: NDArray[np.int64] | None,
+    rows: NDArray[np.int64],
+) -> Samples:
     where, offsets = _ragged_take(samples.offsets, rows)
     targets, target_offsets = _ragged_take(target_edges, rows)
-    moved = np.repeat(offsets[:-1] - samples.offsets[rows], np.diff(target_offsets))
+    moved = offsets[:-1] - samples.offsets[rows]
+    holes = None
+    if samples.holes is not None and hole_edges is not None:
+        taken, hole_offsets = _ragged_take(hole_edges, rows)
+        holes = samples.holes[taken] + np.repeat(moved, np.diff(hole_offsets))
     return Samples(
         tokens=samples.tokens[where],
         offsets=offsets,
-        target_positions=samples.target_positions[targets] + moved,
+        target_positions=samples.target_positions[targets] + np.repeat(moved, np.diff(target_offsets)),
         target_ids=samples.target_ids[targets],
         order=None if samples.order is None else samples.order[where],
+        holes=holes,
         **_by_row(samples, rows),
     )
 

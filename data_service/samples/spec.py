@@ -61,6 +61,7 @@ class SourceSpec(_Config):
         weight: share of an epoch's samples, relative to the other sources' weights. None, for all sources or for none:
             each source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
         languages: language of its text; for translations both languages, the query's first; empty if not given.
+        removals: digest of the last of the removals that are left out (`RemovalChain.digest`); empty if none are.
     """
 
     name: str
@@ -68,6 +69,7 @@ class SourceSpec(_Config):
     manifest_fingerprint: str
     weight: float | None = Field(default=None, gt=0)
     languages: tuple[str, ...] = Field(default=(), max_length=2)
+    removals: str = ""
 
     @property
     def translated(self) -> bool:
@@ -76,7 +78,8 @@ class SourceSpec(_Config):
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if name != "languages" or value}
+        later = ("languages", "removals")
+        return {name: value for name, value in serialize(self).items() if name not in later or value}
 
 
 class Stage(_Config):

@@ -13,7 +13,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from data_service.errors import CorpusError
 from data_service.samples.packing import EDGE_TOKENS, RowInput, end_to_end
-from data_service.samples.samples import Samples
+from data_service.samples.samples import Samples, holes_of
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
@@ -131,11 +131,17 @@ def text_rows(
         is_text[places] = False
     tokens[is_text] = text
     begins = begins.reshape(sizes.shape)
+    offsets, holes = np.append(begins[:, 0], ends[-1]), None
+    if block.removed is not None:
+        removed = end_to_end(block.removed, rows.starts[start:stop], sizes)
+        lost = np.logical_and.reduceat(removed, np.append(0, np.cumsum(sizes.sum(axis=1))[:-1]))
+        holes = holes_of(np.flatnonzero(is_text)[removed], offsets, lost)
     return Samples(
         tokens=tokens,
-        offsets=np.append(begins[:, 0], ends[-1]),
+        offsets=offsets,
         target_positions=np.zeros(0, dtype=np.int64),
         target_ids=tokens[:0],
         text_starts=(begins - begins[:, :1]).astype(np.int32),
         cls_last=np.ones(len(sizes), dtype=np.bool_) if cls_last else None,
+        holes=holes,
     )

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.result_cache import RecentResults
-from data_service.samples.make import cut, structure_key
+from data_service.samples.lanes import Lanes
+from data_service.samples.make import block_key, cut, structure_key, text_places
 from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
 
@@ -109,11 +110,17 @@ class _Cuts:
 
     def _stretches(self, reading: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
-        way = reading % self._spec.input.structures
-        if way not in self._found:
-            key = structure_key(self._spec, self._source, self._number, reading)
-            rows = cut(self._block, self._spec, key, self._source)
-            found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.stretches(row)]
-            columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
-            self._found[way] = (columns[0], columns[1], columns[2])
-        return self._found[way]
+        spec = self._spec
+        # What a row of a lane holds is drawn anew in each reading, all else is drawn with the way of cutting.
+        kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.structures
+        if kept_by not in self._found:
+            rows = cut(
+                self._block, spec, structure_key(spec, self._source, self._number, reading), self._source
+            )
+            key = block_key(spec, self._source, self._number, reading)
+            self._found = {kept_by: text_places(self._block, rows, spec, key), **self._of_ways()}
+        return self._found[kept_by]
+
+    def _of_ways(self) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Return what is worth keeping: the ways of cutting return, a reading of lanes does not."""
+        return {} if isinstance(self._spec.input, Lanes) else self._found

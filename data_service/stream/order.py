@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from data_service.rng import Key, draws64, stream_key
 
 _ROUNDS = 6
+_TOGETHER = 1 << 15  # numbers permuted together: they stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,19 @@ class Permutation:
         """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         bits = max(2, (self.size - 1).bit_length())
-        round_keys = draws64(self.key, 0, _ROUNDS)
-        things = _feistel(positions.astype(np.uint64), bits, round_keys)
-        outside = np.flatnonzero(things >= self.size)
-        while len(outside):
-            walked = _feistel(things[outside], bits, round_keys)
-            things[outside] = walked
-            outside = outside[walked >= self.size]
-        return things.astype(np.int64)
+        network = _Feistel(
+            bits, draws64(self.key, 0, _ROUNDS), tabulated=len(positions) > 1 << (bits + 1) // 2
+        )
+        things = np.empty(len(positions), dtype=np.int64)
+        for start in range(0, len(positions), _TOGETHER):
+            part = network.of(positions[start : start + _TOGETHER])
+            outside = np.flatnonzero(part >= self.size)
+            while len(outside):
+                walked = network.of(part[outside])
+                part[outside] = walked
+                outside = outside[walked >= self.size]
+            things[start : start + _TOGETHER] = part
+        return things
 
 
 def check_positions(positions: NDArray[np.int64], size: int) -> None:
@@ -72,20 +78,43 @@ def check_positions(positions: NDArray[np.int64], size: int) -> None:
         )
 
 
-def _feistel(values: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the image of `values` under a bijection of `bits`-bit numbers.
+class _Feistel:
+    """A bijection of `bits`-bit numbers. Each round XORs one half of a number with a hash of the other half.
 
-    Each round XORs one half of a number with a hash of the other half.
+    Args:
+        round_keys: [rounds] uint64.
+        tabulated: whether to hash every half once, which is cheaper if more numbers than that are asked for.
     """
-    low_bits = np.uint64(bits // 2)
-    high_mask, low_mask = (np.uint64((1 << n) - 1) for n in (bits - bits // 2, bits // 2))
-    high, low = values >> low_bits, values & low_mask
-    for index, round_key in enumerate(round_keys):
-        if index % 2:
-            low = low ^ (_mix(high, round_key) & low_mask)
-        else:
-            high = high ^ (_mix(low, round_key) & high_mask)
-    return (high << low_bits) | low
+
+    def __init__(self, bits: int, round_keys: NDArray[np.uint64], *, tabulated: bool) -> None:
+        self._low_bits = np.uint64(bits // 2)
+        self._masks = tuple(np.uint64((1 << n) - 1) for n in (bits - bits // 2, bits // 2))
+        self._keys = round_keys
+        halves = np.arange(int(self._masks[0]) + 1, dtype=np.uint64) if tabulated else np.empty(0, np.uint64)
+        self._tables = [
+            (_mix(halves, key) & self._masks[index % 2]).astype(np.int64) if tabulated else None
+            for index, key in enumerate(round_keys)
+        ]
+
+    def of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the images of `values`."""
+        low_bits, low_mask = int(self._low_bits), int(self._masks[1])
+        high, low = values >> low_bits, values & low_mask
+        for index in range(len(self._keys)):
+            if index % 2:
+                low ^= self._round(index, high)
+            else:
+                high ^= self._round(index, low)
+        high <<= low_bits
+        high |= low
+        return high
+
+    def _round(self, index: int, half: NDArray[np.int64]) -> NDArray[np.int64]:
+        table = self._tables[index]
+        if table is not None:
+            return table.take(half, mode="clip")  # never out of range: the mode only saves the check
+        mixed = _mix(half.astype(np.uint64), self._keys[index]) & self._masks[index % 2]
+        return mixed.astype(np.int64)
 
 
 def _mix(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[np.uint64]:

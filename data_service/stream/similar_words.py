@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.reader import read_block
+from data_service.corpus.removals import load_removals, without
 from data_service.errors import CorpusError, InputError
 from data_service.samples.similar_words import LONGEST, SimilarPair, dump_similar_words
 from data_service.store.open import open_store
@@ -131,7 +132,7 @@ def _word2vec() -> Any:
 class _Sentences:
     """The sentences of corpora as lists of words, which can be iterated repeatedly. A word is its ids joined by spaces.
 
-    Words of more than `LONGEST` tokens, or with special tokens, are left out.
+    Words of more than `LONGEST` tokens, or with special tokens, are left out, and so are documents that were removed.
     """
 
     def __init__(
@@ -149,10 +150,12 @@ class _Sentences:
     def __iter__(self) -> Iterator[list[str]]:
         for corpus in self._corpora:
             table, left = corpus.table("train"), self._most
+            removed = load_removals(corpus.store, corpus.manifest).of("train")
             for index in range(len(table)):
                 if left <= 0:
                     break
                 block = read_block(corpus.store, table, index)
+                block = without(block, removed.stretches(index), self._tokenizer.special.pad)
                 left -= len(block.tokens)
                 self._read += 1
                 self._report(self._read, self._blocks)

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.parts import with_parts
 from data_service.corpus.reader import read_block
+from data_service.corpus.removals import RemovedDocuments, removals_at, without
 from data_service.errors import CorpusError
 from data_service.samples.masking import MaskingTables
 from data_service.samples.pairs import Translations
@@ -34,11 +36,16 @@ class Corpora:
 
     def __init__(self, spec: StreamSpec, opener: Opener = open_store) -> None:
         self.spec = spec
-        self._stores = [opener(source.uri) for source in spec.sources]
-        manifests = [load_manifest(store) for store in self._stores]
+        roots = [opener(source.uri) for source in spec.sources]
+        manifests = [load_manifest(store) for store in roots]
+        opened = zip(roots, manifests, strict=True)
+        self._stores = [with_parts(store, manifest, opener) for store, manifest in opened]
         for source, manifest in zip(spec.sources, manifests, strict=True):
             _check(spec, source, manifest)
         self.tables = tuple(_split(spec, manifest) for manifest in manifests)
+        self._removed = [
+            _removed(spec, *source) for source in zip(spec.sources, self._stores, manifests, strict=True)
+        ]
         self._counts = [manifest.unigram for manifest in manifests]
         self._levels = [manifest.words.levels if manifest.words else () for manifest in manifests]
         self._word_rules = min(manifest.word_rules for manifest in manifests)
@@ -59,8 +66,10 @@ class Corpora:
         return found
 
     def read(self, source: int, block: int) -> Block:
-        """Return one verified block. Raises as `data_service.corpus.reader.read_block`."""
-        return read_block(self._stores[source], self.tables[source], block)
+        """Return one verified block, with the padding id in place of removed documents. Raises as
+        `data_service.corpus.reader.read_block`."""
+        found, removed = read_block(self._stores[source], self.tables[source], block), self._removed[source]
+        return found if removed is None else without(found, removed.stretches(block), self.spec.special.pad)
 
     @property
     def masking_tables(self) -> MaskingTables:
@@ -204,3 +213,13 @@ def _check(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> No
 
 def _split(spec: StreamSpec, manifest: CorpusManifest) -> BlockTable:
     return manifest.train if spec.split == "train" else manifest.heldout
+
+
+def _removed(
+    spec: StreamSpec, source: SourceSpec, store: Store, manifest: CorpusManifest
+) -> RemovedDocuments | None:
+    """Return the documents of a source that the spec leaves out; None if there are none."""
+    if not source.removals:
+        return None
+    assert spec.special.pad in spec.never_masked  # so that what stands in their place is never a target
+    return removals_at(store, manifest, source.removals).of(spec.split)

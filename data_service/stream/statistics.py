@@ -183,7 +183,7 @@ def _imagined(blocks: int, tokens: int) -> BlockTable:
     sentences, documents = tokens // _SENTENCE, max(1, tokens // _DOCUMENT)
     size = 2 * tokens + _BOUNDARY * (sentences + documents)
     row = (0, 0, size, tokens, sentences, documents)
-    return block_table([row] * max(1, blocks), [""] * max(1, blocks), ["imagined"])
+    return block_table([row] * max(1, blocks), ["0" * 32] * max(1, blocks), ["imagined"])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
 from data_service.result_cache import RecentResults
-from data_service.samples.make import block_key, cut, make_rows, structure_key
+from data_service.samples.make import block_key, cut, make_rows, row_stretches, structure_key
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
@@ -243,6 +243,8 @@ class Stream:
         key = structure_key(self.spec, origin.source, origin.block, origin.epoch)
         rows = cut(block, self.spec, key, origin.source)
         corpus = self.spec.sources[origin.source]
+        drawn = block_key(self.spec, origin.source, origin.block, origin.epoch)
+        stretches = row_stretches(block, rows, origin.row, self.spec, drawn)
         return SampleText(
             name=corpus.name,
             languages=corpus.languages,
@@ -250,8 +252,8 @@ class Stream:
             block=origin.block,
             row=origin.row,
             epoch=origin.epoch,
-            stretches=rows.stretches(origin.row),
-            tokens=rows.text(block, origin.row, origin.row + 1),
+            stretches=stretches,
+            tokens=np.concatenate([block.tokens[part.start : part.stop] for part in stretches]),
         )
 
     def find(self, places: Sequence[TextPlace], epochs: range) -> Iterator[tuple[TextPlace, int, int]]:

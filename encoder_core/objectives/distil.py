@@ -248,10 +248,10 @@ class Distillation(HeadTerm):
 
 
 def _everywhere(batch: Batch) -> Batch:
-    """Return the batch with every token as a target, also in its copy on the host."""
-    at_T = torch.arange(len(batch.tokens), device=batch.tokens.device)
+    """Return the batch with every token as a target at which something may be learned, also in its copy on the host."""
+    at_T = batch.of_kept(torch.arange(len(batch.tokens), device=batch.tokens.device))
     host = None if batch.host is None else _everywhere(batch.host)
-    return replace(batch, target_positions=at_T, target_ids=batch.tokens, host=host)
+    return replace(batch, target_positions=at_T, target_ids=batch.of_kept(batch.tokens), host=host)
 
 
 class StatesAlike(HeadTerm):
@@ -267,13 +267,14 @@ class StatesAlike(HeadTerm):
         self._distillation = distillation
 
     def targets(self, batch: Batch) -> int:
-        return batch.tokens.numel()
+        return batch.learned
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._distillation is not None
         taught = self._distillation.taught(states, batch)
-        distances = [cosine_distances(states.everywhere, said.last) for said in taught]
-        return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.tokens.numel())
+        own = batch.of_kept(states.everywhere)
+        distances = [cosine_distances(own, batch.of_kept(said.last)) for said in taught]
+        return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.learned)
 
 
 class HiddenConfig(HeadConfig):
@@ -380,14 +381,16 @@ class LayersAlike(HeadTerm):
         self._distillation = distillation
 
     def targets(self, batch: Batch) -> int:
-        return batch.tokens.numel()
+        return batch.learned
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._distillation is not None
         theirs = self._distillation.taught(states, batch)[0].layers
         wide = torch.promote_types(theirs[0].dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=wide, device=batch.tokens.device)
-        for own_TH, teacher_TH in zip(states.layers, theirs, strict=True):
+        for own_TH, teacher_TH in zip(
+            map(batch.of_kept, states.layers), map(batch.of_kept, theirs), strict=True
+        ):
             projected_TH = own_TH if self._projection is None else self._projection(own_TH)
             squares = F.mse_loss(projected_TH.to(wide), teacher_TH.to(wide), reduction="sum")
             loss_sum = loss_sum + squares / teacher_TH.shape[1]

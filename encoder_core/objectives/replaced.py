@@ -130,7 +130,7 @@ class Discriminator(nn.Module):
         return scores_T
 
     def forward(self, batch: Batch, replaced_T: Bool[Tensor, " tokens"]) -> DetectionSums:
-        return detection_sums(self.logits(batch), replaced_T)
+        return detection_sums(batch.of_kept(self.logits(batch)), batch.of_kept(replaced_T))
 
 
 class ReplacedTokenDetection(ObjectiveModule):
@@ -150,7 +150,7 @@ class ReplacedTokenDetection(ObjectiveModule):
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; known before the forward pass."""
-        return self.generator.target_counts(batch) | {"rtd": batch.tokens.numel()}
+        return self.generator.target_counts(batch) | {"rtd": batch.learned}
 
     def forward(self, batch: Batch) -> LossSums:
         """Return the sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged",
@@ -167,7 +167,7 @@ class ReplacedTokenDetection(ObjectiveModule):
     def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
         """Return the discriminator's term on the batch with `drawn_M` at its targets."""
         sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
-        term = Term("rtd", sums.loss_sum, batch.tokens.numel(), last_weight(self.config.weight))
+        term = Term("rtd", sums.loss_sum, batch.learned, last_weight(self.config.weight))
         metrics = {
             "rtd_correct": sums.correct,
             "rtd_replaced": sums.replaced,

@@ -1,12 +1,13 @@
 """Converts rows of the data service (NumPy) to the model's `Batch` (torch)."""
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, with_rows
 
 
 class HostRows(Protocol):
@@ -38,6 +39,8 @@ class HostRows(Protocol):
     def text_starts(self) -> NDArray[np.int32] | None: ...
     @property
     def cls_last(self) -> NDArray[np.bool_] | None: ...
+    @property
+    def holes(self) -> NDArray[np.int64] | None: ...
 
 
 def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
@@ -45,7 +48,8 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
 
     `first` is the number of the first row in the whole batch of its step. Rows with a factorisation order end with
     their classification token, which is a segment of its own, 2, as in XLNet. If a row is an example of several
-    texts, each text is a row of the batch.
+    texts, each text is a row of the batch. Rows of which all tokens are holes are left out, unless rows go on from step
+    to step (a factorisation order).
     """
     offsets, group = _text_offsets(rows)
     lengths = np.diff(offsets)
@@ -85,7 +89,24 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         numbers=tensor(np.arange(first * group, first * group + len(offsets) - 1)),
         group=group,
     )
+    if rows.holes is not None and len(rows.holes):
+        return _without_holes(on_host, rows, group).to(device)
     return on_host.to(device)
+
+
+def _without_holes(batch: Batch, rows: HostRows, group: int) -> Batch:
+    """Return the batch of `rows`, in which nothing is learned at the holes, without rows that have nothing else."""
+    assert rows.holes is not None
+    kept = np.delete(np.arange(len(rows.tokens)), rows.holes)
+    batch = replace(batch, kept=torch.from_numpy(kept))
+    inside = np.diff(np.searchsorted(kept, rows.offsets))
+    lasting = np.flatnonzero(np.repeat(inside > 0, group))
+    if len(lasting) == batch.rows or rows.order is not None:
+        return batch
+    if not len(lasting):
+        return idle_batch(torch.device("cpu"))
+    fewer = with_rows(batch, torch.from_numpy(lasting))
+    return replace(fewer, kept=None) if fewer.learned == fewer.tokens.numel() else fewer
 
 
 def _second_texts(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:

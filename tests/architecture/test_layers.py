@@ -30,6 +30,7 @@ DRAWN = {
         evaluate -> diagnose embed finetune tasks
         diagnose -> finetune tasks
         embed -> export finetune tasks
+        export -> certificate
         finetune -> export tasks
     """,
     "launcher.app": """

@@ -8,7 +8,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +47,8 @@ class Cost:
 
     Attributes:
         tokens, samples: of the synthetic corpus.
-        manifest: reading its manifest.
+        manifest: reading its manifest, as a worker does.
+        memory: bytes by which a process grows that reads the manifest, makes the plan and seeks in two readings.
         plan: making the plan, counts known.
         seeks: finding the block and row of a random sample of a random epoch, each.
         counted_per_second: tokens a second on one core of the counting pass.
@@ -55,6 +58,7 @@ class Cost:
     tokens: int
     samples: int
     manifest: float
+    memory: int
     plan: float
     seeks: tuple[float, ...]
     counted_per_second: float
@@ -63,12 +67,13 @@ class Cost:
 
 
 def bench_plan(
-    tokens: int = 40_000_000_000, real_blocks: int = 32, progress: Callable[[str], None] = print
+    tokens: int = 500_000_000_000, real_blocks: int = 32, progress: Callable[[str], None] = print
 ) -> Cost:
-    """Measure: the plan of `tokens` that do not exist, and `real_blocks` million that do."""
+    """Measure: the plan of `tokens` that do not exist, and `real_blocks` blocks that do."""
     with tempfile.TemporaryDirectory(prefix="maskfleet-bench-") as folder:
         progress(f"writing the manifest of {tokens:,} tokens")
         save_manifest(open_store(Path(folder) / "synthetic"), synthetic_manifest(tokens))
+        memory = _measure_growth(str(Path(folder) / "synthetic"))
         manifest, plan, made = _make_plan(str(Path(folder) / "synthetic"))
         progress("seeking")
         seeks = _seek(made)
@@ -77,7 +82,17 @@ def bench_plan(
         write_corpus(open_store(real), real_blocks)
         counted, first_batch = _read_first(_spec(real), str(Path(folder) / "cache"), real_blocks)
     samples = made.epoch_layout.samples_per_epoch
-    return Cost(tokens, samples, manifest, plan, seeks, counted, real_blocks * BLOCK_TOKENS, first_batch)
+    return Cost(
+        tokens,
+        samples,
+        manifest=manifest,
+        memory=memory,
+        plan=plan,
+        seeks=seeks,
+        counted_per_second=counted,
+        real_tokens=real_blocks * BLOCK_TOKENS,
+        first_batch=first_batch,
+    )
 
 
 def render(cost: Cost) -> str:
@@ -85,6 +100,7 @@ def render(cost: Cost) -> str:
     counting = cost.tokens / cost.counted_per_second
     rows = [
         ("read the manifest", f"{cost.manifest:.2f} s"),
+        ("memory of manifest, plan and two readings", f"{cost.memory / 1e6:.0f} MB"),
         ("make the plan, counts known", f"{cost.plan:.2f} s"),
         ("seek to a random sample, median", f"{statistics.median(cost.seeks) * 1e3:.2f} ms"),
         ("seek to a random sample, slowest", f"{max(cost.seeks) * 1e3:.2f} ms"),
@@ -109,6 +125,28 @@ def _make_plan(uri: str) -> tuple[float, float, StreamPlan]:
     counts = tuple(table.tokens // (_LENGTH - 25) + 1 for table in corpora.tables)
     plan = StreamPlan(spec, corpora.tables, counts)
     return read - began, time.perf_counter() - read, plan
+
+
+def _measure_growth(uri: str) -> int:
+    """Return by how many bytes a process of its own grows: at its highest, and with its libraries loaded before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_grow, uri).result()
+
+
+def _grow(uri: str) -> int:
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
+    before = _highest()
+    _, _, plan = _make_plan(uri)
+    for epoch in range(2):
+        plan.origin(epoch, 0)
+    return _highest() - before
+
+
+def _highest() -> int:
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
+    return int(line.split()[1]) * 1024
 
 
 def _seek(plan: StreamPlan) -> tuple[float, ...]:
@@ -151,7 +189,7 @@ def _spec(uri: str) -> StreamSpec:
 def main(
     tokens: Annotated[
         int, typer.Option(min=1_000_000, help="Tokens of the synthetic manifest; no data is behind it.")
-    ] = 40_000_000_000,
+    ] = 500_000_000_000,
 ) -> None:
     """What a data plan costs at scale: making it, a seek to any sample, the counting pass, the first batch."""
     typer.echo(render(bench_plan(tokens, progress=note)))

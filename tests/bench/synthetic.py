@@ -3,6 +3,7 @@
 import numpy as np
 
 from data_service.corpus.manifest import CorpusManifest, block_table
+from data_service.ingest.options import BuildOptions
 from data_service.store.base import Store
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
@@ -12,11 +13,11 @@ from launcher.plan.measure.rows import RandomText
 VOCABULARY = 50_265
 SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)
 NEVER_MASKED = (0, 1, 2, 3, 4)
-BLOCK_TOKENS = 1_000_000
+BLOCK_TOKENS = BuildOptions().block_tokens  # what users get
 TEXT = RandomText(range(len(NEVER_MASKED), VOCABULARY), BLOCK_TOKENS)
 
 _SENTENCE, _DOCUMENT = 24, 26  # mean tokens in a sentence, sentences in a document: English prose
-_BLOCKS_PER_SHARD = 16
+_BLOCKS_PER_SHARD = 64
 
 
 def random_block(seed: int) -> Block:
@@ -30,7 +31,7 @@ def write_corpus(store: Store, blocks: int) -> CorpusManifest:
 
 
 def synthetic_manifest(tokens: int) -> CorpusManifest:
-    """The manifest of a corpus of so many tokens in blocks of a million. There is nothing behind it."""
+    """The manifest of a corpus of so many tokens in blocks of the default size. There is nothing behind it."""
     blocks = -(-tokens // BLOCK_TOKENS)
     length = 2 * BLOCK_TOKENS + 8 * BLOCK_TOKENS // _SENTENCE + 4096
     sentences, documents = BLOCK_TOKENS // _SENTENCE, BLOCK_TOKENS // _SENTENCE // _DOCUMENT

@@ -23,6 +23,7 @@ AFTER_IT = (
     "recipes.md",
     "records.md",
     "data.md",
+    "removal.md",
     "after.md",
     "coming_from.md",
 )

@@ -13,6 +13,9 @@ from data_service.errors import CorpusError
 from data_service.printable import one_line
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from launcher.after.certificate.statement import name_of_commit
+from launcher.after.certificate.stored import certificate_of
+from launcher.errors import CertificateError
 from launcher.format import human_count
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import kind
@@ -54,12 +57,14 @@ class Facts:
     Attributes:
         heldout: the newest held-out evaluation up to the checkpoint's step; None if its history has none.
         data: for each source, a row of the table of sources.
+        certificate: sentence about the run's certificate.
     """
 
     run: Run
     step: int
     heldout: Record | None
     data: tuple[str, ...]
+    certificate: str
 
 
 def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
@@ -68,7 +73,8 @@ def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
     records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in run.recipe.corpus.sources)
-    return Facts(run, manifest.step, before[-1] if before else None, data)
+    newest = before[-1] if before else None
+    return Facts(run, manifest.step, newest, data, _certificate(run, manifest))
 
 
 def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
@@ -103,6 +109,21 @@ def _source(run: Run, name: str) -> str:
         size = f"not known: {one_line(error.problem)} |"
     weight = "by tokens" if source.weight == "auto" else f"{source.weight:g}"
     return f"| {name} | {one_line(source.uri)} | {size} | {weight} | {run.record.inputs.corpora[name][:12]} |"
+
+
+def _certificate(run: Run, manifest: CheckpointManifest) -> str:
+    """Return what the card says of the run's certificate. Raises StoreError."""
+    try:
+        found = certificate_of(run.uri)
+    except CertificateError as error:
+        return f"The run's certificate cannot be read: {one_line(error.problem)}"
+    if found is None:
+        return "The run has no certificate."
+    weights = found.newest.get(name_of_commit(manifest.mark), {}).get("weights")
+    covers = (
+        "does not cover this checkpoint" if weights is None else f"covers these weights (sha256 {weights})"
+    )
+    return f"The run's certificate, {found.digest}, {covers}."
 
 
 def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None) -> str:
@@ -180,6 +201,7 @@ def _training(facts: Facts) -> Iterator[str]:
         f"{facts.run.record.fingerprint[:12]}, made with {_versions(facts.run.record.versions)}.\n"
     )
     yield f"Held-out loss in nats for each target: {_heldout(facts.heldout)}.\n"
+    yield f"{facts.certificate}\n"
 
 
 def _versions(versions: Mapping[str, str]) -> str:

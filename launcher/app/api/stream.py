@@ -7,6 +7,7 @@ ranks or workers repeat that work; a run's own training shares it through the da
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from launcher.errors import RunError
 from launcher.runtime.rank.data import RankShard
 from launcher.runtime.recipe.summary import settled
 from launcher.runtime.run.record import Run, open_run
+from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.streams import left_out, sample_positions, stream_spec
 
 IGNORED = -100
@@ -35,25 +37,31 @@ class RunData:
     """
 
     def __init__(self, run: Run) -> None:
-        tokenizer = run.tokenizer()
-        cache = run.store.at("cache")
-        specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
-        self._streams = [Stream(spec, cache=cache) for spec in specs]
-        self._positions = sample_positions(run, self._streams, left_out(run))
-        self._recipe = run.recipe
-        self.pad = tokenizer.special.pad
+        self._run, self._tokenizer = run, run.tokenizer()
+        self._by_states: dict[frozenset[tuple[str, str]], list[Stream]] = {}
+        self._positions = sample_positions(run, self._streams(run.removals), left_out(run))
+        self.pad = self._tokenizer.special.pad
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:
         """Return the logical microbatches of `step` that rank `rank` of `world` trains on, in order.
 
         With `microbatch: auto`, the rank's part of the step is one microbatch.
         """
-        rows = settled(self._recipe, world).phase_microbatches
+        rows = settled(self._run.recipe, world).phase_microbatches
         mine, _ = RankShard(rank, world, rows).deal(self._positions.ranges(step))
+        streams = self._streams(self._run.history.at(step))
         return [
-            join_rows([self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges])
-            for _, ranges in mine
+            join_rows([streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]) for _, ranges in mine
         ]
+
+    def _streams(self, states: CorpusStates) -> list[Stream]:
+        """Return the stream of each phase of corpora in these states, opened once."""
+        key = frozenset(states.items())
+        if key not in self._by_states:
+            run, cache = replace(self._run, wanted=states), self._run.store.at("cache")
+            specs = [stream_spec(run, self._tokenizer, phase) for phase in range(len(run.recipe.phases))]
+            self._by_states[key] = [Stream(spec, cache=cache) for spec in specs]
+        return self._by_states[key]
 
 
 class StepDataset(IterableDataset[dict[str, Tensor]]):

@@ -1,14 +1,15 @@
 """`maskfleet corpus`: builds verified shards from raw text, and shows what is in them."""
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.app.cli import corpus_changes, corpus_documents
 from launcher.app.cli.corpus_options import (
     BlockTokensOption,
     BuildWorkersOption,
     DictionaryOption,
+    HeldoutLikeOption,
     HeldoutOption,
     LexiconOption,
     MaxDocumentBytesOption,
@@ -53,12 +54,9 @@ if TYPE_CHECKING:
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
 
 
-class CorpusSplit(StrEnum):
-    TRAIN = "train"
-    HELDOUT = "heldout"
-
-
 def register(app: typer.Typer) -> None:
+    corpus_documents.register(group)
+    corpus_changes.register(group)
     app.add_typer(group, name="corpus", rich_help_panel="Prepare")
 
 
@@ -68,6 +66,7 @@ def build(
     out: OutOption,
     tokenizer: TokenizerOption,
     heldout: HeldoutOption = 0.0005,
+    heldout_like: HeldoutLikeOption = None,
     workers: BuildWorkersOption = None,
     text_field: TextFieldOption = "text",
     texts: TextsOption = Texts.PLAIN,
@@ -113,7 +112,7 @@ def build(
         delimiter=delimiter_character(delimiter),
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
-        heldout_fraction=heldout,
+        **({"heldout_fraction": heldout} if heldout_like is None else _heldout_like(heldout_like)),
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
         workers=workers or automatic_workers(listing),
@@ -182,6 +181,17 @@ def _pairs(
             remedy="add --texts pairs, or leave them out",
         )
     return None
+
+
+def _heldout_like(uri: str) -> dict[str, object]:
+    """Return the settings by which the corpus at `uri` held text out. Raises CorpusError, StoreError."""
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.manifest import HeldoutRule
+    from data_service.ingest.heldout import bound
+
+    manifest = open_corpus(uri).manifest
+    rule = manifest.heldout_rule or HeldoutRule("document", bound(manifest.heldout_fraction))
+    return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
 def _provenance(path: str) -> "ProvenanceOptions":
@@ -266,7 +276,7 @@ def stats(
     from dataclasses import asdict
 
     from data_service.stream.statistics import corpus_stats
-    from launcher.app.cli.corpus_shown import heldout_note, stats_tables, text_warning
+    from launcher.app.cli.corpus_shown import heldout_note, removal_note, stats_tables, text_warning
     from launcher.output import print_table
 
     found = corpus_stats(corpus, batch=batch, length=length)
@@ -275,75 +285,15 @@ def stats(
         return
     for table in stats_tables(found):
         print_table(table)
+    gone = removal_note(corpus)
+    if gone:
+        typer.echo(gone)
     note = heldout_note(found)
     if note:
         typer.echo(note)
     warning = text_warning(found)
     if warning:
         typer.echo(warning, err=True)
-
-
-@group.command()
-def show(
-    corpus: CorpusArgument,
-    index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
-    count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
-    split: Annotated[CorpusSplit, typer.Option("--split", help="Which documents.")] = CorpusSplit.TRAIN,
-    licences: Annotated[
-        bool, typer.Option("--licences", help="Count documents and tokens by licence instead.")
-    ] = False,
-) -> None:
-    """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
-    from itertools import repeat
-
-    from data_service.corpus.corpus import show_documents
-    from data_service.printable import visible
-
-    if licences:
-        _licences(corpus)
-        return
-    for document in show_documents(corpus, split.value, index, count):
-        place = f"{document.shard}, block {document.block}, document {document.document}"
-        typer.echo(visible(f"== {place}: {document.tokens:,} tokens"))
-        names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
-        for name, sentence in zip(names, document.sentences, strict=False):
-            typer.echo(visible(name + sentence.rstrip("\n")))
-
-
-def _licences(uri: str) -> None:
-    from data_service.corpus.corpus import open_corpus
-    from data_service.corpus.sidecar import count_by
-    from launcher.app.cli.corpus_shown import licence_table
-    from launcher.output import print_table
-
-    print_table(licence_table(count_by(open_corpus(uri), "licence")))
-
-
-@group.command()
-def find(
-    corpus: CorpusArgument,
-    document_id: Annotated[str | None, typer.Option("--id", help="The document's id.")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="The URL that it is from.")] = None,
-) -> None:
-    """Find documents by id or URL, in a corpus that was built with --provenance.
-
-    Prints number, shard, block, document in it and its tokens in the block; exit code 1 if there is none.
-    """
-    from data_service.corpus.corpus import open_corpus
-    from data_service.corpus.sidecar import find_documents
-    from data_service.printable import visible
-    from launcher.errors import OptionError
-
-    wanted = {name: value for name, value in {"id": document_id, "url": url}.items() if value is not None}
-    if not wanted:
-        raise OptionError("nothing to find", remedy="give --id or --url")
-    found = False
-    for document in find_documents(open_corpus(corpus), **wanted):
-        found = True
-        typer.echo(visible(str(document)))
-    if not found:
-        typer.echo("no such document", err=True)
-        raise typer.Exit(1)
 
 
 @group.command(name="similar-words")

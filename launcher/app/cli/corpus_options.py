@@ -28,6 +28,14 @@ HeldoutOption = Annotated[
         help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
     ),
 ]
+HeldoutLikeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--heldout-like",
+        metavar="CORPUS",
+        help="Hold text out by the rule of this corpus, in place of --heldout, so that both can be merged.",
+    ),
+]
 TextsOption = Annotated[
     Texts, typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record.")
 ]

@@ -5,13 +5,15 @@ In a log file, progress is one line at the beginning and one at the end of each 
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data_service.corpus.corpus import Part
-from data_service.corpus.sidecar import Share
+from data_service.corpus.corpus import Corpus, Part, open_corpus
+from data_service.corpus.removals import RemovalChain, load_removals
+from data_service.corpus.sidecar import PARTS, Share
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.pool import Progress as BuildProgress
 from data_service.printable import one_line
@@ -74,6 +76,30 @@ def licence_table(counted: Mapping[str | None, Mapping[Part, Share]]) -> Table:
         numbers = (f"{n:,}" for part in parts.values() for n in (part.documents, part.tokens))
         table.add_row(Text("(none)" if licence is None else one_line(licence)), *numbers)
     return table
+
+
+def removal_lines(corpus: Corpus, chain: RemovalChain) -> Iterator[str]:
+    """Yield a line for each removal, with time, name and reason, and below it a line for each of its documents."""
+    for number, removal in enumerate(chain.removals, 1):
+        at = datetime.fromtimestamp(removal.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        yield f"removal {number}, {at}, by {removal.by}: {one_line(removal.reason)}"
+        for split in PARTS:
+            gone, table = getattr(removal, split), corpus.table(split)
+            for document, block, start, stop in zip(*(c.tolist() for c in vars(gone).values()), strict=True):
+                yield f"  {split} {document}: {table.key(block)}, block {block}, tokens {start} to {stop}"
+    if not chain.removals:
+        yield "nothing was removed"
+
+
+def removal_note(uri: str) -> str | None:
+    """Return a note on what was removed from a corpus, which its counts still include; None if nothing was."""
+    corpus = open_corpus(uri)
+    chain = load_removals(corpus.store, corpus.manifest)
+    if not chain.removals:
+        return None
+    gone = [chain.of(split) for split in PARTS]
+    documents, tokens = sum(map(len, gone)), sum(part.tokens for part in gone)
+    return f"of these, {documents:,} documents of {tokens:,} tokens were removed: maskfleet corpus show --removed"
 
 
 def text_warning(stats: CorpusStats) -> str | None:

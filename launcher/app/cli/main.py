@@ -20,6 +20,7 @@ from data_service.printable import visible, without_secrets
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli import (
     burnin,
+    certificate,
     checkpoints,
     compare,
     corpus,
@@ -119,6 +120,7 @@ train.register(app)
 compare.register(app)
 launch.register(app)
 runs.register(app)
+certificate.register(app)
 checkpoints.register(app)
 embed.register(app)
 diagnose.register(app)

@@ -1,7 +1,7 @@
 """`maskfleet runs`: shows the state of runs, stops a run, and forks a new run from a checkpoint."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,11 @@ from launcher.app.cli.options import (
     require_run,
 )
 from launcher.app.cli.recipe import SetOption
+from launcher.errors import OptionError
+
+if TYPE_CHECKING:
+    from launcher.observe.inspect.asked_documents import AskedDocuments
+    from launcher.runtime.run.record import Run
 
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
 
@@ -184,35 +189,49 @@ def fork(
 def exposure(
     run: RunArgument,
     document: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--document",
             metavar="SOURCE:NUMBER",
             help="A training document, by the name of its source in the recipe and its number in "
             "`maskfleet corpus show --index`. May be repeated.",
         ),
-    ],
+    ] = None,
+    ids: Annotated[
+        str | None,
+        typer.Option(
+            "--ids", metavar="FILE", help="Documents by id, one a line, in all sources that know ids."
+        ),
+    ] = None,
+    removed: Annotated[
+        bool, typer.Option("--removed", help="All documents that were removed from the run's corpora.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row and line.")] = False,
 ) -> None:
     """Show every step and row that trains on documents, or that none does. It is computed from the documents'
     places: it takes as long as there are rows to name, however many steps the run has.
 
-    It holds for finished, running and future runs. Steps that a run went back from are listed, as undone.
+    It holds for finished, running and future runs. Steps that a run went back from are listed, as undone. Rows that
+    leave a document out, because it was removed, are counted and not listed.
 
     Example: `maskfleet runs exposure s3://bucket/runs/base --document news:81023`
     """
     require_run(run)
-    named = [_source_and_number(text) for text in document]
+    named = [_source_and_number(text) for text in document or ()]
+    if (bool(named), ids is not None, removed).count(True) != 1:
+        raise OptionError("which documents is not told", remedy="give one of --document, --ids and --removed")
     import json
     from dataclasses import asdict
 
-    from launcher.observe.inspect.exposure import DocumentName, find_exposures, summary, table
+    from launcher.observe.inspect.exposure import find_exposures, summary, table
     from launcher.output import print_table
     from launcher.progress import work
     from launcher.runtime.run.record import open_run
 
-    with work("finding rows"):
-        report = find_exposures(open_run(run), [DocumentName(*each) for each in named])
+    opened = open_run(run)
+    asked = _asked(opened, named, ids)
+    with work("finding rows", len(asked.places) * len(opened.recipe.phases), "documents") as now:
+        report = find_exposures(opened, asked, now.advance)
     if as_json:
         for each in report.found:
             typer.echo(json.dumps(asdict(each) | {"document": str(each.document)}))
@@ -221,6 +240,26 @@ def exposure(
         print_table(table(report))
     for line in summary(report):
         typer.echo(line)
+
+
+def _asked(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "AskedDocuments":
+    """Return the documents that are named by number, else by the ids of a file, else all that were removed."""
+    from launcher.app.cli.texts import read_list
+    from launcher.observe.inspect.asked_documents import (
+        DocumentName,
+        documents_by_id,
+        documents_by_number,
+        removed_documents,
+    )
+    from launcher.progress import work
+
+    if named:
+        return documents_by_number(run, [DocumentName(*each) for each in named])
+    if ids is None:
+        return removed_documents(run)
+    wanted = read_list(ids)
+    with work("finding documents", unit="sidecars") as now:
+        return documents_by_id(run, wanted, lambda more, total: now.advance(more))
 
 
 def _source_and_number(text: str) -> tuple[str, int]:

@@ -119,6 +119,28 @@ def read_terms(path: Path) -> list[str]:
         ) from error
 
 
+def read_list(path: str) -> list[str]:
+    """Return the lines of a UTF-8 file, local or on S3, that are not blank, as they are.
+
+    Raises:
+        InputError: there is no such file, it is not UTF-8, or it has no such line.
+        StoreError: the file cannot be read.
+    """
+    folder, slash, name = path.rpartition("/")
+    try:
+        lines = open_store(folder or ("/" if slash else ".")).get(name).decode("utf-8-sig").split("\n")
+    except KeyMissing as error:
+        raise InputError(f"there is no file {path}", remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text", remedy="give a text file with one entry a line"
+        ) from error
+    listed = [line.removesuffix("\r") for line in lines if line.strip()]
+    if not listed:
+        raise InputError(f"{path} is empty", remedy="give a text file with one entry a line")
+    return listed
+
+
 def read_settings(path: str, model: type[_MODEL], words: Words) -> _MODEL:
     """Return the settings in a YAML file, local or on S3.
 

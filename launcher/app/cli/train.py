@@ -93,6 +93,13 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Let the run's identity change; recorded as an event.")
     ] = False,
+    without_removed: Annotated[
+        bool,
+        typer.Option(
+            "--without-removed",
+            help="Go on without documents that were removed from a corpus meanwhile; recorded with the step.",
+        ),
+    ] = False,
     nodes: Annotated[
         int,
         typer.Option("--nodes", min=1, help="Begin when the Ray cluster in RAY_ADDRESS has so many nodes."),
@@ -119,7 +126,7 @@ def train(
         require_assignments(assignments or ())
         require_run(run)
         with work("opening the run"):
-            opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes)
+            opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes, without_removed)
     except (DataError, ModelError) as error:
         if code_of(error) == MISTAKE:
             raise
@@ -134,7 +141,9 @@ def train(
     raise typer.Exit(outcome.code)
 
 
-def _reconciled(uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool) -> "Run":
+def _reconciled(
+    uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool, without_removed: bool
+) -> "Run":
     """Return the run at `uri`, ready to train with the settings that this start changes."""
     from datetime import UTC, datetime
 
@@ -147,7 +156,13 @@ def _reconciled(uri: str, recipe: str | None, assignments: tuple[str, ...], acce
     wanted = reload(load(recipe) if recipe else opened.recipe, assignments)
     if wanted.evaluation.tasks != opened.recipe.evaluation.tasks:
         check_tasks(wanted.evaluation.tasks)
-    return reconcile(opened, recipe=wanted, accept_changes=accept_changes, now=datetime.now(UTC))
+    return reconcile(
+        opened,
+        recipe=wanted,
+        accept_changes=accept_changes,
+        now=datetime.now(UTC),
+        without_removed=without_removed,
+    )
 
 
 def show(

@@ -5,7 +5,8 @@ Steps that a run took before it went back from a loss spike are listed, too, wit
 weights do not contain them, but their data were read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.markup import escape
@@ -14,25 +15,16 @@ from rich.table import Table
 from checkpoints.gather import Alone
 from checkpoints.listing import Rewind
 from checkpoints.load import newest_good
-from data_service.corpus.corpus import open_corpus, place_document
 from data_service.printable import visible
 from data_service.stream.exposure import TextPlace
 from data_service.stream.positions import Positions, Range
 from data_service.stream.stream import Stream
 from launcher.errors import RunError
+from launcher.observe.inspect.asked_documents import AskedDocuments, DocumentName, LeftOutDocuments
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import read_lost, sample_positions, stream_spec
 
-
-@dataclass(frozen=True)
-class DocumentName:
-    """Document number `number` of the training split of source `source`, as `maskfleet corpus show --index` counts."""
-
-    source: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.number}"
+_TOGETHER = 1024  # documents that are looked for at a time
 
 
 @dataclass(frozen=True)
@@ -60,88 +52,93 @@ class ExposureReport:
     """All exposures of a run to documents.
 
     Attributes:
-        documents: documents that were asked for.
+        asked: documents that were asked for.
         found: exposures, by step and row.
+        left_out: number of rows that hold each document's place, but not its text: it had been removed by then.
         trained: number of steps in the newest good checkpoint. Later steps are still to come, or to be done again.
         begins: first step that takes the run's own data. Earlier steps were taken by the run in `forked_from`.
         forked_from: run that this one was forked from; None if it was not forked.
     """
 
-    documents: tuple[DocumentName, ...]
+    asked: AskedDocuments
     found: tuple[Exposure, ...]
+    left_out: Counter[DocumentName]
     trained: int
     begins: int
     forked_from: str | None
 
 
-def find_exposures(run: Run, documents: Sequence[DocumentName]) -> ExposureReport:
+def find_exposures(
+    run: Run, asked: AskedDocuments, report: Callable[[int], None] = lambda done: None
+) -> ExposureReport:
     """Return the rows of a run that hold tokens of training documents.
 
+    `report` is called with the number of documents just looked for in one phase.
+
     Raises:
-        RunError: the run has no such source.
-        CorpusError: the source has no such document, or the corpora cannot be read.
+        CorpusError: the corpora cannot be read.
+        RunError, CheckpointError: the run's records do not fit its data.
         StoreError: a store cannot be read.
     """
-    opened = {name: open_corpus(uri) for name, uri in _sources(run, documents).items()}
-    numbers = list(run.recipe.corpus.sources)
-    places = {
-        TextPlace(
-            numbers.index(document.source), *place_document(opened[document.source], "train", document.number)
-        ): document
-        for document in documents
-    }
     tokenizer, cache = run.tokenizer(), run.store.at("cache")
     streams = [
         Stream(stream_spec(run, tokenizer, phase), cache=cache) for phase in range(len(run.recipe.phases))
     ]
     good = newest_good(run.store, Alone(), full=False)
     lost = read_lost(run, good.manifest if good else None, Alone())
-    found = [
-        *_of(streams, sample_positions(run, streams, lost.ranges), places),
-        *_undone(run, streams, lost.gone_back, places),
-    ]
+    finder = _Finder(streams, {place: name for name, place in asked.places.items()}, report)
+    gone = LeftOutDocuments(run, asked)
+    found, left_out = list[Exposure](), Counter[DocumentName]()
+    for each in (
+        *finder.of(sample_positions(run, streams, lost.ranges)),
+        *_undone(run, streams, lost.gone_back, finder),
+    ):
+        if gone.at(each.document, each.step, each.undone):
+            left_out[each.document] += 1
+        else:
+            found.append(each)
     return ExposureReport(
-        documents=tuple(documents),
-        found=tuple(
-            sorted(found, key=lambda each: (each.step, each.row, each.undone or 0, str(each.document)))
-        ),
+        asked=asked,
+        found=tuple(sorted(found, key=lambda each: (each.step, each.row, each.undone or 0, each.document))),
+        left_out=left_out,
         trained=good.manifest.step if good else 0,
         begins=run.record.data_begins,
         forked_from=run.record.origins[-1].run if run.record.origins else None,
     )
 
 
-def _sources(run: Run, documents: Sequence[DocumentName]) -> dict[str, str]:
-    """Return the URI of each source that a document is of. Raises RunError: the run has no such source."""
-    names = run.recipe.corpus.sources
-    for document in documents:
-        if document.source not in names:
-            raise RunError(
-                f"{run.uri} has no source {document.source}", remedy=f"its sources are {', '.join(names)}"
-            )
-    return {document.source: names[document.source].uri for document in documents}
+class _Finder:
+    """Finds the rows of documents. `report`: as for `find_exposures`."""
 
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        documents: Mapping[TextPlace, DocumentName],
+        report: Callable[[int], None],
+    ) -> None:
+        self._streams, self._documents, self._report = streams, documents, report
+        self._places = sorted(documents)
 
-def _of(
-    streams: Sequence[Stream], positions: Positions, places: dict[TextPlace, DocumentName]
-) -> Iterator[Exposure]:
-    for phase, stream in enumerate(streams):
-        for place, epoch, sample in stream.find(list(places), positions.epochs(phase)):
-            taken = positions.step_of(phase, epoch, sample)
-            if taken is not None:
-                yield Exposure(places[place], *taken, phase, epoch, sample)
+    def of(self, positions: Positions) -> Iterator[Exposure]:
+        """Yield the exposures of a run that takes data by `positions`."""
+        for phase, stream in enumerate(self._streams):
+            epochs = positions.epochs(phase)
+            for first in range(0, len(self._places), _TOGETHER):
+                part = self._places[first : first + _TOGETHER]
+                for place, epoch, sample in stream.find(part, epochs):
+                    taken = positions.step_of(phase, epoch, sample)
+                    if taken is not None:
+                        yield Exposure(self._documents[place], *taken, phase, epoch, sample)
+                self._report(len(part))
 
 
 def _undone(
-    run: Run,
-    streams: Sequence[Stream],
-    gone_back: Sequence[Rewind],
-    places: dict[TextPlace, DocumentName],
+    run: Run, streams: Sequence[Stream], gone_back: Sequence[Rewind], finder: _Finder
 ) -> Iterator[Exposure]:
     """Yield the exposures of steps that were taken before a rewind: with the data that were skipped then."""
     for rewind in gone_back:
         returned = rewind.to.step if rewind.to else run.record.data_begins
-        for each in _of(streams, _positions_before(run, streams, rewind, returned), places):
+        for each in finder.of(_positions_before(run, streams, rewind, returned)):
             if returned <= each.step < rewind.reached:
                 yield replace(each, undone=rewind.attempt)
 
@@ -179,12 +176,23 @@ def table(report: ExposureReport) -> Table:
 
 def summary(report: ExposureReport) -> Iterator[str]:
     """Yield lines: how many rows hold each document, and what the report cannot know."""
-    for document in report.documents:
-        mine = [each for each in report.found if each.document == document]
-        kept = [each for each in mine if each.undone is None]
-        trained = sum(each.step < report.trained for each in kept)
-        undone = f", {len(mine) - len(kept)} undone" if len(mine) > len(kept) else ""
-        yield visible(f"{document}: {trained} rows trained, {len(kept) - trained} to come{undone}")
+    trained, coming, undone = Counter[DocumentName](), Counter[DocumentName](), Counter[DocumentName]()
+    for each in report.found:
+        counted = trained if each.step < report.trained else coming
+        (counted if each.undone is None else undone)[each.document] += 1
+    for document in report.asked.places:
+        also = f", {undone[document]} undone" if undone[document] else ""
+        also += (
+            f", {report.left_out[document]} without it, as it was removed"
+            if report.left_out[document]
+            else ""
+        )
+        shown = report.asked.shown(document)
+        yield visible(f"{shown}: {trained[document]} rows trained, {coming[document]} to come{also}")
+    for name in report.asked.heldout:
+        yield visible(f"{name}: held out, so no step trains on it; evaluations read it until it is removed")
+    if not report.asked.places and not report.asked.heldout:
+        yield "no document was asked for"
     if report.begins:
         yield visible(
             f"steps before {report.begins:,} read other data: ask {report.forked_from}, from which this run was forked"

@@ -5,7 +5,7 @@ sees.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import PairTexts
+from data_service.corpus.removals import removals_at
 from data_service.printable import visible
 from data_service.samples.pairs import OrderedPairs, Translations
 from data_service.samples.samples import Samples
@@ -44,6 +45,7 @@ class Shown:
         samples: the row alone, as training receives it.
         tokenizer: tokenizer that decodes the row.
         documents: documents of the row, if the corpus says where they come from.
+        left_out: first tokens in the block of those of its documents that the step left out, as they were removed.
     """
 
     step: int
@@ -57,6 +59,7 @@ class Shown:
     samples: Samples
     tokenizer: Tokenizer
     documents: tuple["DocumentOrigin", ...] = ()
+    left_out: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         """Return the text that `maskfleet show` prints, without colours."""
@@ -81,7 +84,8 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         )
     tokenizer = run.tokenizer()
     cache = run.store.at("cache")
-    specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
+    as_read = replace(run, wanted=run.history.at(step))
+    specs = [stream_spec(as_read, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
     ranges = sample_positions(run, streams, left_out(run)).ranges(step)
     place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
@@ -102,6 +106,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         samples,
         tokenizer,
         documents=_documents(source),
+        left_out=_left_out(source, as_read.removals.get(source.name, "")),
     )
 
 
@@ -113,6 +118,15 @@ def _documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
     from data_service.corpus.sidecar import origins_of  # pyarrow is imported only for corpora that need it
 
     return tuple(origins_of(corpus, "train", source.block, source.stretches))
+
+
+def _left_out(source: SampleText, state: str) -> frozenset[int]:
+    """Return the first tokens of the removed documents of a row's block. `state`: digest of the last removal."""
+    if not state:
+        return frozenset()
+    corpus = open_corpus(source.uri)
+    removed = removals_at(corpus.store, corpus.manifest, state).of("train")
+    return frozenset(removed.stretches(source.block)[:, 0].tolist())
 
 
 def render(shown: Shown) -> Iterator[str]:
@@ -129,8 +143,11 @@ def render(shown: Shown) -> Iterator[str]:
         f"block {source.block}, row {source.row}, {_places(source)}, read {source.epoch} time(s) before"
     )
     for document in shown.documents:
-        yield f"document {document.document}: {escape(visible(document.provenance.shown))}"
+        gone = ", removed" if document.start in shown.left_out else ""
+        yield f"document {document.document}: {escape(visible(document.provenance.shown))}{gone}"
     samples = shown.samples
+    if samples.holes is not None and len(samples.holes):
+        yield f"nothing is learned at {len(samples.holes)} tokens: they stand in place of removed documents"
     if samples.text_starts is not None:
         yield from _texts(shown)
         return

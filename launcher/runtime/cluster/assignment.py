@@ -8,6 +8,7 @@ from typing import Any
 
 from data_service.service.feed import FeedHandle
 from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run.removals import CorpusStates
 
 
 @dataclass(frozen=True)
@@ -19,4 +20,5 @@ class Assignment:
     feed: FeedHandle
     recipe: Recipe
     save_multiple: int  # a pause is only allowed after a multiple of so many steps
+    removals: CorpusStates  # what the run is to go on without, which it records where it resumes
     before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name

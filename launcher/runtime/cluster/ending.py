@@ -42,6 +42,7 @@ def train(
     settings: Mapping[str, object] | None = None,
     *,
     accept_changes: bool = False,
+    without_removed: bool = False,
     nodes: int = 1,
     show: bool = True,
 ) -> Ending:
@@ -53,6 +54,7 @@ def train(
         uri: the run's folder or s3:// URI.
         settings: values for keys of the recipe, by dotted key, as with `--set`.
         accept_changes: whether `settings` may change the identity of an existing run. The change is recorded.
+        without_removed: whether the run goes on without documents that were removed from a corpus meanwhile.
         nodes: number of nodes of the Ray cluster in RAY_ADDRESS for which training waits.
         show: whether to print the output of the command.
 
@@ -64,6 +66,7 @@ def train(
         part for key, value in (settings or {}).items() for part in ("--set", f"{key}={json.dumps(value)}")
     ]
     command += ["--accept-changes"] if accept_changes else []
+    command += ["--without-removed"] if without_removed else []
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -182,9 +182,8 @@ class _Start:
             self.startup.done("services")
             refresh = self.run.recipe.memory_refresh
             save_multiple, before = refresh.every if refresh else 1, self.startup.seconds
-            assignment = Assignment(
-                self.run.store.uri, coordinator, feed, self.run.recipe, save_multiple, before
-            )
+            told = (self.run.recipe, save_multiple, self.run.removals, before)
+            assignment = Assignment(self.run.store.uri, coordinator, feed, *told)
             loop = GroupLoop(self.run, coordinator, self.display)
             with saving(), self.stopping.telling(coordinator.stop.remote):
                 loop.ranks(assignment, size)

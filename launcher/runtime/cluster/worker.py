@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -191,7 +192,7 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     if number is None:
         return  # the coordinator refused: the driver knows why
     link.attempt = number
-    run = open_run(assignment.run_uri)
+    run = replace(open_run(assignment.run_uri), wanted=assignment.removals)
     attempt = Attempt(run.store, number)
 
     def open_stream(spec: StreamSpec) -> FeedClient:

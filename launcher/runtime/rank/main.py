@@ -56,6 +56,7 @@ from launcher.runtime.rank.microbatch_size import (
     record_microbatches,
     settle_microbatches,
 )
+from launcher.runtime.rank.removals import settle_removals
 from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.log import RunLog
@@ -107,8 +108,8 @@ def run_rank(
     meter = _meter(run, tokenizer, engine, control)
     journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
     _record_start(journal, state, good, begin, control, (reports, verdicts, limits, compilation))
-    # Open the data at the step the run stands at, without the ranges that rewinds left out.
-    resumed = good.manifest if good else None
+    # Open the data at the step the run stands at, without removed documents and the ranges that rewinds left out.
+    run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     lost = read_lost(run, resumed, peers)
     positions = sample_positions(run, streams, lost.ranges)
@@ -193,6 +194,17 @@ def _load(
         with closing(begin):
             engine.restore((MASTER,), begin.read)
     return TrainState()
+
+
+def _without_removed(
+    run: Run, attempt: Attempt, state: TrainState, peers: Peers, journal: RankJournal
+) -> Run:
+    """Return `run` as it goes on: without documents that were removed, from this step on at the latest."""
+    settled, added = settle_removals(run, attempt, state.step, peers)
+    if added is not None:
+        journal.event("removals", step=added.step, states=added.states)
+        journal.note(f"goes on without removed documents from step {added.step:,}")
+    return settled
 
 
 def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:

@@ -1,15 +1,18 @@
 """Creates a run (`create_run`, for `init`), and checks before a start whether its recipe or inputs have changed
 (`reconcile`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
+from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.removals import load_removals, removals_at
 from data_service.printable import shell_word
 from data_service.store.base import Store
+from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
@@ -23,6 +26,7 @@ from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
 from launcher.runtime.run.readiness import check_mixture, check_rows
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
+from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import keep_modules
 
@@ -78,19 +82,31 @@ def publish(store: Store, record: RunRecord) -> None:
         )
 
 
-def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: datetime) -> Run:
+def reconcile(
+    run: Run,
+    *,
+    recipe: Recipe | None,
+    accept_changes: bool,
+    now: datetime,
+    without_removed: bool = False,
+) -> Run:
     """Return `run` with `recipe` (None: its own), after checking that its inputs are those of its record.
 
     Operational fields may change freely. A change of identity, corpus or tokenizer is refused; with `accept_changes`
     it is written into the run's record. Either kind of change is recorded as an event.
 
+    If documents were removed from a corpus since the run was made, it is refused; with `without_removed` the run that
+    is returned leaves them out, from the step at which a start resumes (`launcher.runtime.run.removals`).
+
     Raises:
-        RunChanged: identity or inputs have changed, and `accept_changes` is false. The message has the diff.
+        RunChanged: identity or inputs have changed, and `accept_changes` is false. The message has the diff. Or
+            documents were removed, and `without_removed` is false.
         CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
     """
     wanted = run.recipe if recipe is None else absolute(recipe)
     tokenizer = run.tokenizer_under(wanted)
     inputs = read_all_inputs(wanted, tokenizer, run)
+    heads, inputs = inputs.removals, since_made(inputs, run.record.inputs)
     record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
     changes = changes_of_identity(run.record, record)
     if changes and not accept_changes:
@@ -99,6 +115,7 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
             remedy=f"restore the old settings, or fork the run with the new ones: maskfleet runs fork "
             f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
+    _refuse_removed(replace(run, recipe=wanted), inputs, heads, without_removed)
     keep(run.store, tokenizer)  # a run of an older version has no copy, nor a run that changes its tokenizer
     if changes:
         operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
@@ -109,7 +126,52 @@ def reconcile(run: Run, *, recipe: Recipe | None, accept_changes: bool, now: dat
         lines = identity.diff(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
         operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
         run.store.put(RECIPE, wanted.to_yaml().encode())
-    return replace(run, recipe=wanted)
+    return replace(run, recipe=wanted, wanted=heads)
+
+
+def since_made(inputs: Inputs, made: Inputs) -> Inputs:
+    """Return `inputs` with the removals that a run knew when it was made, of each corpus that is still the same."""
+    same = [name for name, content in inputs.corpora.items() if made.corpora.get(name) == content]
+    kept = {name: digest for name, digest in inputs.removals.items() if name not in same}
+    kept |= {name: made.removals[name] for name in same if name in made.removals}
+    return inputs.model_copy(update={"removals": kept})
+
+
+def _refuse_removed(run: Run, inputs: Inputs, heads: CorpusStates, without_removed: bool) -> None:
+    """Raise RunChanged if documents that the run reads were removed, unless it is to go on without them."""
+    same = {
+        name for name, content in inputs.corpora.items() if run.record.inputs.corpora.get(name) == content
+    }
+    lines = _gained(run, heads, same)
+    if lines and not without_removed:
+        raise RunChanged(
+            f"{run.uri} reads documents that were removed:\n" + "\n".join(f"  {line}" for line in lines),
+            remedy=f"maskfleet train {shell_word(run.uri)} --without-removed leaves them out from the step at which it "
+            "goes on",
+        )
+
+
+def _gained(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]:
+    """Return a line for each of `sources` from which documents were removed that the run still reads.
+
+    `heads`: the present states of the corpora.
+
+    Raises:
+        CorpusError: a corpus has lost the removals that the run leaves out, or their list is damaged.
+        StoreError: a store cannot be read.
+    """
+    lines = []
+    for name, source in run.recipe.corpus.sources.items():
+        known = run.removals.get(name, "")
+        if name not in sources or known == heads.get(name, ""):
+            continue
+        store = open_store(source.uri)
+        manifest = load_manifest(store)
+        before = removals_at(store, manifest, known)
+        later = load_removals(store, manifest).removals[len(before.removals) :]
+        documents = sum(len(one.train) + len(one.heldout) for one in later)
+        lines.append(f"corpus.sources.{name}: {documents:,} documents were removed from {source.uri}")
+    return lines
 
 
 def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:

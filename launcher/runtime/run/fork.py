@@ -34,12 +34,15 @@ from launcher.runtime.run.create import (
     publish,
     record_of,
     reserve,
+    since_made,
 )
 from launcher.runtime.run.decay import decaying
+from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
 from launcher.runtime.run.record import BEGAN, Run, RunRecord, select_checkpoint
+from launcher.runtime.run.removals import CorpusStates, LeftOut, RemovalHistory, write_left_out
 from launcher.runtime.run.streams import RECENT
 from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import kept_modules, put_modules
@@ -96,6 +99,7 @@ def fork(
     recipe = _with_planned_data(source.recipe, absolute(reload(base, tuple(assignments))), manifest.step)
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
+    heads, inputs = inputs.removals, since_made(inputs, past.inputs)
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
     _check_place(store.uri, committed(store), recipe, manifest.step)
@@ -113,11 +117,25 @@ def fork(
     keep(store, tokenizer)
     put_modules(store, kept_modules(source.store))
     copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
+    left_out = _left_out(source, manifest.step, heads, inputs)
+    for number, known in enumerate(left_out, 1):
+        write_left_out(store, number, known)
     store.put_if_absent(BEGAN, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
     publish(store, record)
     fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
     operator_event(store, "fork", now.timestamp(), **fields)
-    return Forked(Run(uri, store, recipe, record), manifest.step, origin.changes, restarted)
+    return Forked(Run(uri, store, recipe, record, left_out), manifest.step, origin.changes, restarted)
+
+
+def _left_out(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tuple[LeftOut, ...]:
+    """Return the records of removals of a fork at `step`: what `source` left out before, and all that is removed now.
+
+    `heads`: present states of the corpora. `inputs`: inputs of the fork.
+    """
+    known = tuple(one.model_copy(update={"attempt": 0}) for one in source.left_out if one.step < step)
+    if dict(RemovalHistory(inputs.removals, known).at(step)) == dict(heads):
+        return known
+    return (*known, LeftOut(step=step, attempt=0, states=dict(heads)))
 
 
 def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:

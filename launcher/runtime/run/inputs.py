@@ -7,9 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import TOKENIZER, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError, TokenizerError
+from data_service.printable import shell_word
 from data_service.samples.similar_words import identify_similar_words
 from data_service.store.open import open_store
 from data_service.stream.mixture import least_weight, unread
@@ -49,6 +52,8 @@ class Inputs(BaseModel):
         similar_words: hash of the table of similar words. If there is none, the record has no such field.
         manifests: digest of the whole manifest, by name of the source. `corpora` covers only what decides the samples.
             Records of older runs have no such field. The run's fingerprint does not cover it.
+        removals: digest up to which removals are left out, by name of the source, where anything was removed when the
+            run was made (`launcher.runtime.run.removals`). If nothing was, the record has no such field.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,18 +63,20 @@ class Inputs(BaseModel):
     teachers: tuple[TeacherIdentity, ...] = ()
     similar_words: str | None = None
     manifests: dict[str, str] = Field(default_factory=dict)
+    removals: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {
             name: value
             for name, value in serialize(self).items()
-            if value is not None and (name != "manifests" or value)
+            if value is not None and (name not in ("manifests", "removals") or value)
         }
 
     def fields(self) -> dict[str, object]:
         """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""
         corpora = {f"corpus.sources.{name} (content)": value for name, value in self.corpora.items()}
+        corpora |= {f"corpus.sources.{name} (removals)": value for name, value in self.removals.items()}
         files = {f"{name} (content)": value for name in FILES if (value := getattr(self, name)) is not None}
         teachers = {
             f"objective.distil.teachers.{number} (weights)": teacher.weights
@@ -144,9 +151,9 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
     """Check the inputs of `recipe` and return their fingerprints; teachers are not read.
 
     Raises:
-        CorpusError: a corpus is absent or damaged, has another held-out share or no held-out text, lacks the sentences
-            that next-sentence prediction needs, or has so small a weight that it is never read; or the table of similar
-            words is absent or of another tokenizer.
+        CorpusError: a corpus or its list of removals is absent or damaged; it has another held-out share or no held-out
+            text, lacks the sentences that next-sentence prediction needs, or has so small a weight that it is never
+            read; or the table of similar words is absent or of another tokenizer.
         TokenizerError: a corpus was built with another tokenizer.
         RecipeError: the tokenizer has more ids than the model, or does not mark words although words are masked.
         StoreError: a store cannot be read.
@@ -159,13 +166,18 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         )
     corpora: dict[str, str] = {}
     digests: dict[str, str] = {}
+    removals: dict[str, str] = {}
     manifests: list[CorpusManifest] = []
     for name, source in recipe.corpus.sources.items():
-        manifest = load_manifest(open_store(source.uri))
+        store = open_store(source.uri)
+        manifest = load_manifest(store)
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
         check_languages(manifest, source.uri, recipe.input, name, len(source.languages))
         _check_sentences(manifest, source.uri, recipe)
         corpora[name], digests[name] = manifest.fingerprint, manifest.digest
+        removals[name] = load_removals(store, manifest).digest
+        if manifest.parts:
+            _refuse_still_read(source.uri)
         manifests.append(manifest)
     _check_weights(recipe, manifests)
     _check_units(recipe, manifests)
@@ -174,7 +186,20 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         tokenizer=tokenizer.hash,
         similar_words=_similar_words(recipe, tokenizer.hash),
         manifests=digests,
+        removals={name: digest for name, digest in removals.items() if digest},
     )
+
+
+def _refuse_still_read(uri: str) -> None:
+    """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
+    from data_service.corpus.remove import still_read  # which imports pyarrow
+
+    documents = still_read(open_corpus(uri))
+    if len(documents):
+        raise CorpusError(
+            f"{uri} has {len(documents):,} documents that were removed from the corpora that it was merged from",
+            remedy=f"maskfleet corpus remove {shell_word(uri)} --from-parts --reason TEXT removes them here, too",
+        )
 
 
 def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:

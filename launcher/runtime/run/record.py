@@ -6,6 +6,7 @@ run.json        what the run is: identity fields, fingerprints of corpora and to
 attempts/       one object per start (checkpoints.attempt)
 checkpoints/    commits and their data (checkpoints.layout)
 kernels/        the kernels chosen for each kind of GPU (launcher.runtime.rank.kernels)
+removals/       removals from the corpora that are left out from a step on (launcher.runtime.run.removals)
 microbatch/     numbers of rows that did not fit into memory (launcher.runtime.rank.microbatch_size)
 metrics/ events/    segments per attempt (launcher.runtime.run.log)
 """
@@ -33,6 +34,7 @@ from launcher.runtime.run import outline
 from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import kept
 from launcher.runtime.run.outline import ForkOrigin
+from launcher.runtime.run.removals import CorpusStates, LeftOut, RemovalHistory, read_left_out
 
 RECIPE, RECORD = outline.RECIPE, outline.RECORD
 BEGAN = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
@@ -61,12 +63,19 @@ class RunRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run: its store, its present recipe, and the record of its creation."""
+    """An opened run: its store, its present recipe, and the record of its creation.
+
+    Attributes:
+        left_out: records of removals that it left out after it was made, the oldest first.
+        wanted: states of the corpora that a start is to go on with; None: those of the last record.
+    """
 
     uri: str
     store: Store
     recipe: Recipe
     record: RunRecord
+    left_out: tuple[LeftOut, ...] = ()
+    wanted: CorpusStates | None = None
 
     @property
     def name(self) -> str:
@@ -80,6 +89,16 @@ class Run:
     def flush_seconds(self) -> float:
         """Largest age of records, in seconds, before they are written to the store."""
         return self.recipe.logging.flush_seconds
+
+    @property
+    def history(self) -> RemovalHistory:
+        """The states of the corpora that each step reads."""
+        return RemovalHistory(self.record.inputs.removals, self.left_out)
+
+    @property
+    def removals(self) -> CorpusStates:
+        """The states of the corpora that streams of this run read."""
+        return self.history.newest if self.wanted is None else self.wanted
 
     @property
     def origins(self) -> tuple[ForkOrigin, ...]:
@@ -103,6 +122,7 @@ def open_run(uri: str) -> Run:
 
     Raises:
         RunError: if there is no run, its files are damaged, or a newer version wrote them.
+        DamagedCheckpoint: a record of left-out removals is damaged.
         StoreError: if the store cannot be read.
     """
     store = open_store(uri)
@@ -113,7 +133,7 @@ def open_run(uri: str) -> Run:
         raise outline.no_run(uri) from error
     except ValidationError as error:
         raise outline.unreadable_record(uri, data, error) from error
-    return Run(uri, store, _stored_recipe(store), record)
+    return Run(uri, store, _stored_recipe(store), record, read_left_out(store))
 
 
 def _stored_recipe(store: Store) -> Recipe:

@@ -172,6 +172,7 @@ def _spec(
                 manifest_fingerprint=run.record.inputs.corpora[name],
                 weight=None if source.weight == "auto" else source.weight,
                 languages=source.languages,
+                removals=run.removals.get(name, ""),
             )
             for name, source in recipe.corpus.sources.items()
         ),

@@ -27,6 +27,7 @@ from data_service.ingest.scan import hash_texts
 from data_service.ingest.tasks import plan_splits
 from data_service.samples.packing import Packed
 from data_service.samples.texts import RepeatedSentences, TextPairs
+from data_service.store.open import open_store
 from data_service.stream.sources import check_kind
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import DOCUMENTS, build, small_tokenizer
@@ -222,7 +223,7 @@ def test_a_corpus_is_read_as_what_it_is(corpus: Path, tmp_path: Path) -> None:
 
 def test_the_manifest_says_pairs_and_its_fingerprint_too(corpus: Path) -> None:
     manifest = open_corpus(str(corpus)).manifest
-    again = parse_manifest(dump_manifest(manifest), "here")
+    again = parse_manifest(dump_manifest(manifest), open_store("here"))
     assert again.pairs == PairTexts(2)
     assert again.fingerprint == manifest.fingerprint
     assert (

@@ -30,6 +30,7 @@ from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.tasks import plan_splits
+from data_service.store.open import open_store
 from tests.support.data import raw_text
 from tests.support.data.raw_text import (
     SMALL,
@@ -45,6 +46,8 @@ DOCUMENTS = raw_text.DOCUMENTS[:40]
 Record = dict[str, object]
 CONSTANT = {"link": "https://example.org", "license": "MIT", "day": "2024"}
 NAMED = ProvenanceOptions(id="docid", url="link", licence="license", date="day")
+
+HERE = open_store("here")
 
 
 def options(provenance: ProvenanceOptions = NAMED, **more: object) -> BuildOptions:
@@ -218,9 +221,9 @@ def test_shards_are_those_of_a_corpus_without(tmp_path: Path) -> None:
     assert b'"version":2,' in with_sidecars["manifest.json"][:60]
     raised = without["manifest.json"].replace(b'"version":1', b'"version":2', 1)
     with pytest.raises(CorpusError, match="damaged"):
-        parse_manifest(raised, "manifest.json")
+        parse_manifest(raised, HERE)
     assert (
-        dump_manifest(parse_manifest(with_sidecars["manifest.json"], "m")) == with_sidecars["manifest.json"]
+        dump_manifest(parse_manifest(with_sidecars["manifest.json"], HERE)) == with_sidecars["manifest.json"]
     )
 
 
@@ -376,4 +379,4 @@ def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:
     assert damage.key == sidecar
     fewer = replace(manifest, provenance={k: v for k, v in manifest.provenance.items() if k != sidecar})
     with pytest.raises(CorpusError, match="sidecars"):
-        parse_manifest(dump_manifest(fewer), "manifest.json")
+        parse_manifest(dump_manifest(fewer), HERE)

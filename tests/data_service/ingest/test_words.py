@@ -27,6 +27,7 @@ from data_service.samples.pairs import OrderedPairs
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.replacement import Replacement
 from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.store.open import open_store
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Level
@@ -99,7 +100,7 @@ def test_words_of_the_input_are_stored(tmp_path: Path, form: str) -> None:
         ("word",),
     )
     assert sorted(words_in(open_corpus(str(tmp_path / "corpus")))) == sorted(chain.from_iterable(DOCUMENTS))
-    assert parse_manifest(dump_manifest(manifest), "again").fingerprint == manifest.fingerprint
+    assert parse_manifest(dump_manifest(manifest), open_store("again")).fingerprint == manifest.fingerprint
     assert not verify_corpus(str(tmp_path / "corpus")).damage
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_service.corpus.corpus import open_corpus
+from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
@@ -49,3 +51,9 @@ def test_similar_words_are_of_one_context_and_length(tmp_path: Path) -> None:
     assert len(pairs) == written.with_similar > 30
     assert all(len(word) == len(other) and word != other for word, other in pairs)
     assert np.mean([topic[word] == topic[other] for word, other in pairs]) > 0.8
+    opened = open_corpus(corpus)
+    everything = map(str, range(int(opened.manifest.train.documents.sum())))
+    removed = documents_by_number(opened, everything)
+    remove_documents(opened, removed, by="x", at=1, reason="asked for")
+    with pytest.raises(CorpusError, match=r"\bword\b"):
+        write_similar_words([corpus], str(tmp_path / "third.txt"), SETTINGS)

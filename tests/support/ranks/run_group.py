@@ -22,6 +22,7 @@ from tests.support.ranks.forked import forked
 from tests.support.ranks.small_memory import Memory, small_memory
 
 if TYPE_CHECKING:
+    from launcher.runtime.run.record import Run
     from tests.support.ranks.bad_kernels import Misbehaviour
 
 KILLED = -signal.SIGKILL
@@ -49,13 +50,14 @@ def run_group(
     kernel: "str | Misbehaviour | None" = None,
     compiler: "Misbehaviour | None" = None,
     memory: Memory | None = None,
+    without_removed: bool = False,
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
     SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
     weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`);
     with `kernel`, ranks take their CPU for a GPU one of whose kernels is so (`bad_kernels`), with `memory` for one with
-    little memory (`small_memory`); the `compiler` may misbehave, too.
+    little memory (`small_memory`); the `compiler` may misbehave, too. `without_removed` as of `train`.
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
@@ -69,6 +71,7 @@ def run_group(
                     "kernel": kernel,
                     "compiler": compiler,
                     "memory": memory,
+                    "without_removed": without_removed,
                 },
                 output=logs[rank],
             )
@@ -184,6 +187,18 @@ def flip_a_bit() -> None:
     bits[5] ^= 1 << 3
 
 
+def _opened(uri: str, without_removed: bool) -> "Run":
+    from datetime import UTC, datetime
+
+    from launcher.runtime.run.create import reconcile
+    from launcher.runtime.run.record import open_run
+
+    run, now = open_run(uri), datetime.now(UTC)
+    if not without_removed:
+        return run
+    return reconcile(run, recipe=None, accept_changes=False, now=now, without_removed=True)
+
+
 def _rank(orders: dict[str, Any]) -> None:
     os.environ |= _environment(orders["rank"], orders["world"])
     import torch.distributed as dist
@@ -194,7 +209,6 @@ def _rank(orders: dict[str, Any]) -> None:
     from launcher.runtime.rank.journal import Startup
     from launcher.runtime.rank.main import run_rank
     from launcher.runtime.rank.spike_guard import Rewound
-    from launcher.runtime.run.record import open_run
     from tests.support.ranks.bad_kernels import bad_kernel
     from tests.support.ranks.bad_samples import deadly_input, poisoned
 
@@ -203,7 +217,7 @@ def _rank(orders: dict[str, Any]) -> None:
     )
     control = Control.join()
     peers = GlooPeers(dist.new_group(backend="gloo"))
-    run = open_run(orders["run"])
+    run = _opened(orders["run"], orders["without_removed"])
     link = ProcessLink(orders["kill_at"], orders["stop_at"], orders["flip_at"])
     open_stream = poisoned(orders["wrong"], orders["deadly"])
     while True:

@@ -90,7 +90,7 @@ def sections(subject: ReportSubject, account: Account, *, folded: bool = False) 
         "checkpoints": tables.checkpoints(of("commit")),
         "nodes": tables.nodes(events),
         "damage": tables.damage(account.damage),
-        "changes": tables.changes(of("identity_changed", "recipe_changed")),
+        "changes": tables.changes(of("identity_changed", "recipe_changed", "removals")),
         "configuration": _configuration(subject, "" if folded else " open"),
     }
 

@@ -107,17 +107,21 @@ def _complaints(event: Record) -> Iterator[tuple[str, str]]:
             yield from found or [("unknown", "weights of two ranks differed")]
 
 
+def _changed(event: Record) -> list[str]:
+    """Return the lines of an event about a change."""
+    if event["kind"] == "removals":
+        return [f"from step {event['step']:,} on without removed documents of {', '.join(event['states'])}"]
+    return list(event["changes"])
+
+
 def changes(events: Sequence[Record]) -> str:
     if not events:
         return ""
+    kinds = {"identity_changed": "identity", "recipe_changed": "operation", "removals": "data"}
     rows = [
-        (
-            moment(float(event["time"])),
-            "identity" if event["kind"] == "identity_changed" else "operation",
-            line,
-        )
+        (moment(float(event["time"])), kinds[event["kind"]], line)
         for event in events
-        for line in event["changes"]
+        for line in _changed(event)
     ]
     return "<h2>Changes on record</h2>" + table(("when (UTC)", "kind", "change"), rows, 3)
 

@@ -1,6 +1,7 @@
 """Provenance at the command line: kept by `corpus build`, counted, found, and printed with a row."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,24 @@ def test_a_row_says_where_its_documents_come_from(folder: Path, tmp_path: Path) 
         for part in stretches
     )
     assert tokens == sum(map(len, stretches))
+
+
+def test_a_row_says_what_was_removed_from_it(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "c", tmp_path / "c")
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    maskfleet("init", "quickstart", tmp_path / "before", "--corpus", f"text={tmp_path / 'c'}", *settings)
+    shown = find_sample(open_run(str(tmp_path / "before")), 0, 0)
+    wanted = shown.documents[0].provenance.id
+    (tmp_path / "ids").write_text(f"{wanted}\n")
+    maskfleet("corpus", "remove", tmp_path / "c", "--ids", tmp_path / "ids", "--reason", "asked for")
+    maskfleet("init", "quickstart", tmp_path / "after", "--corpus", f"text={tmp_path / 'c'}", *settings)
+    after = find_sample(open_run(str(tmp_path / "after")), 0, 0)
+    assert after.samples.holes is not None
+    marked = [line for line in render(after) if line.endswith(", removed")]
+    assert len(marked) == 1
+    assert f"id {wanted}, " in marked[0]
+    assert any(str(len(after.samples.holes)) in line for line in render(after))
+    assert not any(line.endswith(", removed") for line in render(shown))
 
 
 @pytest.mark.parametrize(

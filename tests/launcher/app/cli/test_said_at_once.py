@@ -49,10 +49,13 @@ RIGHT = {
     "compare": "quickstart roberta-base --corpus {corpus} --budget tokens=8M --set seed=2 --out {new} --seeds 1 "
     "--points 2 --allow corpora --tokenizer {tokenizer}",
     "corpus build": "{text} --out {new} --tokenizer {tokenizer} --heldout 0.1 --workers 1 --negatives 1 --texts pairs "
+    "--heldout-like {corpus} "
     "--txt-documents file --segmenter jieba --sentences any --encoding utf-8 --delimiter ; --on-bad-bytes error "
     "--on-bad-records skip --block-tokens 4096 --max-document-bytes 4096",
     "corpus find": "{corpus} --id a",
+    "corpus merge": "{corpus} {corpus} --out {new}",
     "corpus prepare": "{prepare} {new} --workers 1",
+    "corpus remove": "{corpus} --ids {text} --reason asked",
     "corpus show": "{corpus} --index 1 --count 1 --split train",
     "corpus similar-words": "{corpus} --out {new} --size 8 --window 2 --epochs 1 --least 2 --neighbours 3 "
     "--most-tokens 9 --seed 3",
@@ -87,10 +90,12 @@ RIGHT = {
     "recipe list": "",
     "recipe show": "quickstart --set seed=3",
     "report": "{run} --out {new}",
+    "runs certify": "{run} --corpus text={corpus}",
     "runs exposure": "{run} --document text:1",
     "runs fork": "{run} {new} --step 3 --set seed=4 --decay 3",
     "runs status": "{run}",
     "runs stop": "{run}",
+    "runs verify": "{run} --corpus text={corpus}",
     "runs watch": "{run} --port 0 --host 127.0.0.1",
     "show": "{run} --step 1 --row 1",
     "tasks check": "sst2 --data {data}",
@@ -100,7 +105,7 @@ RIGHT = {
     "tokenizer extend": "{tokenizer} {new} --terms {text}",
     "tokenizer train": "{text} --out {new} --vocab-size 300 --kind wordpiece --sample-mb 1 --encoding utf-8 "
     "--delimiter ; --on-bad-bytes error --on-bad-records skip",
-    "train": "{run} --set zero=1 --nodes 2 --recipe quickstart",
+    "train": "{run} --without-removed --set zero=1 --nodes 2 --recipe quickstart",
 }
 # Values that cannot be, of options whose type does not say so.
 WRONG = {

@@ -1,0 +1,135 @@
+"""The block tables of a large corpus: binary columns in one object a split, each read when it is first used.
+
+    blocks/train-<digest>.bin     the columns of `COLUMNS`, one after another, little-endian
+
+The manifest holds the object's key and the digest of each column, so a column is verified by itself. A worker needs
+the places of blocks, a feed their counts. As JSON, two million blocks take 1.4 GB while they are parsed; here they
+take at most 60 bytes each.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from data_service.corpus.manifest import COLUMNS, BlockTable
+from data_service.errors import CorpusError
+from data_service.store.base import Store, digest, read_verified
+from data_service.store.errors import KeyMissing, Truncated
+
+MANY = 1 << 16  # blocks of a corpus from which on its tables are stored as columns
+FOLDER = "blocks/"
+
+
+class StoredTable(BaseModel):
+    """What a manifest says of a table whose columns are stored apart.
+
+    Attributes:
+        shards: keys of the shards.
+        blocks: number of blocks.
+        key: key of the object that holds the columns.
+        digests: blake2b hash (16 bytes, hex) of each column's bytes, by name.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    shards: list[str]
+    blocks: NonNegativeInt
+    key: str
+    digests: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the object."""
+        return self.blocks * sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
+
+
+def describe(table: BlockTable, split: str) -> StoredTable:
+    """Return what the manifest says of `table` once `write_columns` has stored it. `split`: name of its split."""
+    digests = {name: digest(column.data.cast("B")) for name, column in _stored(table).items()}
+    name = digest("".join(digests.values()).encode())
+    return StoredTable(
+        shards=list(table.shards), blocks=len(table), key=f"{FOLDER}{split}-{name}.bin", digests=digests
+    )
+
+
+def write_columns(store: Store, table: BlockTable, said: StoredTable) -> None:
+    """Write the object that holds the columns of `table`. `store`: the store at the corpus root."""
+    store.put_buffers(said.key, [memoryview(column.data).cast("B") for column in _stored(table).values()])
+
+
+def _stored(table: BlockTable) -> dict[str, NDArray[Any]]:
+    return {name: np.ascontiguousarray(table.columns[name], dtype=kind) for name, kind in COLUMNS.items()}
+
+
+def open_table(store: Store, said: StoredTable) -> BlockTable:
+    """Return the table whose columns are stored at the corpus root `store`. Nothing is read yet."""
+    return BlockTable(said.blocks, tuple(said.shards), StoredColumns(store, said))
+
+
+class StoredColumns(Mapping[str, NDArray[Any]]):
+    """The columns of a stored table by name. Each is read when it is first asked for, and kept. Threads may share it.
+
+    Raises:
+        CorpusError: the stored bytes do not match their digest, or contradict themselves; or there are no such bytes.
+        StoreError: the store cannot be read.
+    """
+
+    def __init__(self, store: Store, said: StoredTable) -> None:
+        self._store, self._said = store, said
+        self._kept: dict[str, NDArray[Any]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def key(self) -> str:
+        """Key of the object that holds the columns."""
+        return self._said.key
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        column = self._kept.get(name)
+        if column is None:
+            with self._lock:
+                column = self._kept.get(name)
+                if column is None:
+                    column = self._kept[name] = self._read(name)
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COLUMNS)
+
+    def __len__(self) -> int:
+        return len(COLUMNS)
+
+    def _read(self, name: str) -> NDArray[Any]:
+        said, sizes = self._said, {key: np.dtype(kind).itemsize for key, kind in COLUMNS.items()}
+        names = list(COLUMNS)
+        start = said.blocks * sum(sizes[before] for before in names[: names.index(name)])
+        length = said.blocks * sizes[name]
+        place = f"{self._store.uri.rstrip('/')}/{said.key}"
+        damaged = _damaged(
+            place, f"column {name}, bytes {start} to {start + length}, does not match its hash"
+        )
+        try:
+            data = read_verified(
+                self._store,
+                said.key,
+                start=start,
+                length=length,
+                expected=said.digests[name],
+                otherwise=damaged,
+            )
+        except (KeyMissing, Truncated) as error:
+            raise _damaged(place, error.problem) from error
+        column: NDArray[Any] = np.frombuffer(data, dtype=COLUMNS[name])
+        if name == "shard" and len(column) and not 0 <= column.min() <= column.max() < len(said.shards):
+            raise _damaged(place, f"a block names shard {column.max()} of {len(said.shards)}")
+        return column
+
+
+def _damaged(place: str, reason: str) -> CorpusError:
+    return CorpusError(
+        f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
+    )

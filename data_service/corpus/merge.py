@@ -1,0 +1,339 @@
+"""Merges corpora at the manifest's level: the merged corpus lists the shards of its parts, and none is written again.
+
+Documents and blocks are those of the parts, one part after another, so each keeps its bytes. The merged corpus begins
+with the removals from its parts. A last removal takes out the copies: documents with the same tokens as one of an
+earlier part, as a build drops later copies of a text. So copies are never read, but stay in the shards and keep their
+places.
+
+Hashes of documents are sorted in temporary files, one range of hashes at a time, so memory does not grow with the
+parts.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.corpus.corpus import Corpus, Part, open_corpus
+from data_service.corpus.manifest import (
+    COLUMNS,
+    CONFIGURATION,
+    MANIFEST,
+    BlockTable,
+    CorpusManifest,
+    CorpusPart,
+    StoredFile,
+    sidecar_of,
+)
+from data_service.corpus.manifest_file import save_manifest, with_digest
+from data_service.corpus.parts import key_in_part
+from data_service.corpus.reader import read_block
+from data_service.corpus.removals import (
+    REMOVALS,
+    Removal,
+    RemovalChain,
+    RemovedDocuments,
+    append_removal,
+    load_removals,
+)
+from data_service.errors import CorpusError
+from data_service.store.base import Store, together
+from data_service.store.open import open_store
+from data_service.types import Block
+
+ReportBlocks = Callable[[int, int], None]
+"""A function that is called with the number of blocks just read, and of all."""
+
+SPLITS: tuple[Part, ...] = ("train", "heldout")
+_RANGES = 256  # of hashes, by their first byte
+_RECORD = np.dtype(
+    [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
+    + [(name, "<i8") for name in ("document", "block", "start", "stop")]
+)
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """The result of a merge.
+
+    Attributes:
+        documents: number of documents of all parts.
+        copies: number of copies that are left out.
+        removed: number of documents that were removed from the parts before.
+    """
+
+    documents: int
+    copies: int
+    removed: int
+
+
+def merge_corpora(
+    uris: Sequence[str], output: str, *, by: str, at: int, report: ReportBlocks = lambda done, total: None
+) -> MergeReport:
+    """Merge corpora, in this order, into one at `output`. They must stay where they are.
+
+    A merge that was interrupted is done again by the same call.
+
+    Args:
+        uris: at least two corpora, which may be merged ones.
+        output: folder or s3:// prefix of its own.
+        by: user and host, for the removal of copies.
+        at: seconds since 1970.
+        report: function that is called in this thread.
+
+    Raises:
+        CorpusError: the corpora do not go together, `output` holds another corpus, or a corpus is damaged.
+        CorruptBlock, StoreError: a block cannot be read, or a store cannot be used.
+    """
+    sources = [open_corpus(uri) for uri in uris]
+    _refuse_unlike(sources)
+    store = open_store(output)
+    _claim(store, sources)
+    manifest = with_digest(_merged(sources))
+    copies = _find_copies(sources, report)
+    chain = RemovalChain()
+    for removal in _carried(sources):
+        chain = _append(store, manifest, chain, removal)
+    train, heldout = chain.of("train"), chain.of("heldout")
+    new = Removal(
+        by,
+        at,
+        "copies of documents of earlier parts",
+        train=_others(copies["train"], train),
+        heldout=_others(copies["heldout"], heldout),
+    )
+    if len(new.train) or len(new.heldout):
+        _append(store, manifest, chain, new)
+    for key in manifest.tokenizer_files:
+        store.put(key, sources[0].store.get(key))
+    save_manifest(store, manifest)
+    store.delete(CONFIGURATION)
+    return MergeReport(
+        documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
+        copies=len(new.train) + len(new.heldout),
+        removed=len(train) + len(heldout),
+    )
+
+
+def _refuse_unlike(sources: Sequence[Corpus]) -> None:
+    """Raise CorpusError if there are not several corpora, or they differ in what one corpus has only one of."""
+    if len({source.manifest.digest for source in sources}) < max(2, len(sources)):
+        raise CorpusError(
+            "a merge needs two corpora or more, each given once",
+            remedy="give different corpora, in their order",
+        )
+    facts = [
+        {
+            "tokenizer": source.manifest.tokenizer_hash,
+            "held-out share": source.manifest.heldout_fraction,
+            "held-out rule": source.manifest.heldout_rule,
+            "texts of an example": source.manifest.pairs,
+            "segmentation": source.manifest.words,
+            "rules of words": source.manifest.word_rules,
+            "provenance": bool(source.manifest.provenance),
+        }
+        for source in sources
+    ]
+    for source, its in zip(sources[1:], facts[1:], strict=True):
+        unlike = [
+            f"{name}: {facts[0][name]} and {value}" for name, value in its.items() if value != facts[0][name]
+        ]
+        if unlike:
+            raise CorpusError(
+                f"{sources[0].store.uri} and {source.store.uri} do not go together: {'; '.join(unlike)}",
+                remedy="build one with the other's tokenizer and options, and with --heldout-like, or name both as "
+                "sources of a run",
+            )
+
+
+def _claim(store: Store, sources: Sequence[Corpus]) -> None:
+    """Reserve the output. What an interrupted merge of the same corpora left is deleted.
+
+    Raises CorpusError: the output holds a corpus, complete or not, or another merge.
+    """
+    wanted = json.dumps({"merge": [source.manifest.digest for source in sources]}).encode()
+    if store.size(MANIFEST) is not None:
+        raise CorpusError(f"{store.uri} holds a corpus already", remedy="merge into another place")
+    if not store.put_if_absent(CONFIGURATION, wanted) and store.get(CONFIGURATION) != wanted:
+        raise CorpusError(
+            f"{store.uri} holds a half-built corpus, or a merge of others",
+            remedy="merge into another place, or delete that folder",
+        )
+    store.delete_many([entry.key for entry in store.list(REMOVALS)])
+
+
+def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
+    """Return the manifest of the merged corpus."""
+    parts: list[CorpusPart] = []
+    tables: dict[str, list[BlockTable]] = {split: [] for split in SPLITS}
+    sizes, digests, sidecars = dict[str, int](), dict[str, str](), dict[str, StoredFile]()
+    for source in sources:
+        manifest, first = source.manifest, len(parts)
+        parts += manifest.parts or [CorpusPart(_absolute(source.store.uri), manifest.digest)]
+        moved = {key: _moved(key, first, bool(manifest.parts)) for key in manifest.shard_sizes}
+        sizes |= {moved[key]: size for key, size in manifest.shard_sizes.items()}
+        digests |= {moved[key]: digest for key, digest in manifest.shard_digests.items()}
+        if manifest.provenance:
+            sidecars |= {sidecar_of(moved[key]): manifest.provenance[sidecar_of(key)] for key in moved}
+        for split in SPLITS:
+            table = source.table(split)
+            tables[split].append(replace(table, shards=tuple(moved[key] for key in table.shards)))
+    manifests, first_of_all = [source.manifest for source in sources], sources[0].manifest
+    return replace(
+        first_of_all,
+        train=_joined(tables["train"]),
+        heldout=_joined(tables["heldout"]),
+        unigram=np.sum([manifest.unigram for manifest in manifests], axis=0),
+        shard_sizes=sizes,
+        shard_digests=digests,
+        counts=dict(sum((Counter(manifest.counts) for manifest in manifests), Counter())),
+        options={"rules": first_of_all.options.get("rules", 1), "merged": [s.store.uri for s in sources]},
+        document_lengths=tuple(map(sum, zip_longest(*(m.document_lengths for m in manifests), fillvalue=0))),
+        skipped=(),
+        left_out=(),
+        provenance=sidecars,
+        parts=tuple(parts),
+        recorded="",
+        digest="",
+    )
+
+
+def _moved(key: str, first: int, merged: bool) -> str:
+    """Return the key in the merged corpus of the shard at `key` of a source, whose parts begin with number `first`."""
+    if not merged:
+        return key_in_part(first, key)
+    _, number, there = key.split("/", 2)  # of a merged source: parts/0/train/000000.tar
+    return key_in_part(first + int(number), there)
+
+
+def _absolute(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).absolute())
+
+
+def _joined(tables: Sequence[BlockTable]) -> BlockTable:
+    """Return one table of the blocks of all."""
+    shards = np.cumsum([0, *(len(table.shards) for table in tables)])
+
+    columns: dict[str, NDArray[Any]] = {
+        name: np.concatenate([table.columns[name] for table in tables]) for name in COLUMNS
+    }
+    columns["shard"] = np.concatenate(
+        [table.shard + np.int32(n) for table, n in zip(tables, shards, strict=False)]
+    )
+    keys = tuple(key for table in tables for key in table.shards)
+    return BlockTable(sum(map(len, tables)), keys, columns)
+
+
+def _carried(sources: Sequence[Corpus]) -> Iterator[Removal]:
+    """Yield the removals from the sources, with the numbers of documents and blocks in the merged corpus."""
+    documents, blocks = Counter[str](), Counter[str]()
+    for source in sources:
+        for removal in load_removals(source.store, source.manifest).removals:
+            moved = {
+                split: RemovedDocuments(
+                    listed.documents + documents[split],
+                    listed.block + blocks[split],
+                    listed.start,
+                    listed.stop,
+                )
+                for split, listed in (("train", removal.train), ("heldout", removal.heldout))
+            }
+            yield Removal(removal.by, removal.at, removal.reason, moved["train"], moved["heldout"])
+        for split in SPLITS:
+            documents[split] += int(source.table(split).documents.sum())
+            blocks[split] += len(source.table(split))
+
+
+def _append(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal) -> RemovalChain:
+    longer = append_removal(store, manifest, chain, removal)
+    if longer is None:
+        raise CorpusError(
+            f"{store.uri}: another merge is writing there", remedy="wait for it, or merge into another place"
+        )
+    return longer
+
+
+def _others(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
+    """Return those of the documents that are not known."""
+    new = ~np.isin(documents.documents, known.documents)
+    return RemovedDocuments(*(column[new] for column in vars(documents).values()))
+
+
+def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, RemovedDocuments]:
+    """Return the documents that are copies of one of an earlier part, by split. Reads every block."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_hashes(sources, Path(folder), report)
+        found = [_later_copies(path) for path in sorted(Path(folder).iterdir())]
+    copies = np.concatenate([np.zeros(0, dtype=_RECORD), *found])
+    by_split: dict[str, RemovedDocuments] = {}
+    for number, split in enumerate(SPLITS):
+        mine = np.sort(copies[copies["heldout"] == number], order="document")
+        columns = (mine[name].astype(np.int64) for name in ("document", "block", "start", "stop"))
+        by_split[split] = RemovedDocuments(*columns)
+    return by_split
+
+
+def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks) -> None:
+    """Write a record of every document to the file of its hash's range."""
+    total = sum(len(source.table(split)) for source in sources for split in SPLITS)
+    first, before = Counter[str](), Counter[str]()  # block and document of the merged corpus
+    with ExitStack() as files:
+        ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_RANGES)]
+        for part, source in enumerate(sources):
+            for number, split in enumerate(SPLITS):
+                table = source.table(split)
+
+                def read(index: int, source: Corpus = source, table: BlockTable = table) -> Block:
+                    return read_block(source.store, table, index)
+
+                for block in together(read, range(len(table))):
+                    records = _records(block, pairs=source.manifest.pairs is not None)
+                    records["part"], records["heldout"], records["block"] = part, number, first[split]
+                    records["document"] += before[split]
+                    first[split] += 1
+                    before[split] += len(records)
+                    of_range = records["high"] >> np.uint64(56)
+                    for chosen in np.unique(of_range):
+                        ranges[int(chosen)].write(records[of_range == chosen].tobytes())
+                    report(1, total)
+
+
+def _records(block: Block, *, pairs: bool) -> NDArray[np.void]:
+    """Return a record of each document of a block: the hash of its tokens, its number in the block, and its place.
+
+    In a corpus of pairs the hash covers the ends of the texts, too.
+    """
+    edges, tokens = block.sentences[block.documents], block.tokens.astype("<u4")
+    ends = np.split(block.sentences[1:], block.documents[1:-1]) if pairs else []
+    hashes = bytearray()
+    for number, (start, stop) in enumerate(pairwise(edges.tolist())):
+        content = blake2b(tokens[start:stop].data, digest_size=16)
+        if pairs:
+            content.update((ends[number] - start).astype("<i8").tobytes())
+        hashes += content.digest()
+    both = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
+    records = np.zeros(len(edges) - 1, dtype=_RECORD)
+    records["high"], records["low"] = both[:, 0], both[:, 1]
+    records["document"], records["start"], records["stop"] = np.arange(len(records)), edges[:-1], edges[1:]
+    return records
+
+
+def _later_copies(path: Path) -> NDArray[np.void]:
+    """Return the records of a range whose hash a record of an earlier part has."""
+    records = np.fromfile(path, dtype=_RECORD)
+    if not len(records):
+        return records
+    records = records[np.lexsort((records["part"], records["low"], records["high"]))]
+    new = np.append(True, (np.diff(records["high"]) != 0) | (np.diff(records["low"]) != 0))
+    first_part = records["part"][np.flatnonzero(new)][np.cumsum(new) - 1]
+    later: NDArray[np.void] = records[records["part"] > first_part]
+    return later

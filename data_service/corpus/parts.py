@@ -1,0 +1,113 @@
+"""The store of a merged corpus: keys below `parts/0/` are those of its first part, which lies at another place.
+
+    parts/0/train/000000.tar                    train/000000.tar of part 0
+    provenance/parts/0/train/000000.parquet     its sidecar
+
+All other keys (tokenizer, removals) are the merged corpus's own. Parts are only read.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from data_service.corpus.manifest import CorpusManifest
+from data_service.store.base import Entry, Store
+from data_service.store.errors import BadUri
+from data_service.store.open import open_store
+
+_PLACE = re.compile(r"(provenance/)?parts/(\d+)/(.+)", re.DOTALL)
+
+
+def key_in_part(part: int, key: str) -> str:
+    """Return the key in a merged corpus of the shard or the tokenizer's file at `key` of a part."""
+    return f"parts/{part}/{key}"
+
+
+def with_parts(store: Store, manifest: CorpusManifest, opener: Callable[[str], Store] = open_store) -> Store:
+    """Return the store from which the corpus at the root of `store` is read. Raises StoreError: a part's URI is bad."""
+    if not manifest.parts:
+        return store
+    return PartsStore(store, [opener(part.uri) for part in manifest.parts])
+
+
+class PartsStore:
+    """A store of a corpus's own objects, and of those of its parts, which cannot be changed here."""
+
+    def __init__(self, own: Store, parts: Sequence[Store]) -> None:
+        self._own, self._parts = own, tuple(parts)
+
+    @property
+    def uri(self) -> str:
+        return self._own.uri
+
+    def at(self, prefix: str) -> Store:
+        return self._own.at(prefix)
+
+    def get(self, key: str) -> bytes:
+        store, there = self._place(key)
+        return store.get(there)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        store, there = self._place(key)
+        return store.get_range(there, start, length)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._mine(key).put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
+        return self._mine(key).put_if_absent(key, data)
+
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        self._mine(key).put_buffers(key, buffers, sent)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._mine(key).put_file(key, path)
+
+    def size(self, key: str) -> int | None:
+        store, there = self._place(key)
+        return store.size(there)
+
+    def entry(self, key: str) -> Entry | None:
+        store, there = self._place(key)
+        return store.entry(there)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """Yield the corpus's own objects."""
+        return self._own.list(prefix)
+
+    def folders(self) -> Iterator[str]:
+        return self._own.folders()
+
+    def delete(self, key: str) -> None:
+        self._mine(key).delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._mine(key)
+        self._own.delete_many(keys)
+
+    def clock(self) -> float | None:
+        return self._own.clock()
+
+    def age(self, key: str) -> float | None:
+        store, there = self._place(key)
+        return store.age(there)
+
+    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
+        return self._own.remove_leftovers(folder, older_than_s=older_than_s)
+
+    def _place(self, key: str) -> tuple[Store, str]:
+        """Return the store that holds the object `key`, and its key there."""
+        found = _PLACE.fullmatch(key)
+        if found is None or int(found[2]) >= len(self._parts):
+            return self._own, key
+        return self._parts[int(found[2])], f"{found[1] or ''}{found[3]}"
+
+    def _mine(self, key: str) -> Store:
+        """Return the corpus's own store. Raises BadUri: `key` lies in a part, which is not to be changed."""
+        store, _ = self._place(key)
+        if store is not self._own:
+            raise BadUri.at(f"{self.uri}/{key}", "it lies in another corpus, which is only read here")
+        return self._own

@@ -1,0 +1,338 @@
+"""Removals: documents that were taken out of a corpus after it was built. Manifest and shards keep their bytes.
+
+Each removal is one file beside the manifest, `removals/000001.json` and so on. It names its documents and their tokens,
+and the digest of the removal before it, so the list cannot be edited or reordered unnoticed. `removals/head.json` says
+how many there are, so that a lost last file is found, too. Files are only ever added: the digest of a removal names the
+state of the corpus after it for ever, and a run that was made in that state keeps it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from data_service.corpus.manifest import BlockTable, CorpusManifest
+from data_service.errors import CorpusError
+from data_service.formats import REMEDY, newer
+from data_service.store.base import Store, together
+from data_service.store.errors import KeyMissing
+from data_service.types import Block
+
+REMOVALS = "removals/"
+HEAD = f"{REMOVALS}head.json"
+_VERSION = 1
+_NAME = re.compile(rf"{REMOVALS}(\d{{6}})\.json")
+_HEAD = re.compile(rb'\{"format":"maskfleet-removal","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
+_TAIL = b"}\n"
+_RESTORE = (
+    "restore the file from a copy of the corpus; what was removed is not read only while the list is whole"
+)
+
+
+@dataclass(frozen=True)
+class RemovedDocuments:
+    """D documents of one split, ordered by number.
+
+    Attributes:
+        documents: [D] int64, number of each document in its split.
+        block: [D] int64, number of its block in the split, ascending.
+        start, stop: [D] int64, its tokens in the block.
+    """
+
+    documents: NDArray[np.int64]
+    block: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Self:
+        """Return a table of rows of (document, block, start, stop), in any order."""
+        columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
+        return cls(*(np.ascontiguousarray(column) for column in columns))
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def tokens(self) -> int:
+        """Number of the documents' tokens."""
+        return int((self.stop - self.start).sum())
+
+    def stretches(self, block: int) -> NDArray[np.int64]:
+        """Return [K, 2] int64, first token and the one behind the last of each of the documents in a block."""
+        low, high = np.searchsorted(self.block, (block, block + 1))
+        return np.stack([self.start[low:high], self.stop[low:high]], axis=1)
+
+
+def without(block: Block, stretches: NDArray[np.int64], hole: int) -> Block:
+    """Return a block with the id `hole` in place of removed text. All other tokens keep their places.
+
+    `stretches`: [K, 2], as `RemovedDocuments.stretches` returns them.
+    """
+    if not len(stretches):
+        return block
+    removed = np.zeros(len(block.tokens), dtype=np.bool_)
+    for start, stop in stretches:
+        removed[start:stop] = True
+    tokens = block.tokens.copy()
+    tokens[removed] = hole
+    return replace(block, tokens=tokens, removed=removed)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One removal.
+
+    Attributes:
+        by: user and host, or whatever name was given.
+        at: time in seconds since 1970.
+        reason: why, in the remover's words.
+        train, heldout: documents of each split.
+        previous: digest of the removal before it; empty for the first.
+        digest: sha256 (hex) of its content, which includes `previous`; empty until it is written.
+    """
+
+    by: str
+    at: int
+    reason: str
+    train: RemovedDocuments
+    heldout: RemovedDocuments
+    previous: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class RemovalChain:
+    """All removals from a corpus up to a state, the oldest first."""
+
+    removals: tuple[Removal, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Digest that names the state: that of the last removal; empty if nothing was removed."""
+        return self.removals[-1].digest if self.removals else ""
+
+    def of(self, split: str) -> RemovedDocuments:
+        """Return all removed documents of a split, `train` or `heldout`."""
+        parts: list[RemovedDocuments] = [getattr(removal, split) for removal in self.removals]
+        columns = [
+            np.concatenate([np.zeros(0, dtype=np.int64), *(getattr(part, name) for part in parts)])
+            for name in ("documents", "block", "start", "stop")
+        ]
+        order = np.argsort(columns[0], kind="stable")
+        return RemovedDocuments(*(column[order] for column in columns))
+
+    def number_of(self, split: str, document: int) -> int | None:
+        """Return the number, from 1, of the removal that took a document out; None if it was not removed."""
+        for number, removal in enumerate(self.removals, 1):
+            documents = getattr(removal, split).documents
+            place = int(np.searchsorted(documents, document))
+            if place < len(documents) and documents[place] == document:
+                return number
+        return None
+
+    def up_to(self, digest: str) -> "RemovalChain | None":
+        """Return the chain as it was when its digest was `digest`; None if it never was."""
+        for count in range(len(self.removals) + 1):
+            state = RemovalChain(self.removals[:count])
+            if state.digest == digest:
+                return state
+        return None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Documents(_Strict):
+    documents: list[NonNegativeInt]
+    block: list[NonNegativeInt]
+    start: list[NonNegativeInt]
+    stop: list[PositiveInt]
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        if not len(self.documents) == len(self.block) == len(self.start) == len(self.stop):
+            raise ValueError("the columns of the removed documents differ in length")
+        numbers, blocks = np.array(self.documents), np.array(self.block)
+        if (np.diff(numbers) <= 0).any() or (np.diff(blocks) < 0).any():
+            raise ValueError("the removed documents are not in order")
+        if (np.array(self.start) >= np.array(self.stop)).any():
+            raise ValueError("a removed document has no tokens")
+        return self
+
+
+class _Content(_Strict):
+    corpus: str
+    previous: str
+    by: str
+    at: int
+    reason: str = Field(min_length=1)
+    train: _Documents
+    heldout: _Documents
+
+
+class _Head(_Strict):
+    count: PositiveInt
+    digest: str
+
+
+def removal_key(number: int) -> str:
+    """Return the key of removal `number`, counted from 1."""
+    return f"{REMOVALS}{number:06d}.json"
+
+
+def dump_removal(removal: Removal, corpus: str) -> bytes:
+    """Return the bytes of a removal's file. `corpus`: digest of the manifest of the corpus that it is from."""
+    content = {
+        "corpus": corpus,
+        "previous": removal.previous,
+        "by": removal.by,
+        "at": removal.at,
+        "reason": removal.reason,
+        "train": _columns(removal.train),
+        "heldout": _columns(removal.heldout),
+    }
+    body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    checksum = hashlib.sha256(body).hexdigest()
+    head = f'{{"format":"maskfleet-removal","version":{_VERSION},"sha256":"{checksum}","content":'
+    return head.encode() + body + _TAIL
+
+
+def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
+    """Return all removals from the corpus at the root of `store`, after checking that their list is whole.
+
+    Raises:
+        CorpusError: a file of the list is damaged, edited, missing, out of order, of another corpus, or written by a
+            newer version.
+        StoreError: the store cannot be read.
+    """
+    head = _load_head(store)  # before the list, which may grow meanwhile
+    keys = [entry.key for entry in store.list(REMOVALS)]
+    numbered = [key for key in keys if key != HEAD]
+    for number, key in enumerate(numbered, 1):
+        if _NAME.fullmatch(key) is None:
+            _damaged(store, key, "it is no removal, and does not belong into this folder")
+        if key != removal_key(number):
+            _damaged(store, removal_key(number), f"it is missing, but {key} is there")
+    found = together(store.get, numbered)
+    chain = RemovalChain()
+    for key, data in zip(numbered, found, strict=True):
+        removal = parse_removal(data, store, key, manifest)
+        if removal.previous != chain.digest:
+            _damaged(store, key, "it does not follow the removal before it: the list was edited or reordered")
+        chain = RemovalChain((*chain.removals, removal))
+    if head is not None:
+        _check_head(store, head, chain)
+    return chain
+
+
+def removals_at(store: Store, manifest: CorpusManifest, digest: str) -> RemovalChain:
+    """Return the removals from a corpus up to the state named `digest`; later ones are left out.
+
+    Raises:
+        CorpusError: as `load_removals`, or the corpus never was in that state.
+        StoreError: the store cannot be read.
+    """
+    found = load_removals(store, manifest).up_to(digest) if digest else RemovalChain()
+    if found is None:
+        raise CorpusError(
+            f"{store.uri}: no removal has the digest {digest[:12]}, up to which this run leaves documents out",
+            remedy=f"restore {REMOVALS} from a copy of the corpus; without it the run would read removed documents",
+        )
+    return found
+
+
+def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest) -> Removal:
+    """Return the removal in `data`, the bytes of object `key`. Raises CorpusError, as `load_removals`."""
+    head = _HEAD.match(data)
+    if head is None or not data.endswith(_TAIL):
+        _damaged(store, key, "its beginning or end is not that of a removal")
+    if int(head[1]) > _VERSION:
+        raise CorpusError(newer(store.at(key).uri), remedy=REMEDY)
+    body, digest = data[head.end() : -len(_TAIL)], head[2].decode()
+    if hashlib.sha256(body).hexdigest() != digest:
+        _damaged(store, key, "its bytes do not match its own hash")
+    try:
+        content = _Content.model_validate_json(body)
+    except ValidationError as error:
+        _damaged(store, key, str(error.errors()[0]["msg"]), error)
+    if content.corpus != manifest.digest:
+        _damaged(store, key, f"it is of the corpus with digest {content.corpus[:12]}")
+    splits = {}
+    for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
+        listed: _Documents = getattr(content, split)
+        splits[split] = RemovedDocuments(
+            *(np.array(column, dtype=np.int64) for column in vars(listed).values())
+        )
+        if not _inside(splits[split], table):
+            _damaged(store, key, f"it names documents of {split} that the corpus does not have")
+    return Removal(content.by, content.at, content.reason, **splits, previous=content.previous, digest=digest)
+
+
+def append_removal(
+    store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal
+) -> RemovalChain | None:
+    """Write `removal` behind `chain` and return the longer chain; None, with nothing written, if another came first.
+
+    Raises StoreError: the store cannot be written.
+    """
+    number = len(chain.removals) + 1
+    data = dump_removal(replace(removal, previous=chain.digest), manifest.digest)
+    if not store.put_if_absent(removal_key(number), data):
+        return None
+    written = parse_removal(data, store, removal_key(number), manifest)
+    longer = RemovalChain((*chain.removals, written))
+    store.put(HEAD, json.dumps({"count": number, "digest": longer.digest}).encode())
+    return longer
+
+
+def _load_head(store: Store) -> _Head | None:
+    try:
+        return _Head.model_validate_json(store.get(HEAD))
+    except KeyMissing:
+        return None
+    except ValidationError as error:
+        _damaged(store, HEAD, str(error.errors()[0]["msg"]), error)
+
+
+def _check_head(store: Store, head: _Head, chain: RemovalChain) -> None:
+    """Compare a chain with `head.json`, which is written after each removal: it may be behind, but never ahead."""
+    if head.count > len(chain.removals):
+        _damaged(store, removal_key(len(chain.removals) + 1), f"it is missing; there were {head.count}")
+    if chain.removals[head.count - 1].digest != head.digest:
+        _damaged(store, removal_key(head.count), f"{HEAD} names another digest: the list was edited")
+
+
+def _inside(removed: RemovedDocuments, table: BlockTable) -> bool:
+    """Return whether a table of blocks has all of these documents."""
+    if not len(removed):
+        return True
+    if removed.block[-1] >= len(table):
+        return False
+    ends = np.cumsum(table.documents)[removed.block]
+    first = ends - table.documents[removed.block]
+    known = (removed.documents >= first) & (removed.documents < ends)
+    return bool((known & (removed.stop <= table.tokens[removed.block])).all())
+
+
+def _columns(removed: RemovedDocuments) -> dict[str, list[int]]:
+    return {name: column.tolist() for name, column in vars(removed).items()}
+
+
+def _damaged(store: Store, key: str, reason: str, cause: Exception | None = None) -> NoReturn:
+    raise CorpusError(f"{store.uri.rstrip('/')}/{key} is damaged: {reason}", remedy=_RESTORE) from cause

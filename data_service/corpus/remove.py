@@ -1,0 +1,233 @@
+"""Takes documents out of a corpus: finds them by id or by number, and adds a removal to the list (`removals.py`)."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from data_service.corpus.corpus import Corpus, Part, open_corpus
+from data_service.corpus.manifest import BlockTable
+from data_service.corpus.parts import key_in_part
+from data_service.corpus.reader import read_block
+from data_service.corpus.removals import (
+    Removal,
+    RemovalChain,
+    RemovedDocuments,
+    append_removal,
+    load_removals,
+)
+from data_service.corpus.sidecar import PARTS, find_ids
+from data_service.errors import CorpusError
+from data_service.store.base import together
+
+ReportDone = Callable[[int, int], None]
+"""A function that is called with the number of shards or blocks just read and the number of all that are to be read."""
+
+_NAMED = 20  # unknown documents that an error names
+_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
+_Row = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of a corpus, by split."""
+
+    train: RemovedDocuments
+    heldout: RemovedDocuments
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.heldout)
+
+    @property
+    def tokens(self) -> int:
+        """Number of their tokens."""
+        return self.train.tokens + self.heldout.tokens
+
+
+@dataclass(frozen=True)
+class RemovalReport:
+    """What a removal did.
+
+    Attributes:
+        number: number of the removal, from 1; None if all documents were removed before, so that nothing was written.
+        documents: documents that it took out.
+        already: documents that earlier removals had taken out.
+    """
+
+    number: int | None
+    documents: Documents
+    already: Documents
+
+
+def documents_by_id(
+    corpus: Corpus, ids: Iterable[str], report: ReportDone = lambda done, total: None
+) -> Documents:
+    """Return the documents with these ids. A document of which stretches are held out counts in both splits.
+
+    Raises:
+        CorpusError: the corpus was built without provenance or records no ids, or ids are not in it.
+        StoreError: the store cannot be read.
+    """
+    wanted = set(ids)
+    rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
+    missing = set(wanted)
+    for found in find_ids(corpus, wanted, report):
+        at = found.origin
+        rows[found.split].append((found.number, at.block, at.start, at.start + at.tokens))
+        missing.discard(at.provenance.id or "")
+    if missing:
+        raise _unknown(corpus, "no document with the id", sorted(missing))
+    return _documents(rows)
+
+
+def documents_by_number(
+    corpus: Corpus, names: Iterable[str], report: ReportDone = lambda done, total: None
+) -> Documents:
+    """Return the documents with these numbers, written as `17`, `train:17` or `heldout:3`.
+
+    Raises:
+        CorpusError: a name is not such a number, or the corpus has no such document.
+        CorruptBlock, StoreError: a block cannot be read.
+    """
+    wanted: dict[Part, set[int]] = {part: set() for part in PARTS}
+    unknown = []
+    for name in names:
+        found = _NUMBER.fullmatch(name)
+        split: Part = "heldout" if found and found[1] == "heldout" else "train"
+        if found is None or int(found[2]) >= int(corpus.table(split).documents.sum()):
+            unknown.append(name)
+        else:
+            wanted[split].add(int(found[2]))
+    if unknown:
+        raise _unknown(corpus, "no document with the number", unknown)
+    blocks = [one for part in PARTS if wanted[part] for one in _by_block(corpus, part, wanted[part])]
+    rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
+    for one, placed in zip(blocks, together(partial(_place, corpus), blocks), strict=True):
+        rows[one.split] += placed
+        report(1, len(blocks))
+    return _documents(rows)
+
+
+def documents_of_parts(corpus: Corpus) -> Documents:
+    """Return the documents of a merged corpus that were removed from its parts, before the merge or since.
+
+    Raises:
+        CorpusError: a part is gone, is another corpus than was merged, or its list of removals is damaged.
+        StoreError: a store cannot be read.
+    """
+    rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
+    for number, part in enumerate(corpus.manifest.parts):
+        source = open_corpus(part.uri)
+        if source.manifest.digest != part.digest:
+            raise CorpusError(
+                f"{part.uri} is another corpus than the one that belongs to {corpus.store.uri}",
+                remedy="restore it from a copy, or merge the corpora again",
+            )
+        chain = load_removals(source.store, source.manifest)
+        for split in PARTS:
+            block, document = _first_of(corpus.table(split), key_in_part(number, ""))
+            gone = chain.of(split)
+            columns = (gone.documents + document, gone.block + block, gone.start, gone.stop)
+            rows[split] += zip(*(column.tolist() for column in columns), strict=True)
+    return _documents(rows)
+
+
+def still_read(corpus: Corpus) -> Documents:
+    """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
+    `documents_of_parts`."""
+    chain = load_removals(corpus.store, corpus.manifest)
+    return _divided(documents_of_parts(corpus), chain)[0]
+
+
+def _first_of(table: BlockTable, prefix: str) -> tuple[int, int]:
+    """Return the first block whose shard's key begins with `prefix`, and the number of its first document."""
+    of_part = np.array([key.startswith(prefix) for key in table.shards], dtype=np.bool_)
+    found = np.flatnonzero(of_part[table.shard]) if len(table.shards) else np.zeros(0, dtype=np.int64)
+    block = int(found[0]) if len(found) else len(table)
+    return block, int(table.documents[:block].sum())
+
+
+def remove_documents(corpus: Corpus, documents: Documents, *, by: str, at: int, reason: str) -> RemovalReport:
+    """Add a removal of those of the documents that are still there. If there are none, nothing is written.
+
+    If several processes do this at the same time, each document is in one of their removals.
+
+    Args:
+        corpus: the corpus.
+        documents: at least one document of it.
+        by: user and host.
+        at: seconds since 1970.
+        reason: why; not empty.
+
+    Raises:
+        CorpusError: the reason is empty, or the list of removals is damaged.
+        StoreError: the store cannot be read or written.
+    """
+    if not reason.strip():
+        raise CorpusError(
+            "a removal has no reason", remedy="say why the documents are taken out: --reason TEXT"
+        )
+    while True:
+        chain = load_removals(corpus.store, corpus.manifest)
+        new, already = _divided(documents, chain)
+        if not len(new):
+            return RemovalReport(None, new, already)
+        removal = Removal(by, at, reason.strip(), new.train, new.heldout)
+        longer = append_removal(corpus.store, corpus.manifest, chain, removal)
+        if longer is not None:
+            return RemovalReport(len(longer.removals), new, already)
+
+
+def _divided(documents: Documents, chain: RemovalChain) -> tuple[Documents, Documents]:
+    """Return the documents that are not removed, and those that are."""
+    kept, removed = {}, {}
+    for split in PARTS:
+        given: RemovedDocuments = getattr(documents, split)
+        gone = np.isin(given.documents, chain.of(split).documents)
+        kept[split], removed[split] = _chosen(given, ~gone), _chosen(given, gone)
+    return Documents(**kept), Documents(**removed)
+
+
+def _chosen(documents: RemovedDocuments, which: np.ndarray) -> RemovedDocuments:
+    return RemovedDocuments(*(column[which] for column in vars(documents).values()))
+
+
+def _documents(rows: dict[Part, list[_Row]]) -> Documents:
+    return Documents(RemovedDocuments.of(rows["train"]), RemovedDocuments.of(rows["heldout"]))
+
+
+@dataclass(frozen=True)
+class _InBlock:
+    """Documents of one block of a split, by their numbers in the split. `first`: number of the block's first one."""
+
+    split: Part
+    block: int
+    first: int
+    numbers: list[int]
+
+
+def _by_block(corpus: Corpus, split: Part, wanted: set[int]) -> Iterator[_InBlock]:
+    """Yield the documents of each block that holds some of those wanted."""
+    documents = corpus.table(split).documents
+    ends, numbers = np.cumsum(documents), np.array(sorted(wanted), dtype=np.int64)
+    blocks, starts = np.unique(np.searchsorted(ends, numbers, side="right"), return_index=True)
+    for block, there in zip(blocks.tolist(), np.split(numbers, starts[1:]), strict=True):
+        yield _InBlock(split, block, int(ends[block] - documents[block]), there.tolist())
+
+
+def _place(corpus: Corpus, wanted: _InBlock) -> list[_Row]:
+    """Return a row for each of the documents."""
+    block = read_block(corpus.store, corpus.table(wanted.split), wanted.block)
+    edges = block.sentences[block.documents]
+    places = [(number, number - wanted.first) for number in wanted.numbers]
+    return [(number, wanted.block, int(edges[at]), int(edges[at + 1])) for number, at in places]
+
+
+def _unknown(corpus: Corpus, what: str, names: Sequence[str]) -> CorpusError:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return CorpusError(
+        f"{corpus.store.uri}: {what} {', '.join(map(repr, names[:_NAMED]))}{more}",
+        remedy="nothing was removed; `maskfleet corpus find` and `corpus show` say what is there",
+    )

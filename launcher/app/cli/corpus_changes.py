@@ -1,0 +1,127 @@
+"""`maskfleet corpus remove` and `corpus merge`: change what is read of corpora, without rewriting a shard."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
+
+if TYPE_CHECKING:
+    from data_service.corpus.corpus import Corpus
+    from data_service.corpus.remove import Documents
+
+
+def register(group: typer.Typer) -> None:
+    """Add the commands to the group `maskfleet corpus`."""
+    group.command()(remove)
+    group.command()(merge)
+
+
+def remove(
+    corpus: CorpusArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the removal.")],
+    ids: Annotated[
+        str | None,
+        typer.Option("--ids", metavar="FILE", help="Ids, one a line, in a corpus built with --provenance."),
+    ] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option("--documents", metavar="FILE", help="Numbers, one a line: 17, train:17 or heldout:3."),
+    ] = None,
+    from_parts: Annotated[
+        bool,
+        typer.Option("--from-parts", help="What was removed from the corpora that this one was merged from."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take documents out. Manifest and shards stay as they are, and every other token keeps its position.
+
+    A removal is added to a list beside the manifest. A run that is made afterwards never reads the documents; one that
+    is under way goes on with `maskfleet train RUN --without-removed`. If a document is not in the corpus, nothing is
+    removed.
+
+    Example: `maskfleet corpus remove s3://bucket/news --ids ids.txt --reason "request of 25 November"`
+    """
+    import time
+
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.remove import remove_documents
+    from launcher.errors import OptionError
+    from launcher.runtime.run.stop import here
+
+    if (ids is not None, documents is not None, from_parts).count(True) != 1:
+        raise OptionError(
+            "what is to be removed is not told", remedy="give one of --ids, --documents and --from-parts"
+        )
+    if not reason.strip():
+        raise OptionError("--reason is empty", remedy="say why the documents are taken out")
+    opened = open_corpus(corpus)
+    wanted = _wanted(opened, ids, documents)
+    report = remove_documents(opened, wanted, by=here(), at=int(time.time()), reason=reason)
+    if as_json:
+        counts = {"documents": len(report.documents), "tokens": report.documents.tokens}
+        print_json([{"removal": report.number, **counts, "removed_before": len(report.already)}])
+        return
+    if len(report.already):
+        typer.echo(f"removed before: {len(report.already):,} documents")
+    if report.number is None:
+        typer.echo("nothing is left to remove")
+    else:
+        parts = (report.documents.train, report.documents.heldout)
+        counted = ", ".join(
+            f"{len(part):,} of {name}" for part, name in zip(parts, ("train", "heldout"), strict=True)
+        )
+        typer.echo(f"removal {report.number}: {counted}, {report.documents.tokens:,} tokens")
+
+
+def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "Documents":
+    """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
+    from data_service.corpus.remove import documents_by_id, documents_by_number, documents_of_parts
+    from launcher.app.cli.texts import read_list
+    from launcher.progress import work
+
+    with work("finding documents") as now:
+
+        def read(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        if ids is not None:
+            return documents_by_id(corpus, read_list(ids), read)
+        if documents is not None:
+            return documents_by_number(corpus, read_list(documents), read)
+        return documents_of_parts(corpus)
+
+
+def merge(
+    corpora: Annotated[
+        list[str], typer.Argument(metavar="CORPUS...", help="Folders or s3:// URIs of two corpora or more.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the merged corpus.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make one corpus of several, without copying a shard. They must stay where they are; their runs stay valid.
+
+    Documents that an earlier corpus has, too, are left out like removed ones; what was removed stays removed. To let a
+    corpus grow, build the new text into a corpus of its own, and merge both.
+
+    Example: `maskfleet corpus merge s3://bucket/news-2025 s3://bucket/news-2026 --out s3://bucket/news`
+    """
+    import time
+
+    from data_service.corpus.merge import merge_corpora
+    from launcher.progress import work
+    from launcher.runtime.run.stop import here
+
+    with work("comparing documents", unit="blocks") as now:
+
+        def read(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        report = merge_corpora(corpora, out, by=here(), at=int(time.time()), report=read)
+    if as_json:
+        print_json([vars(report)])
+    else:
+        counted = f"{report.copies:,} copies left out, {report.removed:,} removed before"
+        typer.echo(f"{report.documents:,} documents, {counted}: {out}")

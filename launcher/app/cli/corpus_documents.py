@@ -1,0 +1,102 @@
+"""`maskfleet corpus show` and `corpus find`: the documents of a corpus, where they are from, and what was taken out."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from launcher.app.cli.options import CorpusArgument
+
+
+class CorpusSplit(StrEnum):
+    TRAIN = "train"
+    HELDOUT = "heldout"
+
+
+def register(group: typer.Typer) -> None:
+    """Add the commands to the group `maskfleet corpus`."""
+    group.command()(show)
+    group.command()(find)
+
+
+def show(
+    corpus: CorpusArgument,
+    index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
+    split: Annotated[CorpusSplit, typer.Option("--split", help="Which documents.")] = CorpusSplit.TRAIN,
+    licences: Annotated[
+        bool, typer.Option("--licences", help="Count documents and tokens by licence instead.")
+    ] = False,
+    removed: Annotated[
+        bool, typer.Option("--removed", help="List what was taken out by `corpus remove` instead.")
+    ] = False,
+) -> None:
+    """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
+    from itertools import repeat
+
+    from data_service.corpus.corpus import show_documents
+    from data_service.printable import visible
+
+    if licences:
+        _licences(corpus)
+        return
+    if removed:
+        _removed(corpus)
+        return
+    for document in show_documents(corpus, split.value, index, count):
+        place = f"{document.shard}, block {document.block}, document {document.document}"
+        gone = "" if document.removal is None else f", removed (removal {document.removal})"
+        typer.echo(visible(f"== {place}: {document.tokens:,} tokens{gone}"))
+        names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
+        for name, sentence in zip(names, document.sentences, strict=False):
+            typer.echo(visible(name + sentence.rstrip("\n")))
+
+
+def _licences(uri: str) -> None:
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.sidecar import count_by
+    from launcher.app.cli.corpus_shown import licence_table
+    from launcher.output import print_table
+
+    print_table(licence_table(count_by(open_corpus(uri), "licence")))
+
+
+def _removed(uri: str) -> None:
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.removals import load_removals
+    from data_service.printable import visible
+    from launcher.app.cli.corpus_shown import removal_lines
+
+    opened = open_corpus(uri)
+    for line in removal_lines(opened, load_removals(opened.store, opened.manifest)):
+        typer.echo(visible(line))
+
+
+def find(
+    corpus: CorpusArgument,
+    document_id: Annotated[str | None, typer.Option("--id", help="The document's id.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="The URL that it is from.")] = None,
+) -> None:
+    """Find documents by id or URL, in a corpus that was built with --provenance.
+
+    Prints number, shard, block, document in it and its tokens in the block; exit code 1 if there is none.
+    """
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.removals import load_removals
+    from data_service.corpus.sidecar import find_documents
+    from data_service.printable import visible
+    from launcher.errors import OptionError
+
+    wanted = {name: value for name, value in {"id": document_id, "url": url}.items() if value is not None}
+    if not wanted:
+        raise OptionError("nothing to find", remedy="give --id or --url")
+    opened, found = open_corpus(corpus), False
+    removals = load_removals(opened.store, opened.manifest)
+    for document in find_documents(opened, **wanted):
+        found = True
+        removal = removals.number_of(document.split, document.number)
+        gone = "" if removal is None else f", removed (removal {removal})"
+        typer.echo(visible(f"{document}{gone}"))
+    if not found:
+        typer.echo("no such document", err=True)
+        raise typer.Exit(1)

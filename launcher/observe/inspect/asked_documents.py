@@ -1,0 +1,149 @@
+"""The documents that `maskfleet runs exposure` looks for: by number, by id, or all that were removed."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from data_service.corpus.corpus import Corpus, open_corpus, place_document
+from data_service.corpus.removals import load_removals
+from data_service.errors import CorpusError
+from data_service.stream.exposure import TextPlace
+from launcher.errors import RunError
+from launcher.runtime.run.record import Run
+
+ReportDone = Callable[[int, int], None]
+_NAMED = 20  # unknown ids that an error names
+
+
+@dataclass(frozen=True, order=True)
+class DocumentName:
+    """Document number `number` of the training split of source `source`, as `maskfleet corpus show --index` counts."""
+
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.number}"
+
+
+@dataclass(frozen=True)
+class AskedDocuments:
+    """Documents that were asked for.
+
+    Attributes:
+        places: training documents and where their text lies.
+        ids: ids of those that were named by id.
+        heldout: names of held-out documents, which no step reads.
+    """
+
+    places: dict[DocumentName, TextPlace]
+    ids: dict[DocumentName, str] = field(default_factory=dict)
+    heldout: tuple[str, ...] = ()
+
+    def shown(self, document: DocumentName) -> str:
+        """Return a document's name for people, with its id if it was named by id."""
+        return f"{document} (id {self.ids[document]})" if document in self.ids else str(document)
+
+
+def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> AskedDocuments:
+    """Return training documents by number.
+
+    Raises:
+        RunError: the run has no such source.
+        CorpusError: the source has no such document, or its corpus cannot be read.
+        StoreError: a store cannot be read.
+    """
+    sources = list(run.recipe.corpus.sources)
+    for document in documents:
+        if document.source not in sources:
+            raise RunError(
+                f"{run.uri} has no source {document.source}", remedy=f"its sources are {', '.join(sources)}"
+            )
+    wanted = {document.source for document in documents}
+    opened = {name: corpus for name, corpus in _corpora(run) if name in wanted}
+    return AskedDocuments(
+        {
+            document: TextPlace(
+                sources.index(document.source),
+                *place_document(opened[document.source], "train", document.number),
+            )
+            for document in documents
+        }
+    )
+
+
+def documents_by_id(
+    run: Run, ids: Iterable[str], report: ReportDone = lambda done, total: None
+) -> AskedDocuments:
+    """Return the documents with these ids in all sources that record ids.
+
+    `report` is called with the number of sidecars just read, and of all of the source.
+
+    Raises:
+        CorpusError: ids are in no source, or a corpus cannot be read.
+        StoreError: a store cannot be read.
+    """
+    from data_service.corpus.sidecar import find_ids  # pyarrow is imported only where it is needed
+
+    wanted = set(ids)
+    asked, missing, heldout = AskedDocuments({}), set(wanted), list[str]()
+    for number, (name, corpus) in enumerate(_corpora(run)):
+        if not corpus.manifest.provenance:
+            continue
+        for found in find_ids(corpus, wanted, report):
+            at, known = found.origin, str(found.origin.provenance.id)
+            missing.discard(known)
+            if found.split == "heldout":
+                heldout.append(f"{name}:heldout:{found.number} (id {known})")
+                continue
+            document = DocumentName(name, found.number)
+            asked.places[document] = TextPlace(number, at.block, at.start, at.start + at.tokens)
+            asked.ids[document] = known
+    if missing:
+        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+        raise CorpusError(
+            f"{run.uri}: no source has a document with the id "
+            f"{', '.join(map(repr, sorted(missing)[:_NAMED]))}{more}",
+            remedy="a corpus knows ids if it was built with --provenance; `maskfleet corpus find` looks for one",
+        )
+    return AskedDocuments(asked.places, asked.ids, tuple(heldout))
+
+
+def removed_documents(run: Run) -> AskedDocuments:
+    """Return all documents that were ever removed from the run's corpora. Raises CorpusError, StoreError."""
+    places: dict[DocumentName, TextPlace] = {}
+    heldout: list[str] = []
+    for number, (name, corpus) in enumerate(_corpora(run)):
+        chain = load_removals(corpus.store, corpus.manifest)
+        gone = chain.of("train")
+        for document, *at in zip(*(column.tolist() for column in vars(gone).values()), strict=True):
+            places[DocumentName(name, document)] = TextPlace(number, *at)
+        heldout += [f"{name}:heldout:{document}" for document in chain.of("heldout").documents.tolist()]
+    return AskedDocuments(places, heldout=tuple(heldout))
+
+
+class LeftOutDocuments:
+    """Tells at which steps a run left documents out."""
+
+    def __init__(self, run: Run, asked: AskedDocuments) -> None:
+        self._history = run.history
+        states = [run.history.first, *(record.states for record in run.history.records)]
+        self._gone: dict[tuple[str, str], frozenset[int]] = {}
+        numbers = np.array([document.number for document in asked.places], dtype=np.int64)
+        for name, corpus in _corpora(run) if any(states) else ():
+            chain = load_removals(corpus.store, corpus.manifest)
+            for digest in {state[name] for state in states if name in state}:
+                known = chain.up_to(digest)
+                removed = np.zeros(0, dtype=np.int64) if known is None else known.of("train").documents
+                self._gone[name, digest] = frozenset(np.intersect1d(numbers, removed).tolist())
+
+    def at(self, document: DocumentName, step: int, attempt: int | None) -> bool:
+        """Return whether a step left a document out; with `attempt`, as it was read by then."""
+        state = self._history.at(step, attempt).get(document.source, "")
+        return document.number in self._gone.get((document.source, state), ())
+
+
+def _corpora(run: Run) -> Iterator[tuple[str, Corpus]]:
+    for name, source in run.recipe.corpus.sources.items():
+        yield name, open_corpus(source.uri)

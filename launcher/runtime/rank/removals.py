@@ -1,0 +1,37 @@
+"""Settles, at the start of a rank group, from which step on the run leaves removed documents out."""
+
+from dataclasses import replace
+
+from pydantic import JsonValue, TypeAdapter
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import Peers, first_or_raise
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.removals import LeftOut, RemovalHistory, read_left_out, write_left_out
+
+_RECORDS = TypeAdapter(tuple[LeftOut, ...])
+
+
+def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, LeftOut | None]:
+    """Return `run` as it goes on at `step`, and the record that this added; None if there was nothing to add.
+
+    Rank 0 decides and writes, for all ranks.
+
+    Raises:
+        Superseded: a newer attempt has been claimed.
+        DamagedCheckpoint, StoreError: as `read_left_out`.
+    """
+
+    def settle() -> JsonValue:
+        records = read_left_out(run.store)
+        wanted = dict(run.removals)
+        if dict(RemovalHistory(run.record.inputs.removals, records).at(step)) == wanted:
+            return [each.model_dump(mode="json") for each in records]
+        attempt.ensure_current()
+        new = LeftOut(step=step, attempt=attempt.number, states=wanted)
+        write_left_out(run.store, len(records) + 1, new)
+        return [each.model_dump(mode="json") for each in (*records, new)]
+
+    records = _RECORDS.validate_python(first_or_raise(peers, settle))
+    added = records[-1] if records and records[-1].attempt == attempt.number else None
+    return replace(run, left_out=records), added

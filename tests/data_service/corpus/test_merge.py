@@ -1,0 +1,305 @@
+"""A merged corpus is that of its parts one after another: the same documents, each once, and no shard written again."""
+
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_service.corpus import manifest_file
+from data_service.corpus.corpus import Corpus, open_corpus, show_documents, verify_corpus
+from data_service.corpus.manifest import CONFIGURATION, MANIFEST
+from data_service.corpus.merge import SPLITS, MergeReport, merge_corpora
+from data_service.corpus.provenance import ProvenanceOptions
+from data_service.corpus.reader import read_block
+from data_service.corpus.removals import load_removals
+from data_service.corpus.remove import (
+    documents_by_id,
+    documents_by_number,
+    documents_of_parts,
+    remove_documents,
+    still_read,
+)
+from data_service.corpus.sidecar import find_documents
+from data_service.errors import CorpusError
+from data_service.store.errors import BadUri
+from data_service.stream.stream import Stream
+from data_service.types import Block
+from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
+from tests.support.data.raw_text import DOCUMENTS, SMALL, build, files_of, write_jsonl
+
+Documents = list[tuple[int, ...]]
+
+
+def block_of(documents: list[tuple[int, ...]]) -> Block:
+    """A block of these documents, each of one sentence."""
+    sentences = np.cumsum([0, *map(len, documents)])
+    tokens = np.array([token for document in documents for token in document], dtype=np.uint16)
+    return Block(tokens, sentences, np.arange(len(documents) + 1))
+
+
+def read(corpus: Corpus, split: str) -> list[Documents]:
+    """The documents of each block."""
+    table, blocks = corpus.table("train" if split == "train" else "heldout"), list[Documents]()
+    for index in range(len(table)):
+        block = read_block(corpus.store, table, index)
+        edges = block.sentences[block.documents].tolist()
+        blocks.append([tuple(block.tokens[start:stop].tolist()) for start, stop in pairwise(edges)])
+    return blocks
+
+
+def removed(corpus: Corpus, split: str) -> set[int]:
+    return set(load_removals(corpus.store, corpus.manifest).of(split).documents.tolist())
+
+
+def merge(uris: list[str], out: Path) -> MergeReport:
+    return merge_corpora(uris, str(out), by="x", at=1)
+
+
+def later_copies(parts: list[Corpus]) -> dict[str, set[int]]:
+    """The numbers in the merged corpus of documents that an earlier part has, by a look at all of them."""
+    listed = [
+        (number, split, document)
+        for number, part in enumerate(parts)
+        for split in SPLITS
+        for block in read(part, split)
+        for document in block
+    ]
+    seen: dict[tuple[int, ...], int] = {}
+    copies: dict[str, set[int]] = {split: set() for split in SPLITS}
+    at = dict.fromkeys(map(str, SPLITS), 0)
+    for number, split, document in listed:
+        if seen.setdefault(document, number) < number:
+            copies[split].add(at[split])
+        at[split] += 1
+    return copies
+
+
+some_documents = st.lists(
+    st.lists(
+        st.tuples(st.integers(5, 7), st.integers(5, 7)) | st.tuples(st.integers(5, 7)), min_size=1, max_size=6
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(some_documents, some_documents), min_size=2, max_size=3), st.data())
+def test_documents_one_after_another_and_later_copies_left_out(
+    tmp_path_factory: pytest.TempPathFactory,
+    given_parts: list[tuple[list[Documents], list[Documents]]],
+    data: st.DataObject,
+) -> None:
+    """Held to a list of all documents; with removals before, and a merge of a merged corpus."""
+    folder = tmp_path_factory.mktemp("parts")
+    uris = []
+    for number, sides in enumerate(given_parts):
+        own = [*sides[0][0], (100 + number,)]  # no two parts are the same
+        train, heldout = (list(map(block_of, side)) for side in ([own, *sides[0][1:]], sides[1]))
+        uris.append(write_corpus(folder / str(number), train, heldout))
+    gone: dict[str, set[int]] = {split: set() for split in SPLITS}
+    parts, before = [open_corpus(uri) for uri in uris], dict.fromkeys(SPLITS, 0)
+    expected: dict[str, list[Documents]] = {split: [] for split in SPLITS}
+    for part in parts:
+        for split in SPLITS:
+            count = sum(map(len, read(part, split)))
+            chosen = data.draw(st.sets(st.integers(0, count - 1), max_size=2))
+            if chosen:
+                names = [f"{split}:{number}" for number in chosen]
+                remove_documents(
+                    part, documents_by_number(part, names), by="y", at=2, reason=f"of {part.store.uri}"
+                )
+            gone[split] |= {before[split] + number for number in chosen}
+            before[split] += count
+            expected[split] += read(part, split)
+    carried = sum(map(len, gone.values()))
+    for side, copies in later_copies(parts).items():
+        gone[side] |= copies
+    bytes_before = {uri: files_of(Path(uri)) for uri in uris}
+    report = merge(uris, folder / "merged")
+    nested = uris
+    if len(uris) == 3:
+        merge(uris[:2], folder / "two")
+        nested = [str(folder / "two"), uris[2]]
+        merge(nested, folder / "nested")
+    for name in ("merged", "nested") if len(uris) == 3 else ("merged",):
+        merged = open_corpus(str(folder / name))
+        for split in SPLITS:
+            assert read(merged, split) == expected[split]
+            assert removed(merged, split) == gone[split]
+        assert verify_corpus(str(folder / name)).damage == ()
+        assert len(merged.manifest.parts) == len(uris)
+        others = {key for key in files_of(folder / name) if not key.startswith("removals/")}
+        assert others == {MANIFEST}
+    total = sum(map(len, gone.values()))
+    assert report.removed == carried
+    assert (report.documents, report.copies) == (sum(before.values()), total - report.removed)
+    assert {uri: files_of(Path(uri)) for uri in uris} == bytes_before
+    assert np.array_equal(
+        open_corpus(str(folder / "merged")).manifest.unigram, sum(part.manifest.unigram for part in parts)
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["json", "columns"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of blocks in the manifest, or apart as in a large corpus."""
+    if request.param:
+        monkeypatch.setattr(manifest_file, "MANY", 1)
+
+
+@pytest.mark.usefixtures("form")
+def test_a_stream_reads_the_parts_and_no_removed_text(tmp_path: Path) -> None:
+    blocks = [random_block(seed, 400) for seed in range(6)]
+    uris = [
+        write_corpus(tmp_path / n, blocks[at : at + 2], [random_block(9 + at, 200)])
+        for n, at in (("a", 0), ("b", 2))
+    ]
+    uris.append(write_corpus(tmp_path / "c", [blocks[0], blocks[4]], [random_block(20, 200)]))
+    merge(uris, tmp_path / "merged")
+    at_once = write_corpus(tmp_path / "once", [*blocks[:4], blocks[0], blocks[4]])
+    source = source_of(str(tmp_path / "merged"))
+    state = load_removals(open_corpus(source.uri).store, open_corpus(source.uri).manifest).digest
+    plain = Stream(spec_of(source))
+    whole = plain.read(0, 0, plain.samples_per_epoch)
+    fields = {"manifest_fingerprint": source.manifest_fingerprint}
+    expected = Stream(spec_of(source_of(at_once)))
+    assert plain.samples_per_epoch == expected.samples_per_epoch
+    assert len(whole.tokens) == len(expected.read(0, 0, expected.samples_per_epoch).tokens)
+    hollow = Stream(spec_of(source.model_copy(update={"removals": state, **fields})))
+    holes = hollow.read(0, 0, hollow.samples_per_epoch).holes
+    assert holes is not None
+    assert len(holes) >= len(blocks[0].tokens)  # the copy in the third part
+
+
+@pytest.mark.usefixtures("form")
+def test_built_corpora_with_provenance(tmp_path: Path) -> None:
+    """As one that was built at once, but for shard borders: the same documents, the first of each copy kept."""
+    options = SMALL.model_copy(update={"provenance": ProvenanceOptions(id="id"), "heldout_fraction": 0.5})
+    texts = {"a": DOCUMENTS[:40], "b": [*DOCUMENTS[30:], "short"], "once": [*DOCUMENTS, "short"]}
+    for name, documents in texts.items():
+        write_jsonl(tmp_path / f"in-{name}" / "x.jsonl", documents)
+        build(tmp_path / f"in-{name}", tmp_path / name, options)
+    rules = {name: open_corpus(str(tmp_path / name)).manifest.heldout_rule for name in texts}
+    assert set(rules.values()) == {None}
+    report = merge([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "merged")
+    assert report.copies == 10
+    merged, once = open_corpus(str(tmp_path / "merged")), open_corpus(str(tmp_path / "once"))
+    for split in SPLITS:
+        gone = removed(merged, split)
+        listed = [document for block in read(merged, split) for document in block]
+        kept = [document for number, document in enumerate(listed) if number not in gone]
+        assert sorted(kept) == sorted(document for block in read(once, split) for document in block)
+    assert verify_corpus(str(tmp_path / "merged")).damage == ()
+    both = list(find_documents(merged, id="15"))  # an id of either part
+    assert len(both) == 2
+    assert {show_documents(merged.store.uri, one.split, one.number)[0].sentences[0] for one in both} == {
+        show_documents(str(tmp_path / part), found.split, found.number)[0].sentences[0]
+        for part in ("a", "b")
+        for found in find_documents(open_corpus(str(tmp_path / part)), id="15")
+    }
+    assert len(documents_by_id(merged, ["15"])) == 2
+    with pytest.raises(BadUri):
+        merged.store.put(merged.manifest.train.shards[0], b"")
+    shard = tmp_path / "b" / "train/000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+    assert "parts/1/train/000000.tar" in {
+        damage.key for damage in verify_corpus(str(tmp_path / "merged")).damage
+    }
+
+
+@pytest.mark.parametrize(("size", "unit"), [(1, "document"), (400, "stretch")])
+def test_a_little_text_is_added_by_the_same_rule(tmp_path: Path, size: int, unit: str) -> None:
+    """Of which a build of its own would hold out a share of its own."""
+    long = ["\n\n".join(DOCUMENTS[n : n + size]) for n in range(0, 70, size)]
+    texts = {"a": long, "b": [*DOCUMENTS[68:], long[0]], "once": [*long, *DOCUMENTS[68:]]}
+    options, rule = SMALL.model_copy(update={"heldout_fraction": 0.0005}), None
+    for name, documents in texts.items():
+        write_jsonl(tmp_path / f"in-{name}" / "x.jsonl", documents)
+        build(tmp_path / f"in-{name}", tmp_path / name, options.model_copy(update={"heldout_rule": rule}))
+        rule = open_corpus(str(tmp_path / "a")).manifest.heldout_rule
+    assert rule is not None
+    assert rule.unit == unit
+    merge([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "merged")
+    merged, once = open_corpus(str(tmp_path / "merged")), open_corpus(str(tmp_path / "once"))
+    for split in SPLITS:
+        gone = removed(merged, split)
+        listed = [document for block in read(merged, split) for document in block]
+        kept = [document for number, document in enumerate(listed) if number not in gone]
+        assert sorted(kept) == sorted(document for block in read(once, split) for document in block)
+    build(
+        tmp_path / "in-b", tmp_path / "b", options.model_copy(update={"heldout_rule": rule})
+    )  # is known as complete
+
+
+@pytest.mark.usefixtures("form")
+def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
+    """Also from parts of a merged part; held to the text of the removed documents."""
+    uris = [
+        write_corpus(
+            tmp_path / str(n), [random_block(n, 300), random_block(10 + n, 200)], [random_block(20 + n, 200)]
+        )
+        for n in range(3)
+    ]
+    merge(uris[:2], tmp_path / "two")
+    merge([str(tmp_path / "two"), uris[2]], tmp_path / "merged")
+    merged, texts = open_corpus(str(tmp_path / "merged")), list[tuple[int, ...]]()
+    assert len(still_read(merged)) == 0
+    for uri, names in zip(uris, (["1"], ["heldout:0", "4"], ["2", "heldout:1"]), strict=True):
+        part = open_corpus(uri)
+        remove_documents(part, documents_by_number(part, names), by="y", at=2, reason="later")
+        for split in SPLITS:
+            listed = [document for block in read(part, split) for document in block]
+            texts += [listed[number] for number in sorted(removed(part, split))]
+    assert len(still_read(merged)) == 5
+    remove_documents(merged, documents_of_parts(merged), by="y", at=3, reason="as in the parts")
+    assert len(still_read(merged)) == 0
+    found = [
+        [document for block in read(merged, split) for document in block][number]
+        for split in SPLITS
+        for number in removed(merged, split)
+    ]
+    assert sorted(found) == sorted(texts)
+    shutil.copytree(uris[0], tmp_path / "copy")
+    shutil.rmtree(uris[0])
+    with pytest.raises(CorpusError):
+        still_read(merged)
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+    one = write_corpus(tmp_path / "one", [random_block(1, 300)], [random_block(2, 200)])
+    same = write_corpus(tmp_path / "same", [random_block(3, 300)], [random_block(4, 200)])
+    pairs = write_corpus(tmp_path / "pairs", [random_block(5, 300)], [random_block(6, 200)], negatives=0)
+    for uris in ([one], [one, one], [one, pairs]):
+        with pytest.raises(CorpusError):
+            merge(uris, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    merge([one, same], tmp_path / "out")
+    with pytest.raises(CorpusError):
+        merge([one, same], tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
+    store = open_corpus(one).store
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/build").mkdir()
+    (tmp_path / "other" / CONFIGURATION).write_text("{}")
+    with pytest.raises(CorpusError):
+        merge([one, same], tmp_path / "other")
+    assert store.size(MANIFEST)
+
+
+def test_an_interrupted_merge_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = write_corpus(tmp_path / "one", [random_block(1, 300)], [random_block(2, 200)])
+    two = write_corpus(tmp_path / "two", [random_block(1, 300)], [random_block(4, 200)])
+    with monkeypatch.context() as patch:
+        patch.setattr("data_service.corpus.merge.save_manifest", lambda store, manifest: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            merge([one, two], tmp_path / "out")
+    assert (tmp_path / "out/removals").exists()
+    assert merge([one, two], tmp_path / "out").copies > 0
+    assert verify_corpus(str(tmp_path / "out")).damage == ()
+    assert not (tmp_path / "out" / CONFIGURATION).exists()

@@ -1,0 +1,108 @@
+"""Documents are removed while a run is under way: it goes on without them from the step at which it resumes, to the
+same bits after any kill, and reads nothing else that is different."""
+
+import random
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from checkpoints.attempt import Attempt, newest_attempt
+from checkpoints.errors import CheckpointError
+from data_service.corpus.corpus import open_corpus
+from data_service.corpus.remove import documents_by_number, remove_documents
+from data_service.store.open import open_store
+from launcher.after.certificate.certify import certify
+from launcher.after.certificate.examine import examine
+from launcher.after.certificate.stored import certificate_of
+from launcher.errors import RunChanged
+from launcher.observe.inspect.asked_documents import removed_documents
+from launcher.observe.inspect.exposure import find_exposures
+from launcher.runtime.run.fork import fork
+from launcher.runtime.run.record import open_run
+from tests.support.ranks.run_group import KILLED, finish, run_group
+from tests.support.runs import small_runs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+EXACT = 1e-5  # nats
+STOPPED = 5
+
+
+def take_out(folder: Path, seed: int) -> None:
+    corpus = open_corpus(str(folder / "corpus"))
+    total = int(corpus.table("train").documents.sum())
+    numbers = [str(number) for number in random.Random(seed).sample(range(total), 5)]
+    found = documents_by_number(corpus, [*numbers, "heldout:0"])
+    remove_documents(corpus, found, by="x", at=1, reason="asked for")
+
+
+def test_a_run_under_way(folder: Path) -> None:
+    undisturbed = finish(small_runs.new_run(folder, "undisturbed"), 1)
+    calm, killed, wide = (small_runs.new_run(folder, name) for name in ("calm", "killed", "wide"))
+    for run, world in ((calm, 1), (killed, 1), (wide, 2)):
+        finish(run, world, stop_at=STOPPED)
+    take_out(folder, seed=3)
+    with pytest.raises(RunChanged):
+        small_runs.operate(killed)
+    finish(calm, 1, without_removed=True)
+    assert run_group(killed, 1, kill={0: STOPPED + 3}, without_removed=True).codes == [KILLED]
+    small_runs.operate(killed)  # is told once
+    finish(killed, 1)
+    small_runs.ensure_same(killed, calm, small_runs.STEPS)
+
+    finish(wide, 2, without_removed=True)
+    assert small_runs.ledger(wide) == small_runs.ledger(calm) == small_runs.ledger(undisturbed)
+    assert small_runs.digests(wide) == small_runs.digests(calm)
+    assert np.abs(np.subtract(small_runs.losses(wide), small_runs.losses(calm))).max() <= EXACT
+
+    reads = find_exposures(open_run(undisturbed), removed_documents(open_run(undisturbed))).found
+    before, after = small_runs.digests(undisturbed), small_runs.digests(calm)
+    changed = {step for step in range(small_runs.STEPS) if before[step] != after[step]}
+    assert changed == {each.step for each in reads if each.step >= STOPPED}
+    assert changed
+    found = find_exposures(open_run(killed), removed_documents(open_run(killed)))
+    assert set(found.found) == {each for each in reads if each.step < STOPPED}
+    (event,) = (each for each in small_runs.history(killed).events if each["kind"] == "removals")
+    assert event["step"] == STOPPED
+
+    ensure_certified(killed, f"without removed documents from step {STOPPED}")
+    take_out(folder, seed=4)
+    assert examine(killed, certificate_of(killed)).problems == []  # that was not its state
+    now = datetime(2026, 5, 1, tzinfo=UTC)
+    forked = fork(open_run(calm), f"{folder}/forked", 12, (), keep_position=False, now=now)
+    assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
+    past, history = open_run(calm).history, open_run(f"{folder}/forked").history
+    assert [history.at(step) for step in (0, 4, 5, 11)] == [past.at(step) for step in (0, 4, 5, 11)]
+    assert history.at(12) != past.at(12)
+    small_runs.operate(f"{folder}/forked")
+    assert small_runs.digests(finish(f"{folder}/forked", 1)) != small_runs.digests(calm)[12:]
+
+
+def ensure_certified(uri: str, entry: str) -> None:
+    """The certificate of a run says since when it left documents out, and a changed record is named."""
+    store = open_store(uri)
+    Attempt(store, newest_attempt(store)).end(time.time())
+    statement, found = certify(uri)
+    assert statement is not None, found.problems
+    assert any(what.endswith(entry) for what in statement.newest)
+    key = next(entry.key for entry in store.list("removals/"))
+    data = store.get(key)
+    store.put(key, data.replace(b'"step":', b'"step": '))
+    with pytest.raises(CheckpointError) as caught:
+        examine(uri, certificate_of(uri))
+    assert key in caught.value.problem
+    store.put(key, data)
+
+
+def test_a_run_that_is_made_afterwards(folder: Path) -> None:
+    take_out(folder, seed=7)
+    run = finish(small_runs.new_run(folder, "afterwards"), 1)
+    take_out(folder, seed=8)  # is not its state
+    report = find_exposures(open_run(run), removed_documents(open_run(run)))
+    known = open_run(run).record.inputs.removals["text"]
+    assert report.found  # what was removed last
+    assert report.left_out
+    assert open_run(run).history.at(small_runs.STEPS) == {"text": known}
