@@ -238,7 +238,7 @@ def main(
     workers: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """Precision and recall of `near_duplicates` against all pairs, on planted near copies."""
-    planted = plant(sample_texts(texts, BuildOptions(), _BYTES), documents, size)
+    planted = plant(list(sample_texts(texts, BuildOptions(), _BYTES)), documents, size)
     stage = {"words": words, "similarity": similarity}
     typer.echo(render(bench_near(planted, stage, workers, note)))
 
