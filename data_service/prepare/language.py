@@ -1,9 +1,6 @@
 """Finds the language of a document with a fastText model, which is given as a file and its hash."""
 
-import hashlib
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from data_service.errors import PrepareError
 from data_service.ingest.warc import INSTALL
 from data_service.prepare.documents import Document, Drop
+from data_service.prepare.model_file import check_hash
 
 _LABEL = "__label__"
 _READ = 20_000  # characters of a document, from its beginning, that decide
@@ -41,7 +39,7 @@ def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
     Raises:
         PrepareError: the file is missing or has another hash, it is no model, or the package is missing.
     """
-    _check_hash(stage.model, stage.sha256)
+    check_hash(stage.model, stage.sha256, "language model")
     try:
         import fasttext
     except ImportError as error:
@@ -65,23 +63,3 @@ def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
         return document.with_language(found)
 
     return decide
-
-
-@lru_cache(maxsize=8)
-def _check_hash(path: str, expected: str) -> None:
-    """Raise PrepareError if the file is missing or has another hash. It is read once in a process."""
-    seen = hashlib.sha256()
-    try:
-        with Path(path).open("rb") as stream:
-            while data := stream.read(1 << 20):
-                seen.update(data)
-    except OSError as error:
-        raise PrepareError(
-            f"the language model {path} cannot be read: {error}",
-            remedy="fetch the model to that place on every machine, or name another file; nothing was started",
-        ) from error
-    if seen.hexdigest() != expected:
-        raise PrepareError(
-            f"the language model {path} has the SHA-256 {seen.hexdigest()}, not {expected}",
-            remedy="fetch the file again, or give the hash of the one that is meant",
-        )

@@ -31,11 +31,20 @@ def shingles(text: str, words: int) -> NDArray[np.uint64]:
 
     A text of nothing but white space has none.
     """
-    units = np.concatenate([_units(piece) for piece in _pieces(text)])
-    if not len(units):
-        return units
-    span = min(words, len(units))
-    count = len(units) - span + 1
+    units = units_of(text)
+    return runs(units, min(words, len(units)))
+
+
+def units_of(text: str) -> NDArray[np.uint64]:
+    """Return [U] hashes of a text's units."""
+    return np.concatenate([_units(piece) for piece in _pieces(text)])
+
+
+def runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
+    """Return [U - span + 1] hashes of all runs of `span` units; none if there are fewer units, or `span` is 0."""
+    count = len(units) - span + 1 if span else 0
+    if count <= 0:
+        return np.empty(0, dtype=np.uint64)
     found = np.full(count, np.uint64(span))
     for offset in range(span):
         found = (found ^ units[offset : offset + count]) * _MIX

@@ -1,8 +1,8 @@
 """The stages of a preparation: their settings, and the functions that decide about documents.
 
 A stage looks at one document alone, and keeps it, changes it or drops it with a reason; or it compares all documents
-(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see
-`near_duplicates.py`). Every stage is a pure function of documents and settings.
+(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see `near_duplicates.py`). Every stage is a pure function of
+documents and settings.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
+from data_service.prepare.contamination import Decontaminate, open_decontaminate
 from data_service.prepare.datatrove_blocks import (
     C4Quality,
     FineWebQuality,
@@ -98,7 +99,15 @@ class NearDuplicates(BaseModel):
 
 
 DocumentStage = (
-    Length | Language | GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter | Pii
+    Length
+    | Decontaminate
+    | Language
+    | GopherQuality
+    | GopherRepetition
+    | C4Quality
+    | FineWebQuality
+    | UrlFilter
+    | Pii
 )
 ComparingStage = ExactDuplicates | NearDuplicates
 Stage = Annotated[DocumentStage | ComparingStage, Field(discriminator="stage")]
@@ -111,6 +120,8 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
     match stage:
         case Length():
             return stage.decide
+        case Decontaminate():
+            return open_decontaminate(stage)
         case Language():
             return open_language(stage)
         case GopherQuality() | GopherRepetition() | C4Quality() | FineWebQuality() | UrlFilter() | Pii():

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.printable import visible
-from launcher.app.cli.options import DataOption, JsonOption, print_json
+from launcher.app.cli.options import DataOption, JsonOption, TextFieldOption, print_json
+from launcher.errors import OptionError
 
 if TYPE_CHECKING:
     from launcher.after.tasks.summary import SplitSummary
@@ -97,6 +98,56 @@ def check(task: TaskArgument, data: DataOption = None, as_json: JsonOption = Fal
             "\n".join(error.problem for error in mistakes),
             remedy="\n".join(dict.fromkeys(error.remedy for error in mistakes)),
         )
+
+
+@group.command()
+def ngrams(
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The index to write.")],
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="TASK...", help="Names of tasks or suites, or YAML files.")
+    ] = None,
+    data: DataOption = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", metavar="FILE", help="Also texts of a file that `corpus build` reads. May be repeated."
+        ),
+    ] = None,
+    text_field: TextFieldOption = "text",
+    as_json: JsonOption = False,
+) -> None:
+    """Index the texts of tasks' dev and test splits, for the stage `decontaminate` of `maskfleet corpus prepare`.
+
+    Runs of 13 words are indexed, and whole texts of 8 to 12 words; of a retrieval task the queries. Prints the SHA-256
+    that the stage needs, and how many texts of each split can be looked up.
+
+    Example: `maskfleet tasks ngrams sst2 stsb --data glue/ --out glue.ngrams`
+    """
+    from hashlib import sha256
+
+    from data_service.prepare.contamination import build_index, dump_index
+    from data_service.store.open import open_store
+    from launcher.after.tasks.suite import load_suite
+    from launcher.after.tasks.texts import texts_of_file, texts_of_task
+    from launcher.progress import work
+
+    if not tasks and not files:
+        raise OptionError("there is nothing to index", remedy="name tasks, or files with --file")
+    loaded = [task for name in tasks or () for task in load_suite(name, data)]
+    with work("reading evaluation texts"):
+        texts = [text for task in loaded for text in texts_of_task(task)]
+        texts += [text for file in files or () for text in texts_of_file(file, text_field)]
+        index = build_index(texts)
+        content = dump_index(index)
+    folder, slash, name = out.rpartition("/")
+    open_store(folder or ("/" if slash else ".")).put(name, content)
+    digest = sha256(content).hexdigest()
+    if as_json:
+        print_json([{"sha256": digest, **split.model_dump()} for split in index.splits])
+        return
+    for split in index.splits:
+        typer.echo(visible(f"{split.split}: {split.looked_up:,} of {split.texts:,} texts can be looked up"))
+    typer.echo(visible(f"wrote {out}: {len(index.keys):,} runs of words, sha256 {digest}"))
 
 
 def _say(task: "Task", summary: "SplitSummary", as_json: bool) -> None:

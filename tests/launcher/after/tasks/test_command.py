@@ -1,5 +1,6 @@
 """`maskfleet tasks list`, `show` and `check`, as people and programs use them."""
 
+import hashlib
 import json
 import re
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from data_service.prepare.contamination import Decontaminate, open_decontaminate
+from data_service.prepare.documents import Document, Drop
 from launcher.app.cli import main as cli
 from tests.support.tasks import published_folders
 
@@ -111,3 +114,35 @@ def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["tasks", "check", str(both)])
     assert "squad2 dev: 2 examples" in result.stdout
     assert re.search(r"\bdamaged\b.*\bgz data\b", str(result.exception))
+
+
+def test_ngrams_of_a_task_and_a_file_drop_what_holds_them(tmp_path: Path) -> None:
+    """Texts of dev and not of train; by the stage that the printed hash belongs to."""
+    sentences = {
+        split: [" ".join(f"{split}{letter}{n}" for n in range(15)) for letter in "abc"]
+        for split in ("train", "dev")
+    }
+    for split, its in sentences.items():
+        rows = [(text, "1") for text in its]
+        published_folders.write_tsv(tmp_path / f"SST-2/{split}.tsv", ("sentence", "label"), *rows)
+    notes = " ".join(f"note{n}" for n in range(14))
+    published_folders.write(tmp_path / "notes.txt", notes)
+    out = tmp_path / "found.ngrams"
+    files = ("--data", str(tmp_path), "--file", str(tmp_path / "notes.txt"), "--out", str(out))
+    records = [json.loads(line) for line in run("ngrams", "sst2", *files, "--json").splitlines()]
+    assert all(list(record) == promised("tasks ngrams") for record in records)
+    assert [(one["split"], one["texts"], one["looked_up"]) for one in records] == [
+        ("sst2/dev", 3, 3),
+        (str(tmp_path / "notes.txt"), 1, 1),
+    ]
+    assert {one["sha256"] for one in records} == {hashlib.sha256(out.read_bytes()).hexdigest()}
+    stage = Decontaminate(stage="decontaminate", index=str(out), sha256=records[0]["sha256"])
+    decide = open_decontaminate(stage)
+    for text, reason in (
+        (sentences["dev"][1], "sst2/dev"),
+        (notes, str(tmp_path / "notes.txt")),
+        (sentences["train"][1], None),
+    ):
+        found = decide(Document("1", f"before {text} after", "web"))
+        assert (found.reason if isinstance(found, Drop) else None) == reason
+    assert records[0]["sha256"] in run("ngrams", "sst2", *files)

@@ -100,6 +100,7 @@ RIGHT = {
     "show": "{run} --step 1 --row 1",
     "tasks check": "sst2 --data {data}",
     "tasks list": "",
+    "tasks ngrams": "sst2 --data {data} --out {new} --file {text} --text-field text",
     "tasks show": "sst2",
     "tokenizer check": "{tokenizer} {text} --sample-mb 1 --encoding utf-8 --delimiter ;",
     "tokenizer extend": "{tokenizer} {new} --terms {text}",

@@ -1,0 +1,218 @@
+"""Finds documents that hold text of evaluation sets: a run of 13 neighbouring units that an evaluation text has, too.
+
+An index is made once, of the texts of the dev and test splits (`maskfleet tasks ngrams`), and is given to the stage as
+a file with its hash. It holds the hashes of all runs, sorted, so a document is looked up by binary search. Texts of 8
+to 12 units are looked up whole. Shorter ones are not: they occur by chance. A run that more than `MOST_TEXTS` texts of
+one split have is a template and not looked up; so a text may have no run left. The index says how many texts of each
+split are looked up. Source of the method: Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from data_service.errors import PrepareError
+from data_service.prepare.documents import Document, Drop
+from data_service.prepare.model_file import check_hash
+from data_service.prepare.shingles import runs, units_of
+
+WORDS, LEAST, MOST_TEXTS = 13, 8, 10
+_REMEDY = "make it with `maskfleet tasks ngrams`"
+_NAMED = 3  # texts that the detail of a dropped document names
+_TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class EvaluationText:
+    """A text of an evaluation set. `split`: task and split, such as `sst2/dev`; `number`: of the example, from 0."""
+
+    split: str
+    number: int
+    text: str
+
+
+class IndexedSplit(BaseModel):
+    """A split in an index.
+
+    Attributes:
+        split: task and split.
+        texts: number of different texts.
+        looked_up: number of those that documents are searched for.
+        digest: blake2b hash (16 bytes, hex) of the texts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    split: str
+    texts: int
+    looked_up: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class NgramIndex:
+    """The runs of evaluation texts.
+
+    Attributes:
+        splits: the splits.
+        spans: [K] numbers of units of a run, ascending.
+        keys: [N] uint64 hashes of runs, ascending, each once.
+        texts: [N] int64, the first text that has the run: the split's number times 2**32 and the example's.
+    """
+
+    splits: tuple[IndexedSplit, ...]
+    spans: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    texts: NDArray[np.int64]
+
+    def find(self, text: str) -> list[tuple[str, int]]:
+        """Return (split, example) of the evaluation texts that `text` shares a run with, each once, in order."""
+        units, found = units_of(text), set[int]()
+        for span in self.spans.tolist():
+            wanted = runs(units, span)
+            places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+            found.update(self.texts[places[self.keys[places] == wanted]].tolist())
+        return [(self.splits[one >> 32].split, one & 0xFFFFFFFF) for one in sorted(found)]
+
+
+_Run = tuple[NDArray[np.uint64], NDArray[np.int64]]
+
+
+def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
+    """Return the index of texts, which come split by split.
+
+    Memory: 32 bytes a run of all texts. Raises PrepareError: no text is long enough.
+    """
+    by_split: dict[str, list[EvaluationText]] = {}
+    for text in texts:
+        by_split.setdefault(text.split, []).append(text)
+    splits, parts, spans = list[IndexedSplit](), list[_Run](), set[int]()
+    for number, (split, its) in enumerate(by_split.items()):
+        described, part, used = _index_split(number, split, its)
+        splits.append(described)
+        parts.append(part)
+        spans |= used
+    if not sum(split.looked_up for split in splits):
+        raise PrepareError(
+            f"no text of {', '.join(by_split) or 'any split'} has {LEAST} words, so none can be looked up",
+            remedy="name other tasks or files",
+        )
+    keys, texts_of = (np.concatenate(column) for column in zip(*parts, strict=True))
+    keys, first = np.unique(
+        keys, return_index=True
+    )  # of equal runs the first, of the first split that has it
+    return NgramIndex(tuple(splits), np.array(sorted(spans), dtype=np.int64), keys, texts_of[first])
+
+
+def _index_split(
+    number: int, split: str, texts: Sequence[EvaluationText]
+) -> tuple[IndexedSplit, _Run, set[int]]:
+    """Return the description of a split, its runs and texts, and the numbers of units of its runs."""
+    different = {text.text: text.number for text in reversed(texts)}  # of equal texts the first example
+    digest = blake2b(digest_size=16)
+    keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()
+    for text in sorted(different):
+        digest.update(len(text).to_bytes(8) + text.encode(errors="surrogatepass"))
+    for place, text in enumerate(different):
+        units = units_of(text)
+        if len(units) >= LEAST:
+            span = min(WORDS, len(units))
+            spans.add(span)
+            keys.append(np.unique(runs(units, span)))
+            owners.append(np.full(len(keys[-1]), place))
+    every = np.concatenate(keys) if keys else np.empty(0, dtype=np.uint64)
+    owner = np.concatenate(owners) if owners else np.empty(0, dtype=np.int64)
+    _, inverse, counts = np.unique(every, return_inverse=True, return_counts=True)
+    rare = counts[inverse] <= MOST_TEXTS
+    every, owner = every[rare], owner[rare]
+    examples = np.array(list(different.values()), dtype=np.int64)
+    described = IndexedSplit(
+        split=split, texts=len(different), looked_up=len(np.unique(owner)), digest=digest.hexdigest()
+    )
+    order = np.argsort(examples[owner], kind="stable")
+    return described, (every[order], (number << 32) + examples[owner][order]), spans
+
+
+def dump_index(index: NgramIndex) -> bytes:
+    """Return the bytes of an index. The same index always gives the same bytes."""
+    said = json.dumps([split.model_dump() for split in index.splits]).encode()
+    file = io.BytesIO()
+    np.savez(
+        file,
+        title=_TITLE,
+        splits=np.frombuffer(said, dtype=np.uint8),
+        spans=index.spans.astype("<i8"),
+        keys=index.keys.astype("<u8"),
+        texts=index.texts.astype("<i8"),
+    )
+    return file.getvalue()
+
+
+def load_index(path: str) -> NgramIndex:
+    """Return the index in a file. Raises PrepareError: it cannot be read, or is no index."""
+    try:
+        with np.load(Path(path), allow_pickle=False) as stored:
+            found = {name: stored[name] for name in ("title", "splits", "spans", "keys", "texts")}
+        splits = TypeAdapter(tuple[IndexedSplit, ...]).validate_json(found["splits"].tobytes())
+    except OSError as error:
+        raise PrepareError(f"{path} cannot be read: {error}", remedy=_REMEDY) from error
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, ValidationError) as error:
+        raise _no_index(path) from error
+    keys, texts = found["keys"], found["texts"]
+    if not np.array_equal(found["title"], _TITLE) or not len(keys) or len(keys) != len(texts):
+        raise _no_index(path)
+    return NgramIndex(splits, found["spans"], keys, texts)
+
+
+def _no_index(path: str) -> PrepareError:
+    return PrepareError(f"{path} is no index of evaluation texts", remedy=_REMEDY)
+
+
+class Decontaminate(BaseModel):
+    """Drops documents that hold a run of words of an evaluation text.
+
+    Attributes:
+        index: path of the index, the same on all workers.
+        sha256: hash of the file, in hexadecimal.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["decontaminate"]
+    index: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | Drop]:
+    """Return the function that decides about documents. The reason of a drop is the first split found.
+
+    Raises:
+        PrepareError: the file is missing, has another hash, or is no index.
+    """
+    check_hash(stage.index, stage.sha256, "index of evaluation texts")
+    index = _loaded(stage.index, stage.sha256)
+
+    def decide(document: Document) -> Document | Drop:
+        found = index.find(document.text)
+        if not found:
+            return document
+        named = ", ".join(f"{split} {number}" for split, number in found[:_NAMED])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return Drop(found[0][0], f"examples {named}{more}")
+
+    return decide
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: str, sha256: str) -> NgramIndex:
+    return load_index(path)

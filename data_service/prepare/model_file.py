@@ -1,0 +1,30 @@
+"""Files that a stage needs on every machine, each named with its hash, so that all workers decide alike."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from data_service.errors import PrepareError
+
+
+@lru_cache(maxsize=8)
+def check_hash(path: str, expected: str, what: str) -> None:
+    """Check that a file has a SHA-256. It is read once in a process. `what`: what it is, for messages.
+
+    Raises PrepareError: the file is missing or has another hash.
+    """
+    seen = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as stream:
+            while data := stream.read(1 << 20):
+                seen.update(data)
+    except OSError as error:
+        raise PrepareError(
+            f"the {what} {path} cannot be read: {error}",
+            remedy="bring the file to that place on every machine, or name another one; nothing was started",
+        ) from error
+    if seen.hexdigest() != expected:
+        raise PrepareError(
+            f"the {what} {path} has the SHA-256 {seen.hexdigest()}, not {expected}",
+            remedy="fetch the file again, or give the hash of the one that is meant",
+        )

@@ -1,0 +1,185 @@
+"""Documents that hold text of evaluation sets, held to a search by words."""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_service.errors import PrepareError
+from data_service.prepare.configuration import Preparation
+from data_service.prepare.contamination import (
+    LEAST,
+    MOST_TEXTS,
+    WORDS,
+    EvaluationText,
+    build_index,
+    dump_index,
+    load_index,
+)
+from data_service.prepare.prepare import prepare
+from tests.support.data.raw_text import files_of, ignore_progress, write_jsonl
+
+Run = tuple[str, ...]
+
+
+def runs_of(text: str) -> set[Run]:
+    words = text.split()
+    span = min(WORDS, len(words))
+    return (
+        {tuple(words[at : at + span]) for at in range(len(words) - span + 1)}
+        if len(words) >= LEAST
+        else set()
+    )
+
+
+def search(texts: list[EvaluationText], document: str) -> list[tuple[str, int]]:
+    """The first example, by split and number, of each run that is no template and stands in the document."""
+    splits = list(dict.fromkeys(text.split for text in texts))
+    words = document.split()
+    found = set()
+    owners: dict[Run, tuple[int, int]] = {}
+    for place, split in enumerate(splits):
+        different: dict[str, int] = {}
+        for text in texts:
+            if text.split == split:
+                different.setdefault(text.text, text.number)
+        counts = Counter(run for one in different for run in runs_of(one))
+        for one, number in different.items():
+            for run in runs_of(one):
+                if counts[run] <= MOST_TEXTS:
+                    owners[run] = min(owners.get(run, (place, number)), (place, number))
+    for run, owner in owners.items():
+        if any(tuple(words[at : at + len(run)]) == run for at in range(len(words) - len(run) + 1)):
+            found.add(owner)
+    return [(splits[place], number) for place, number in sorted(found)]
+
+
+words = st.sampled_from(["a", "b"])
+evaluation_texts = st.lists(
+    st.builds(
+        EvaluationText,
+        st.sampled_from(["x/dev", "y/test"]),
+        st.integers(0, 30),
+        st.lists(words, min_size=LEAST - 2, max_size=WORDS + 5).map(" ".join),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(evaluation_texts, st.lists(words, max_size=60).map(" ".join))
+def test_as_a_search_by_words(drawn: list[EvaluationText], document: str) -> None:
+    """With two words, runs meet by chance, and many texts have the same."""
+    texts = [EvaluationText(one.split, number, one.text) for number, one in enumerate(drawn)]
+    try:
+        index = build_index(texts)
+    except PrepareError:
+        counted = [runs_of(text.text) for text in texts]
+        assert not any(counted) or sum(map(bool, counted)) > MOST_TEXTS
+        return
+    assert index.find(document) == search(texts, document)
+    assert (np.diff(index.keys.astype(object)) > 0).all()
+
+
+def sentence(draw: random.Random, length: int, alphabet: str) -> str:
+    return " ".join("".join(draw.choices(alphabet, k=draw.randint(3, 8))) for _ in range(length))
+
+
+@pytest.mark.parametrize("alphabet", ["abcdefghij", "абвгдежзик", "αβγδεζηθικ", "éèêëàâîïôû"])
+def test_case_marks_and_spaces_make_no_difference(alphabet: str) -> None:
+    draw = random.Random(4)
+    text = sentence(draw, 20, alphabet)
+    index = build_index([EvaluationText("t/dev", 7, text)])
+    broken = text.upper().replace(" ", ",\n  ")
+    other = f"{sentence(draw, 9, alphabet)}: «{broken}!» {sentence(draw, 5, alphabet)}"
+    assert index.find(other) == [("t/dev", 7)]
+    assert index.find(sentence(draw, 200, alphabet)) == []
+
+
+def test_scripts_without_spaces_are_compared_by_characters() -> None:
+    text = "今日は天気がとても良いので公園へ散歩に行きました"
+    index = build_index([EvaluationText("t/test", 0, text)])
+    assert index.find(f"昨日の話です。{text[3:19]}。終わり") == [("t/test", 0)]
+    assert index.find(f"昨日の話です。{text[3:12]}。終わり") == []
+
+
+def planted(folder: Path) -> tuple[list[str], list[EvaluationText], set[int]]:
+    """4,000 documents; four of them (0.1 %) hold a text of `taken/test`, none one of `clean/dev`."""
+    draw = random.Random(11)
+    documents = [sentence(draw, 60, "abcdefgh") for _ in range(4000)]
+    taken = [EvaluationText("taken/test", n, sentence(draw, 18, "abcdefgh")) for n in range(300)]
+    clean = [EvaluationText("clean/dev", n, sentence(draw, 18, "abcdefgh")) for n in range(300)]
+    places = set(draw.sample(range(4000), 4))
+    for number, place in enumerate(sorted(places)):
+        documents[place] = f"{documents[place][:150]} {taken[50 + number].text} {documents[place][150:]}"
+    write_jsonl(folder / "in.jsonl", documents)
+    return documents, [*taken, *clean], places
+
+
+def test_one_in_a_thousand_is_found_and_a_clean_task_is_clean(tmp_path: Path) -> None:
+    documents, texts, places = planted(tmp_path)
+    content = dump_index(build_index(texts))
+    (tmp_path / "tasks.ngrams").write_bytes(content)
+    stage = {
+        "stage": "decontaminate",
+        "index": str(tmp_path / "tasks.ngrams"),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    inputs = [{"source": "web", "files": [str(tmp_path / "in.jsonl")]}]
+    made = Preparation.model_validate({"inputs": inputs, "stages": [stage], "chunk_bytes": 1 << 16})
+    statistics = prepare(made, str(tmp_path / "one"), 1, ignore_progress)
+    assert statistics.stages[-1].dropped == {"taken/test": 4}
+    assert statistics.documents_kept == len(documents) - len(places)
+    again = prepare(made, str(tmp_path / "two"), 1, ignore_progress)
+    assert again == statistics
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+def test_what_cannot_be_looked_up_is_counted() -> None:
+    draw = random.Random(3)
+    template = sentence(draw, 14, "abcdef")
+    texts = [EvaluationText("t/dev", n, f"{template} {n}") for n in range(MOST_TEXTS + 1)]
+    texts += [EvaluationText("t/dev", 20, "too short"), EvaluationText("t/dev", 21, sentence(draw, 9, "ab"))]
+    (split,) = build_index(texts).splits
+    assert (split.texts, split.looked_up) == (13, 12)  # the last run of each is its own
+    with pytest.raises(PrepareError):
+        build_index([EvaluationText("t/dev", 0, "too short")])
+
+
+def test_an_index_is_read_as_it_was_written_and_damage_is_an_error(tmp_path: Path) -> None:
+    draw = random.Random(9)
+    index = build_index([EvaluationText("t/dev", n, sentence(draw, 20, "abc")) for n in range(5)])
+    data, path = dump_index(index), tmp_path / "x.ngrams"
+    assert dump_index(index) == data
+    path.write_bytes(data)
+    found = load_index(str(path))
+    assert found.splits == index.splits
+    for name in ("spans", "keys", "texts"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(index, name))
+    stage = {"stage": "decontaminate", "index": str(path), "sha256": "0" * 64}
+    source: dict[str, Any] = {"source": "a", "files": [str(tmp_path / "a.txt")]}
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(PrepareError, match="SHA-256"):
+        prepare(
+            Preparation.model_validate({"inputs": [source], "stages": [stage]}),
+            str(tmp_path / "out"),
+            1,
+            ignore_progress,
+        )
+    for cut in (0, 10, len(data) // 2):
+        path.write_bytes(data[:cut])
+        with pytest.raises(PrepareError):
+            load_index(str(path))
+    path.write_bytes(json.dumps({"no": "index"}).encode())
+    with pytest.raises(PrepareError):
+        load_index(str(path))
+    with pytest.raises(PrepareError):
+        load_index(str(tmp_path / "none"))
