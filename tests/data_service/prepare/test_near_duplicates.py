@@ -97,7 +97,7 @@ def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(wh
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(calls=st.lists(st.integers(1, 1500), min_size=1, max_size=3))
+@given(calls=st.lists(st.integers(1, 1650), min_size=1, max_size=3))
 def test_killed_at_any_moment_and_continued_it_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, whole: Path, inputs: list[dict[str, Any]], calls: list[int]
 ) -> None:
