@@ -73,7 +73,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_killed_five_times_at_random_it_writes_the_same_bytes(
     file: Path, tmp_path: Path, workers: int
 ) -> None:
