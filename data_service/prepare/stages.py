@@ -5,6 +5,7 @@ A stage looks at one document alone, and keeps it, changes it or drops it with a
 documents and settings.
 """
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Literal, Self, assert_never
@@ -64,6 +65,30 @@ class Length(BaseModel):
         return document
 
 
+class Licence(BaseModel):
+    """Drops documents of other licences.
+
+    Attributes:
+        allowed: licences that are kept, as the inputs write them. `*` stands for any text; case makes no difference.
+        unstated: what becomes of documents whose licence the input does not say.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["licence"]
+    allowed: tuple[str, ...] = Field(min_length=1)
+    unstated: Literal["drop", "keep"] = "drop"
+
+    def decide(self, document: Document) -> Document | Drop:
+        """Return the document if its licence is allowed."""
+        if document.licence is None:
+            return document if self.unstated == "keep" else Drop("unstated")
+        patterns = (".*".join(map(re.escape, one.lower().split("*"))) for one in self.allowed)
+        if any(re.fullmatch(one, document.licence.lower(), re.DOTALL) for one in patterns):
+            return document
+        return Drop("not_allowed", document.licence)
+
+
 class ExactDuplicates(BaseModel):
     """Of documents with the same text, over all inputs, keeps the first in input order.
 
@@ -100,6 +125,7 @@ class NearDuplicates(BaseModel):
 
 DocumentStage = (
     Length
+    | Licence
     | Decontaminate
     | Language
     | GopherQuality
@@ -118,7 +144,7 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
     """Return the function that decides about documents. Files and packages that the stage needs are loaded, once in a
     process."""
     match stage:
-        case Length():
+        case Length() | Licence():
             return stage.decide
         case Decontaminate():
             return open_decontaminate(stage)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.inputs import list_inputs
 from data_service.prepare.configuration import Preparation
+from data_service.prepare.documents import Document
 from data_service.prepare.prepare import prepare
+from data_service.prepare.stages import Licence
 from data_service.prepare.statistics import Statistics
 from tests.support.data.raw_text import DOCUMENTS, build, files_of, ignore_progress
 from tests.support.faults.process import dies_at
@@ -103,6 +105,36 @@ def test_a_document_keeps_what_the_input_says_of_it(whole: Path) -> None:
     book = next(row for row in kept.values() if row["source"] == "books")
     assert (book["licence"], book["date"][:4], book["id"].isdigit()) == ("MIT", "2024", True)
     assert any(name.startswith("notes/notes.txt:byte-") for name in kept)
+
+
+def test_licences_are_kept_as_they_are_counted(sources: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Those of the inputs: CC0, none, and what others say; whatever case the patterns have."""
+    read = run(sources, [], tmp_path / "all").licences
+    stage = {"stage": "licence", "allowed": ["cc*"]}
+    kept = run(sources, [stage], tmp_path / "kept")
+    assert kept.licences == {name: count for name, count in read.items() if name.lower().startswith("cc")}
+    assert kept.licences
+    dropped = kept.stages[-1].dropped
+    assert dropped.get("unstated", 0) == read.get("", 0)
+    assert sum(dropped.values()) + kept.documents_kept == sum(read.values())
+    stage["unstated"] = "keep"
+    assert run(sources, [stage], tmp_path / "more").licences == {
+        name: count for name, count in read.items() if not name or name.lower().startswith("cc")
+    }
+
+
+PLAIN = st.text("aA.[]?-é\n", max_size=4)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=3), st.lists(PLAIN, min_size=4, max_size=4), PLAIN)
+def test_a_pattern_of_licences_has_one_sign(parts: list[str], between: list[str], other: str) -> None:
+    """`*` is any text, everything else is itself."""
+    stage = Licence(stage="licence", allowed=("*".join(parts),))
+    fits = parts[0] + "".join(map("".join, zip(between, parts[1:], strict=False)))
+    assert isinstance(stage.decide(Document("1", "", "s", licence=fits.upper())), Document)
+    if len(parts) == 1:
+        same = other.lower() == parts[0].lower()
+        assert isinstance(stage.decide(Document("1", "", "s", licence=other)), Document) == same
 
 
 def test_of_equal_documents_the_first_is_kept_and_stands_for_all(whole: Path) -> None:
