@@ -58,7 +58,11 @@ still_running() { [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = 
 
 finish() {
     trap '' TERM
-    [ -z "${workers_pid:-}" ] || scancel --quiet --signal=KILL "$SLURM_JOB_ID.0" # the other nodes
+    # The other nodes. Again and again, for a run may end before srun has made their step.
+    while [ -n "${workers_pid:-}" ] && kill -0 "$workers_pid" 2>/dev/null; do
+        scancel --quiet --signal=KILL "$SLURM_JOB_ID.0"
+        sleep 0.5
+    done
     [ -z "${ray_pid:-}" ] || kill -TERM "$ray_pid" 2>/dev/null
     wait
     [ -z "${ray_files:-}" ] || rm -rf "$ray_files"

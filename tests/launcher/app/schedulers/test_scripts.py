@@ -115,7 +115,8 @@ def test_directives_of_the_batch_script(batch_job: SlurmJob) -> None:
 def test_in_a_container_ray_and_the_run_are_inside(
     batch_job: SlurmJob, image: str, said: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script runs, with stand-ins for Slurm's programs and Apptainer; the other node runs what it is handed."""
+    """The script runs, with stand-ins for Slurm's programs and Apptainer; the other node runs what it is handed. Its
+    step begins only after the run has ended and the step was cancelled for the first time."""
     exec_of = """#!/bin/bash
 printf '%s\\n' "apptainer $1 $2 $3 > $4 $5" >>"$SAID"
 shift 3
@@ -127,9 +128,14 @@ exec "$@"
     stand_in(
         said.parent,
         "scancel",
-        '#!/bin/bash\n[ ! -f "$SAID.other" ] || kill -KILL -- "-$(cat "$SAID.other")"\n',
+        '#!/bin/bash\n[ ! -f "$SAID.other" ] || kill -KILL -- "-$(cat "$SAID.other")"\n: >"$SAID.cancelled"\n',
     )
-    srun = '#!/bin/bash\necho $$ >"$SAID.other"\nwhile [[ $1 == --* ]]; do shift; done\nexec setsid "$@"\n'
+    srun = r"""#!/bin/bash
+while [ ! -f "$SAID.cancelled" ]; do :; done
+echo $$ >"$SAID.other"
+while [[ $1 == --* ]]; do shift; done
+exec setsid "$@"
+"""
     stand_in(said.parent, "srun", srun)
     for name, value in {"JOB_ID": "7", "JOB_NODELIST": "a,b", "JOB_NUM_NODES": "2"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
