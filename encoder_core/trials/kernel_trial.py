@@ -122,7 +122,7 @@ class _Progress:
         found: results by unit.
         out: kernels that are no longer tried, with the reason.
         again: units at which a process ended that had tried others before; they are tried once more, as the first of
-            a process.
+            a process, if there is time.
         current: the unit that is being tried, and the largest error allowed.
     """
 
@@ -173,19 +173,19 @@ class _Progress:
         self.goes_on = False
 
     def process_ended(self, how: str) -> None:
+        over = time.monotonic() >= self._end
         if self.current is None:
             self._idle_starts += 1
+        elif self._tried_here and self.current[0] not in self.again and not over:
+            self.again.add(self.current[0])
         else:
             self._blame(*self.current, how)
-        if time.monotonic() >= self._end:
+        if over:
             self.goes_on, self.ended = False, f"it had taken {self.limits.whole:.0f} s: {how}"
         elif self._idle_starts >= _STARTS:
             self.goes_on, self.ended = False, how
 
     def _blame(self, unit: Unit, bound: float, how: str) -> None:
-        if self._tried_here and unit not in self.again:
-            self.again.add(unit)
-            return
         self.out[unit.place, unit.kernel] = how
         self.found[unit] = TriedKernel(
             unit.kernel, unit.dropped, None, bound, failure=how[:SAID], place=unit.place
