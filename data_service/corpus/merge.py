@@ -10,7 +10,6 @@ parts.
 """
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -46,6 +45,7 @@ from data_service.corpus.removals import (
     load_removals,
 )
 from data_service.errors import CorpusError
+from data_service.processes import temporary_folder
 from data_service.store.base import Store, together
 from data_service.store.open import open_store
 from data_service.types import Block
@@ -265,14 +265,14 @@ def _append(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal
 def _others(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
     """Return those of the documents that are not known."""
     new = ~np.isin(documents.documents, known.documents)
-    return RemovedDocuments(*(column[new] for column in vars(documents).values()))
+    return documents.chosen(new)
 
 
 def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, RemovedDocuments]:
     """Return the documents that are copies of one of an earlier part, by split. Reads every block."""
-    with tempfile.TemporaryDirectory() as folder:
-        _write_hashes(sources, Path(folder), report)
-        found = [_later_copies(path) for path in sorted(Path(folder).iterdir())]
+    with temporary_folder("merge") as folder:
+        _write_hashes(sources, folder, report)
+        found = [_later_copies(path) for path in sorted(folder.iterdir())]
     copies = np.concatenate([np.zeros(0, dtype=_RECORD), *found])
     by_split: dict[str, RemovedDocuments] = {}
     for number, split in enumerate(SPLITS):

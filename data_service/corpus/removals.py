@@ -72,6 +72,10 @@ class RemovedDocuments:
         """Number of the documents' tokens."""
         return int((self.stop - self.start).sum())
 
+    def chosen(self, which: NDArray[np.bool_]) -> Self:
+        """Return some of the documents. `which`: [D]."""
+        return type(self)(*(column[which] for column in vars(self).values()))
+
     def stretches(self, block: int) -> NDArray[np.int64]:
         """Return [K, 2] int64, first token and the one behind the last of each of the documents in a block."""
         low, high = np.searchsorted(self.block, (block, block + 1))

@@ -186,12 +186,8 @@ def _divided(documents: Documents, chain: RemovalChain) -> tuple[Documents, Docu
     for split in PARTS:
         given: RemovedDocuments = getattr(documents, split)
         gone = np.isin(given.documents, chain.of(split).documents)
-        kept[split], removed[split] = _chosen(given, ~gone), _chosen(given, gone)
+        kept[split], removed[split] = given.chosen(~gone), given.chosen(gone)
     return Documents(**kept), Documents(**removed)
-
-
-def _chosen(documents: RemovedDocuments, which: np.ndarray) -> RemovedDocuments:
-    return RemovedDocuments(*(column[which] for column in vars(documents).values()))
 
 
 def _documents(rows: dict[Part, list[_Row]]) -> Documents:

@@ -142,7 +142,7 @@ class _Examiner:
             self._problem(self._uri, error.problem)
         listed = other_files(self._store, self._former.predicate.files if self._former else ())
         report = self._begin("reading the run's files", sum(listed.values()))
-        self._found.files = hash_files(self._store, sorted(listed), self._counting(report))
+        self._found.files = hash_files(self._store, listed, self._counting(report))
         if self._former is not None:
             self._compare_files(self._former.predicate.files)
             self._compare_segments(self._former.predicate.segments)
@@ -251,7 +251,7 @@ class _Examiner:
             where, _, what = problem.partition(" ")
             self._problem(where, what)
         self._found.commits.append(name)
-        if not wrong:
+        if not (wrong or self._quick):
             self._found.entries.append(facts_of_commit(run, manifest, data, changed))
 
     def _compare_entries(self) -> None:

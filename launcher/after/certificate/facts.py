@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from checkpoints.listing import folders, read_manifest, rewinds, skips
 from checkpoints.load import Reader
 from checkpoints.ownership import presence
 from data_service.store.base import Store, together
+from data_service.store.errors import KeyMissing, Truncated
 from launcher.after.certificate.signature import ENVELOPE
 from launcher.after.certificate.statement import (
     CERTIFICATE,
@@ -170,21 +171,24 @@ def read_commit(store: Store, mark: CheckpointName) -> tuple[CheckpointManifest,
     return read_manifest(store, mark), store.get(mark.manifest)
 
 
-def hash_files(store: Store, keys: list[str], report: Report) -> dict[str, CertifiedFile]:
-    """Return the digests of objects, by key, without those that no longer exist. Raises StoreError."""
-    hashed = together(lambda key: hash_file(store, key, report), keys)
+def hash_files(store: Store, sizes: Mapping[str, int], report: Report) -> dict[str, CertifiedFile]:
+    """Return the digests of objects, by key, without those that are no longer there as they were listed.
+
+    `sizes`: bytes of each object, by key. Raises StoreError.
+    """
+    keys = sorted(sizes)
+    hashed = together(lambda key: _hash_file(store, key, sizes[key], report), keys)
     return {key: file for key, file in zip(keys, hashed, strict=True) if file is not None}
 
 
-def hash_file(store: Store, key: str, report: Report) -> CertifiedFile | None:
-    """Return the digests of an object; None if it does not exist. Raises StoreError."""
-    size = store.size(key)
-    if size is None:
-        return None
+def _hash_file(store: Store, key: str, size: int, report: Report) -> CertifiedFile | None:
     digests = []
     for start in range(0, size, CHUNK):
         length = min(CHUNK, size - start)
-        digests.append(sha256(store.get_range(key, start, length)))
+        try:
+            digests.append(sha256(store.get_range(key, start, length)))
+        except (KeyMissing, Truncated):
+            return None
         report(length)
     return CertifiedFile(size=size, sha256=tuple(digests))
 

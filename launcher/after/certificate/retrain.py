@@ -4,20 +4,19 @@ A step is a function of the weights before it and of its position in the data. S
 many ranks, must log the same losses, norms of gradients and checksums of rows.
 """
 
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 
 import numpy as np
 
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, on, read_manifest
+from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from launcher.errors import CertificateError
 from launcher.runtime.cluster.ending import Ending, train
@@ -60,10 +59,8 @@ def retrain(run: Run, steps: int, random: Random) -> Retrained:
     logged = read_history(run.store).steps
     mark = random.choice(_candidates(run.store, logged))
     ranks = read_manifest(run.store, mark).world_size
-    with tempfile.TemporaryDirectory(prefix="maskfleet-again-") as folder:
-        again = fork(
-            run, str(Path(folder) / "run"), mark.step, (), keep_position=False, now=datetime.now(UTC)
-        ).run
+    with temporary_folder("again") as folder:
+        again = fork(run, str(folder / "run"), mark.step, (), keep_position=False, now=datetime.now(UTC)).run
         ending = _train_until(again, mark.step + steps, {"trainers": ranks, "logging.flush_seconds": _POLL_S})
         trained = read_history(again.store).steps
     if not len(trained):

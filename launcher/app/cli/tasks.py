@@ -116,7 +116,7 @@ def ngrams(
     text_field: TextFieldOption = "text",
     as_json: JsonOption = False,
 ) -> None:
-    """Index the texts of tasks' dev and test splits, for the stage `decontaminate` of `maskfleet corpus prepare`.
+    """Index the texts of all labelled splits but `train`, for the stage `decontaminate` of `maskfleet corpus prepare`.
 
     Runs of 13 words are indexed, and whole texts of 8 to 12 words; of a retrieval task the queries. Prints the SHA-256
     that the stage needs, and how many texts of each split can be looked up.

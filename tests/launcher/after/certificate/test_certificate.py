@@ -215,6 +215,18 @@ def test_an_export_names_the_certificate(run: str, tmp_path: Path) -> None:
     assert str(weights) in card
 
 
+def test_quick_reads_neither_weights_nor_shards(run: str) -> None:
+    mark = committed(open_store(run))[0]
+    (file, *_) = sorted(Path(run, mark.folder).glob("*.safetensors"))
+    data = file.read_bytes()
+    file.write_bytes(bytes(len(data)))
+    quick = examine(run, certificate_of(run), quick=True)
+    assert not quick.problems
+    assert quick.bytes == sum(one.size for one in quick.files.values())
+    file.write_bytes(data[:-1])
+    assert {one.place for one in examine(run, certificate_of(run), quick=True).problems} == {str(file)}
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
