@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from data_service.corpus.manifest import StoredFile
 from data_service.prepare.passes import PassReceipt
@@ -15,7 +15,8 @@ _REST = "(others)"
 
 
 class StageCounts(BaseModel):
-    """What a stage did. `dropped`: number of documents by reason; `changed`: number whose text it changed."""
+    """What a stage did. `dropped`: number of documents by reason; `changed`: number whose text it changed; `clustered`:
+    number that it kept in clusters of near duplicates, which is not stored if it is 0."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,6 +25,11 @@ class StageCounts(BaseModel):
     left: int
     changed: int
     dropped: dict[str, int]
+    clustered: int = 0
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if (name, value) != ("clustered", 0)}
 
 
 class SourceCounts(BaseModel):
@@ -84,8 +90,18 @@ def gather(
     for label in labels:
         dropped = _sum(counts.dropped.get(label, {}) for counts in by_source.values())
         changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
+        clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
         left = entered - sum(dropped.values())
-        stages.append(StageCounts(stage=label, entered=entered, left=left, changed=changed, dropped=dropped))
+        stages.append(
+            StageCounts(
+                stage=label,
+                entered=entered,
+                left=left,
+                changed=changed,
+                dropped=dropped,
+                clustered=clustered,
+            )
+        )
         entered = left
     parts = {
         key: StoredFile(receipt.files[key], found)
