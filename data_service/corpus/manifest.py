@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -290,9 +291,10 @@ class CorpusManifest:
         of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
         stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
         documents come from, by key; empty in a corpus that was built without. parts: corpora in which the shards lie,
-        if the corpus was merged (`parts.py`). digest: sha256 (hex) of the manifest's
-        whole content, so also of counts, options and sidecars, which `fingerprint` does not cover; empty until it is
-        written.
+        if the corpus was merged (`parts.py`). origin: whence the text is, and how it was prepared; None if
+        neither provenance nor outputs of `corpus prepare` say it, and in a merged corpus, whose parts have it. digest:
+        sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which `fingerprint` does
+        not cover; empty until it is written.
     """
 
     tokenizer_hash: str
@@ -315,6 +317,7 @@ class CorpusManifest:
     provenance: dict[str, StoredFile] = field(default_factory=dict)
     recorded: str = field(default="", compare=False)
     parts: tuple[CorpusPart, ...] = ()
+    origin: Origin | None = None
     digest: str = field(default="", compare=False)
 
     @property

@@ -35,6 +35,7 @@ from data_service.corpus.manifest import (
     StoredFile,
     sidecar_of,
 )
+from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError
 from data_service.formats import REMEDY, newer
@@ -43,7 +44,7 @@ from data_service.store.errors import KeyMissing
 
 VERSION = 4
 # A manifest is of the first version that knows all of it: 4 tables of blocks stored apart, 3 parts of a merged corpus,
-# 2 provenance, 1 none of them.
+# 2 provenance or an origin, 1 none of them.
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
 _TAIL = b"}\n"
 
@@ -105,6 +106,7 @@ class _Content(_Strict):
     provenance: dict[str, _StoredFile] = {}
     fingerprint: str = ""
     parts: list[_Part] = []
+    origin: Origin | None = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -155,6 +157,8 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["provenance"] = {key: asdict(file) for key, file in manifest.provenance.items()}
     if manifest.parts:
         content["parts"] = [asdict(part) for part in manifest.parts]
+    if manifest.origin is not None:
+        content["origin"] = manifest.origin.model_dump(mode="json")
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -183,7 +187,11 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     except ValidationError as error:
         _damaged(place, str(error.errors()[0]["msg"]), error)
     apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
-    used = {"parts": content.parts, "provenance": content.provenance, "fingerprint": any(apart)}
+    used = {
+        "parts": content.parts,
+        "provenance": content.provenance or content.origin,
+        "fingerprint": any(apart),
+    }
     if head[1] != b"%d" % _version(used) or any(apart) != bool(content.fingerprint):
         _damaged(place, f"its content is not that of version {int(head[1])}")
     return replace(_to_manifest(content, store), digest=head[2].decode())
@@ -195,7 +203,7 @@ def _version(content: Mapping[str, object]) -> int:
         return VERSION
     if content.get("parts"):
         return 3
-    return 2 if content.get("provenance") else 1
+    return 2 if content.get("provenance") or content.get("origin") else 1
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
@@ -291,4 +299,5 @@ def _to_manifest(content: _Content, store: Store) -> CorpusManifest:
         provenance={key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
         recorded=content.fingerprint,
         parts=tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
+        origin=content.origin,
     )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.corpus import Corpus, Part
 from data_service.corpus.manifest import StoredFile, sidecar_of
+from data_service.corpus.origin import ValueCounter
 from data_service.corpus.provenance import FIELDS, Provenance, ProvenanceField
 from data_service.errors import CorpusError
 from data_service.store.base import digest, together
@@ -57,10 +58,14 @@ class DocumentOrigin:
 
 
 class SidecarWriter:
-    """A writer of one sidecar to a local file, which is created with the first row."""
+    """A writer of one sidecar to a local file, which is created with the first row.
+
+    `counter`: counts of the documents by what is known of them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.counter = ValueCounter()
         self._rows: list[DocumentOrigin] = []
         self._file: BinaryIO | None = None
         self._writer: pq.ParquetWriter | None = None
@@ -68,6 +73,7 @@ class SidecarWriter:
     def add(self, row: DocumentOrigin) -> None:
         """Append a row. Rows must come in the order of the shard. Raises OSError: the disk is full."""
         self._rows.append(row)
+        self.counter.add(row.provenance, row.tokens)
         if len(self._rows) == ROWS:
             self._flush()
 

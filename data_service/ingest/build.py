@@ -59,6 +59,7 @@ from data_service.ingest.heldout import (
 from data_service.ingest.identifiers import IdReceipt, find_twice, plan_ids, refuse_twice
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.origin import read_origin
 from data_service.ingest.pool import (
     Pool,
     Progress,
@@ -150,6 +151,11 @@ def _build(
     word_files: Mapping[str, bytes],
     progress: ReportProgress,
 ) -> CorpusManifest:
+    try:
+        origin = read_origin(listing.files)
+    except InputError:
+        store.delete(CONFIGURATION)  # the remedy may make it another build
+        raise
     with _pool(listing, options) as pool:
         passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
@@ -166,6 +172,7 @@ def _build(
         written=written,
         listing=listing,
         heldout_rule=heldout,
+        origin=origin,
         progress=progress,
     )
     pairs = None if options.pairs is None else PairTexts(options.pairs.count)

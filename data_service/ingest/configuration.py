@@ -24,6 +24,7 @@ from data_service.corpus.manifest import (
     sidecar_of,
 )
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.origin import Origin, joined
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.heldout import bound
@@ -158,6 +159,7 @@ def assemble(
     written: list[WriteReceipt],
     listing: InputListing,
     heldout_rule: HeldoutRule,
+    origin: Origin,
     progress: ReportProgress,
 ) -> CorpusManifest:
     """Return the manifest of the shards that the tasks wrote, in the order of the splits. Reads all token counts.
@@ -201,12 +203,18 @@ def assemble(
         skipped=_skipped(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:LISTED]),
         provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
+        origin=_origin(origin, train),
     )
 
 
 def _skipped(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
     first = [record for split in scanned for record in split.first_skipped][:LISTED]
     return tuple(str(record) for record in with_lines(first, listing.files))
+
+
+def _origin(inputs: Origin, train: list[PartSummary]) -> Origin | None:
+    found = inputs.model_copy(update={"values": joined(part.values for part in train)})
+    return found if found.values or found.prepared else None
 
 
 def _shards(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:

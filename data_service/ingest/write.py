@@ -24,6 +24,7 @@ from data_service.corpus.manifest import (
     shard_name,
     sidecar_of,
 )
+from data_service.corpus.origin import ValueCounts
 from data_service.corpus.provenance import Provenance
 from data_service.corpus.sidecar import DocumentOrigin, SidecarWriter
 from data_service.corpus.words import Segmentation, UnitFinder
@@ -64,6 +65,7 @@ class PartSummary(BaseModel):
         text_bytes: number of UTF-8 bytes of its documents' text.
         lengths: numbers of its documents by length; entry k counts those of 2**k to 2**(k + 1) - 1 tokens.
         sidecar: sidecar that was written; None without provenance.
+        values: documents and tokens by source, licence and language.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,6 +74,7 @@ class PartSummary(BaseModel):
     text_bytes: int
     lengths: list[int]
     sidecar: StoredFile | None = None
+    values: ValueCounts = {}
 
 
 class PartWriter:
@@ -123,7 +126,11 @@ class PartWriter:
             self._write_block()
         shard = self._writer.finish() if self._writer is not None else None
         return PartSummary(
-            shard=shard, text_bytes=self._text_bytes, lengths=self._lengths, sidecar=self.sidecar.finish()
+            shard=shard,
+            text_bytes=self._text_bytes,
+            lengths=self._lengths,
+            sidecar=self.sidecar.finish(),
+            values=self.sidecar.counter.counts(),
         )
 
     def _write_block(self) -> None:

@@ -38,6 +38,7 @@ from data_service.prepare.configuration import (
     refuse_difference,
     short_hash,
 )
+from data_service.prepare.contamination import searched_splits
 from data_service.prepare.duplicates import clusters_of
 from data_service.prepare.layout import DROPPED, PrepareLayout
 from data_service.prepare.passes import (
@@ -144,7 +145,9 @@ class _Passes:
             later = self._later_tasks(of_pass, receipts[number - 1])
             receipts.append(self._run(StageTasks("filtering", later, later_pass, PassReceipt)))
         labels = [READ, *stage_labels(self._preparation.stages)]
-        statistics = gather(wanted, labels, [task.entry.source for task in tasks], receipts)
+        sources = [task.entry.source for task in tasks]
+        searched = searched_splits(self._preparation.stages)
+        statistics = gather(wanted, labels, sources, receipts, searched)
         if not statistics.documents_kept:
             raise _nothing_left(statistics)
         return statistics

@@ -56,6 +56,7 @@ RIGHT = {
     "--on-bad-records skip --block-tokens 4096 --max-document-bytes 4096",
     "corpus find": "{corpus} --id a",
     "corpus merge": "{corpus} {corpus} --out {new}",
+    "corpus card": "{corpus}",
     "corpus prepare": "{prepare} {new} --workers 1",
     "corpus remove": "{corpus} --ids {text} --reason asked",
     "corpus show": "{corpus} --index 1 --count 1 --split train",
