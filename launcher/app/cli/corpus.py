@@ -1,6 +1,6 @@
 """`maskfleet corpus`: builds verified shards from raw text, and shows what is in them."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,6 +46,9 @@ from launcher.app.cli.options import (
     print_json,
     settings,
 )
+
+if TYPE_CHECKING:
+    from data_service.ingest.options import BuildOptions
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
 
@@ -114,13 +117,7 @@ def build(
         max_document_bytes=max_document_bytes,
         workers=workers or automatic_workers(listing),
     )
-    from rich.console import Console
-
-    from data_service.ingest.build import build_corpus
-    from launcher.app.cli.corpus_shown import watched
-
-    with watched(Console()) as progress:
-        build_corpus(inputs, out, tokenizer, options, progress)
+    _build_and_watch(inputs, out, tokenizer, options)
     stats(out)
 
 
@@ -149,6 +146,16 @@ def prepare(
         return
     for table in statistics_tables(statistics):
         print_table(table)
+
+
+def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "BuildOptions") -> None:
+    from rich.console import Console
+
+    from data_service.ingest.build import build_corpus
+    from launcher.app.cli.corpus_shown import watched
+
+    with watched(Console()) as progress:
+        build_corpus(inputs, out, tokenizer, options, progress)
 
 
 def _pairs(

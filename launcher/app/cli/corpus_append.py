@@ -1,6 +1,6 @@
 """`maskfleet corpus append`: lets a corpus grow by new text, without rewriting a shard."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,17 @@ from launcher.app.cli.options import (
     settings,
 )
 
+if TYPE_CHECKING:
+    from data_service.ingest.append import AppendReport
+    from data_service.ingest.options import BuildOptions
+
 _OWN = "Default: as the corpus was built."
+_OwnEncoding = Annotated[
+    str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_OWN}")
+]
+_OwnBadBytes = Annotated[
+    BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_OWN}")
+]
 
 
 def register(group: typer.Typer) -> None:
@@ -43,13 +53,9 @@ def append(
     txt_documents: Annotated[
         TxtDocuments | None, typer.Option("--txt-documents", help=f"Documents in .txt. {_OWN}")
     ] = None,
-    encoding: Annotated[
-        str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_OWN}")
-    ] = None,
+    encoding: _OwnEncoding = None,
     delimiter: DelimiterOption = None,
-    on_bad_bytes: Annotated[
-        BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_OWN}")
-    ] = None,
+    on_bad_bytes: _OwnBadBytes = None,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
     provenance: ProvenanceOption = None,
     dictionary: DictionaryOption = None,
@@ -65,10 +71,6 @@ def append(
 
     Example: `maskfleet corpus append s3://bucket/news 'news-2026/*.jsonl.zst' --out s3://bucket/news-with-2026`
     """
-    import time
-
-    from rich.console import Console
-
     from data_service.corpus.corpus import open_corpus
     from data_service.ingest.append_options import options_like
     from data_service.ingest.options import BuildOptions
@@ -93,7 +95,22 @@ def append(
         word_files={name: uri for name, uri in files.items() if uri is not None},
         **given,
     )
-    from data_service.ingest.append import append_documents  # loads torch
+    report = _append_and_watch(corpus, inputs, out, options, as_json)
+    if as_json:
+        print_json([vars(report)])
+    else:
+        counted = f"{report.copies:,} of them copies, left out; {report.removed:,} removed"
+        typer.echo(f"{report.added:,} documents added, {counted}; {report.documents:,} in all: {out}")
+
+
+def _append_and_watch(
+    corpus: str, inputs: list[str], out: str, options: "BuildOptions", as_json: bool
+) -> "AppendReport":
+    import time
+
+    from rich.console import Console
+
+    from data_service.ingest.append import append_documents
     from launcher.app.cli.corpus_shown import watched
     from launcher.progress import work
     from launcher.runtime.run.stop import here
@@ -104,11 +121,6 @@ def append(
             now.total = total
             now.advance(more)
 
-        report = append_documents(
+        return append_documents(
             corpus, inputs, out, options, by=here(), at=int(time.time()), progress=progress, report=compared
         )
-    if as_json:
-        print_json([vars(report)])
-    else:
-        counted = f"{report.copies:,} of them copies, left out; {report.removed:,} removed"
-        typer.echo(f"{report.added:,} documents added, {counted}; {report.documents:,} in all: {out}")
