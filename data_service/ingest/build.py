@@ -303,8 +303,8 @@ class Passes:
         clusters, given = next(iter(first), ""), self._options.heldout_rule
         if given is not None and given.clusters != clusters:
             raise InputError(
-                f"--heldout-like: the clusters of near duplicates in {self.splits[0].pieces[0].file.uri} "
-                f"({clusters[:12] or 'none'}) are not those by which that corpus holds text out "
+                f"the clusters of near duplicates in {self.splits[0].pieces[0].file.uri} ({clusters[:12] or 'none'}) "
+                "are not those by which the corpus that gives the rule holds text out "
                 f"({given.clusters[:12] or 'none'})",
                 remedy="prepare the documents of both together, and build both from that",
             )
@@ -315,7 +315,8 @@ class Passes:
         given = self._options.heldout_rule
         assert given is not None
         usual = is_usual(given, self._options.heldout_fraction)
-        return replace(given, by_tokens=found.held_count >= MANY) if usual else given
+        by_tokens = given.by_tokens or found.held_count >= MANY
+        return replace(given, by_tokens=by_tokens) if usual else given
 
     def write(
         self,

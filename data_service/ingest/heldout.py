@@ -9,13 +9,13 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.manifest import HeldoutRule
+from data_service.corpus.manifest import CorpusManifest, HeldoutRule
 from data_service.errors import InputError
 from data_service.ingest.scan import encoded_text, folded_text, is_blank
 from data_service.ingest.sentences import LONGEST as LONGEST_SENTENCE
@@ -50,6 +50,14 @@ class Documents:
     held_count: int
     held_size: int
     candidates: Sequence[tuple[int, int]]
+
+
+def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
+    """Return the options by which a corpus holds text out as that of `manifest` does."""
+    rule = manifest.heldout_rule or HeldoutRule("document", bound(manifest.heldout_fraction))
+    if is_usual(rule, manifest.heldout_fraction):
+        rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MANY)
+    return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
 def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
