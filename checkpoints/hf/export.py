@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ ReadParameter = Callable[[str], Tensor]
 _CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"
 _ROLES = {"bos_token_id": ("bos_token", "cls_token"), "eos_token_id": ("eos_token", "sep_token")}
 CARD = "README.md"
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
@@ -95,7 +97,7 @@ def export_model(
     out: Store,
     heads: Heads = "mlm",
     *,
-    card: str | None = None,
+    notes: Mapping[str, str] = _NONE,
 ) -> None:
     """Export a model to the root of `out`, in fp32. Files of an earlier export there are replaced.
 
@@ -105,7 +107,7 @@ def export_model(
         tokenizer_files: content of the tokenizer's files, by name.
         out: store whose root becomes the exported folder.
         heads: heads to export besides the encoder.
-        card: text of the model card; None to write none.
+        notes: further files, such as the model card: texts by name.
 
     Raises:
         ExportError: `out` holds files that no export wrote, or that were changed since.
@@ -113,7 +115,7 @@ def export_model(
         StoreError: `out` cannot be written.
     """
     with published(out) as folder:
-        write_model(folder, read_parameter, config, tokenizer_files, heads, card=card)
+        write_model(folder, read_parameter, config, tokenizer_files, heads, notes=notes)
 
 
 @contextmanager
@@ -133,7 +135,7 @@ def write_model(
     tokenizer_files: Mapping[str, bytes],
     heads: Heads,
     *,
-    card: str | None = None,
+    notes: Mapping[str, str] = _NONE,
 ) -> None:
     """Write one network's files into the local `folder`, read them back and compare. Arguments as for
     `export_model`."""
@@ -141,8 +143,8 @@ def write_model(
     their = interchange(config, heads)
     for name, content in for_model(tokenizer_files, config).items():
         (folder / name).write_bytes(content)
-    if card is not None:
-        (folder / CARD).write_text(card, encoding="utf-8")
+    for name, text in notes.items():
+        (folder / name).write_text(text, encoding="utf-8")
     _write_weights(folder, read_parameter, their)
     fields = their.fields | {"dtype": "float32"} | special_token_ids(tokenizer_files)
     (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
@@ -176,7 +178,7 @@ def export_pair(
     out: Store,
     sharing: Sharing = "shared",
     *,
-    cards: Mapping[Part, str] | None = None,
+    notes: Mapping[Part, Mapping[str, str]] | None = None,
 ) -> None:
     """Export a pair of networks to `generator/` and `discriminator/` below the root of `out`, both or none.
 
@@ -186,11 +188,11 @@ def export_pair(
         tokenizer_files: content of the tokenizer's files, by name.
         out: store whose root gets the two folders.
         sharing: how the networks share their embeddings.
-        cards: texts of the model cards; a network without one gets none.
+        notes: further files of each network, as for `export_model`.
 
     Raises as `export_model`.
     """
-    cards = cards or {}
+    notes = notes or {}
     networks: dict[Part, tuple[ModelConfig, Heads]] = {
         "generator": (config.generator, "mlm"),
         "discriminator": (config, "rtd"),
@@ -198,7 +200,7 @@ def export_pair(
     with published(out) as folder:
         for part, (network, heads) in networks.items():
             read = _reader(read_parameter, part, sharing)
-            write_model(folder / part, read, network, tokenizer_files, heads, card=cards.get(part))
+            write_model(folder / part, read, network, tokenizer_files, heads, notes=notes.get(part, _NONE))
 
 
 def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:

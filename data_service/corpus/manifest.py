@@ -6,13 +6,14 @@ A corpus exists once its manifest does. Then everything under `build/` is delete
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -123,6 +124,7 @@ class CorpusPart:
 
 
 MANIFEST = "manifest.json"
+MANIFEST_BEGINS = b'{"format":"maskfleet-corpus",'
 
 
 COLUMNS: dict[str, str] = {
@@ -236,6 +238,9 @@ class HeldoutRule:
             stretches.
         by_tokens: whether documents with text unknown to the tokenizer are split by the hash of their tokens, so that
             documents that differ only in unknown words are on the same side. Only if there are many documents.
+        clusters: digest of the clusters of near duplicates that the prepared documents name; empty if they name none.
+            The hash of a document with near duplicates is that of its cluster's name. Stretches are held out only of
+            documents without.
     """
 
     unit: Literal["document", "stretch"]
@@ -243,6 +248,14 @@ class HeldoutRule:
     length: int = 0
     trained: tuple[int, ...] = ()
     by_tokens: bool = False
+    clusters: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the rule as JSON values; without clusters as before there were any."""
+        found = asdict(self)
+        return (
+            found if self.clusters else {name: value for name, value in found.items() if name != "clusters"}
+        )
 
     def holds_out(self, low: int) -> bool:
         """Return whether a document or paragraph with this low word is held out."""
@@ -289,9 +302,10 @@ class CorpusManifest:
         of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
         stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
         documents come from, by key; empty in a corpus that was built without. parts: corpora in which the shards lie,
-        if the corpus was merged (`parts.py`). digest: sha256 (hex) of the manifest's
-        whole content, so also of counts, options and sidecars, which `fingerprint` does not cover; empty until it is
-        written.
+        if the corpus was merged (`parts.py`). origin: whence the text is, and how it was prepared; None if
+        neither provenance nor outputs of `corpus prepare` say it, and in a merged corpus, whose parts have it. digest:
+        sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which `fingerprint` does
+        not cover; empty until it is written.
     """
 
     tokenizer_hash: str
@@ -314,6 +328,7 @@ class CorpusManifest:
     provenance: dict[str, StoredFile] = field(default_factory=dict)
     recorded: str = field(default="", compare=False)
     parts: tuple[CorpusPart, ...] = ()
+    origin: Origin | None = None
     digest: str = field(default="", compare=False)
 
     @property

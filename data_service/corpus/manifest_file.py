@@ -35,15 +35,16 @@ from data_service.corpus.manifest import (
     StoredFile,
     sidecar_of,
 )
+from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError
 from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-VERSION = 4
-# A manifest is of the first version that knows all of it: 4 tables of blocks stored apart, 3 parts of a merged corpus,
-# 2 provenance, 1 none of them.
+VERSION = 5
+# A manifest is of the first version that knows all of it: 5 held-out clusters, 4 tables of blocks stored apart, 3 parts
+# of a merged corpus, 2 provenance or an origin, 1 none of them.
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
 _TAIL = b"}\n"
 
@@ -105,6 +106,7 @@ class _Content(_Strict):
     provenance: dict[str, _StoredFile] = {}
     fingerprint: str = ""
     parts: list[_Part] = []
+    origin: Origin | None = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -144,7 +146,7 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         "tokenizer_files": manifest.tokenizer_files,
     }
     if manifest.heldout_rule is not None:
-        content["heldout_rule"] = asdict(manifest.heldout_rule)
+        content["heldout_rule"] = manifest.heldout_rule.as_json()
     if manifest.pairs is not None:
         content["pairs"] = asdict(manifest.pairs)
     if manifest.words is not None:
@@ -155,11 +157,14 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["provenance"] = {key: asdict(file) for key, file in manifest.provenance.items()}
     if manifest.parts:
         content["parts"] = [asdict(part) for part in manifest.parts]
+    if manifest.origin is not None:
+        content["origin"] = manifest.origin.model_dump(mode="json")
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
-    head = f'{{"format":"maskfleet-corpus","version":{_version(content)},"sha256":"{checksum}","content":'
+    version = _version(content, manifest.heldout_rule)
+    head = f'{{"format":"maskfleet-corpus","version":{version},"sha256":"{checksum}","content":'
     return head.encode() + body + _TAIL
 
 
@@ -183,19 +188,25 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     except ValidationError as error:
         _damaged(place, str(error.errors()[0]["msg"]), error)
     apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
-    used = {"parts": content.parts, "provenance": content.provenance, "fingerprint": any(apart)}
-    if head[1] != b"%d" % _version(used) or any(apart) != bool(content.fingerprint):
+    used = {
+        "parts": content.parts,
+        "provenance": content.provenance or content.origin,
+        "fingerprint": any(apart),
+    }
+    if head[1] != b"%d" % _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
         _damaged(place, f"its content is not that of version {int(head[1])}")
     return replace(_to_manifest(content, store), digest=head[2].decode())
 
 
-def _version(content: Mapping[str, object]) -> int:
+def _version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
     """Return the version of a manifest with this content: the first that knows all of it."""
-    if content.get("fingerprint"):
+    if rule is not None and rule.clusters:
         return VERSION
+    if content.get("fingerprint"):
+        return 4
     if content.get("parts"):
         return 3
-    return 2 if content.get("provenance") else 1
+    return 2 if content.get("provenance") or content.get("origin") else 1
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
@@ -291,4 +302,5 @@ def _to_manifest(content: _Content, store: Store) -> CorpusManifest:
         provenance={key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
         recorded=content.fingerprint,
         parts=tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
+        origin=content.origin,
     )

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from data_service.corpus.corpus import Corpus, Part
 from data_service.corpus.manifest import StoredFile, sidecar_of
+from data_service.corpus.origin import ValueCounter
 from data_service.corpus.provenance import FIELDS, Provenance, ProvenanceField
 from data_service.errors import CorpusError
 from data_service.store.base import digest, together
@@ -55,10 +58,14 @@ class DocumentOrigin:
 
 
 class SidecarWriter:
-    """A writer of one sidecar to a local file, which is created with the first row."""
+    """A writer of one sidecar to a local file, which is created with the first row.
+
+    `counter`: counts of the documents by what is known of them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.counter = ValueCounter()
         self._rows: list[DocumentOrigin] = []
         self._file: BinaryIO | None = None
         self._writer: pq.ParquetWriter | None = None
@@ -66,6 +73,7 @@ class SidecarWriter:
     def add(self, row: DocumentOrigin) -> None:
         """Append a row. Rows must come in the order of the shard. Raises OSError: the disk is full."""
         self._rows.append(row)
+        self.counter.add(row.provenance, row.tokens)
         if len(self._rows) == ROWS:
             self._flush()
 
@@ -199,6 +207,16 @@ def _find(
             for row in rows:
                 yield FoundDocument(split, int(before[row.block]) + row.document, row)
             report(1, total)
+
+
+def read_ids(corpus: Corpus, shard: str) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]:
+    """Return block (of the shard), number in its block, and id of each document of a shard, in order.
+
+    Raises as `read_origins`.
+    """
+    table = _read(corpus, shard, columns=["block", "document", "id"])
+    numbers = (table.column(name).to_numpy().astype(np.int64) for name in ("block", "document"))
+    return *numbers, table.column("id").to_pylist()
 
 
 @dataclass

@@ -5,6 +5,7 @@ half-built corpus. It is also part of the manifest, which is made last, from the
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,10 @@ from data_service.corpus.manifest import (
     sidecar_of,
 )
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.origin import Origin, joined
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.heldout import bound
+from data_service.ingest.heldout import is_usual
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, differences
 from data_service.ingest.pool import Progress, ReportProgress
@@ -135,7 +137,8 @@ def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
         raise InputError(
             f"constants of --provenance are for {unmatched[0]!r}, which matches none of {len(uris)} inputs "
             f"(the first is {uris[0]})",
-            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'",
+            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'; without --provenance FILE, "
+            "`corpus append` takes the constants with which the corpus was built",
         )
 
 
@@ -157,6 +160,7 @@ def assemble(
     written: list[WriteReceipt],
     listing: InputListing,
     heldout_rule: HeldoutRule,
+    origin: Origin,
     progress: ReportProgress,
 ) -> CorpusManifest:
     """Return the manifest of the shards that the tasks wrote, in the order of the splits. Reads all token counts.
@@ -180,7 +184,11 @@ def assemble(
         )
     # The tables of blocks, the shards' digests, and the record of how the corpus was built.
     fraction = float(str(options["heldout_fraction"]))
-    as_asked = heldout_rule.unit == "document" and heldout_rule.below == bound(fraction)
+    if is_usual(
+        heldout_rule, fraction
+    ):  # then the amount of text decides `by_tokens`, and is no part of the rule
+        heldout_rule = replace(heldout_rule, by_tokens=False)
+    as_asked = is_usual(heldout_rule, fraction) and not heldout_rule.clusters
     shards = _shards("train", train) | _shards("heldout", heldout)
     files = tokenizer.save_files()
     return CorpusManifest(
@@ -200,12 +208,18 @@ def assemble(
         skipped=_skipped(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:LISTED]),
         provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
+        origin=_origin(origin, train),
     )
 
 
 def _skipped(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
     first = [record for split in scanned for record in split.first_skipped][:LISTED]
     return tuple(str(record) for record in with_lines(first, listing.files))
+
+
+def _origin(inputs: Origin, train: list[PartSummary]) -> Origin | None:
+    found = inputs.model_copy(update={"values": joined(part.values for part in train)})
+    return found if found.values or found.prepared else None
 
 
 def _shards(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:

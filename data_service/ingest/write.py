@@ -24,6 +24,7 @@ from data_service.corpus.manifest import (
     shard_name,
     sidecar_of,
 )
+from data_service.corpus.origin import ValueCounts
 from data_service.corpus.provenance import Provenance
 from data_service.corpus.sidecar import DocumentOrigin, SidecarWriter
 from data_service.corpus.words import Segmentation, UnitFinder
@@ -48,12 +49,14 @@ class _Piece(NamedTuple):
     """The texts of a document, of a stretch of one, or of an example.
 
     `words`: where its words begin, if the input holds words. `provenance`: what is known of it, if that is recorded.
+    `clustered`: whether the input names a cluster of near duplicates, which decides whether it is held out.
     """
 
     texts: tuple[str, ...]
     heldout: bool
     words: bytes = b""
     provenance: Provenance | None = None
+    clustered: bool = False
 
 
 class PartSummary(BaseModel):
@@ -64,6 +67,7 @@ class PartSummary(BaseModel):
         text_bytes: number of UTF-8 bytes of its documents' text.
         lengths: numbers of its documents by length; entry k counts those of 2**k to 2**(k + 1) - 1 tokens.
         sidecar: sidecar that was written; None without provenance.
+        values: documents and tokens by source, licence and language.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,6 +76,7 @@ class PartSummary(BaseModel):
     text_bytes: int
     lengths: list[int]
     sidecar: StoredFile | None = None
+    values: ValueCounts = {}
 
 
 class PartWriter:
@@ -123,7 +128,11 @@ class PartWriter:
             self._write_block()
         shard = self._writer.finish() if self._writer is not None else None
         return PartSummary(
-            shard=shard, text_bytes=self._text_bytes, lengths=self._lengths, sidecar=self.sidecar.finish()
+            shard=shard,
+            text_bytes=self._text_bytes,
+            lengths=self._lengths,
+            sidecar=self.sidecar.finish(),
+            values=self.sidecar.counter.counts(),
         )
 
     def _write_block(self) -> None:
@@ -217,7 +226,7 @@ def _fill(
             deciding = (
                 document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
             )
-            if task.heldout.by_tokens and tokenizer.special.unk in deciding:
+            if task.heldout.by_tokens and not piece.clustered and tokenizer.special.unk in deciding:
                 heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
             text_bytes = sum(len(text.encode()) for text in piece.texts)
             parts[heldout].add(document, text_bytes, piece.provenance)
@@ -233,7 +242,8 @@ def _pieces(task: WriteTask) -> Iterator[_Piece]:
         words = document.words
         for text, heldout in divide_document(task.heldout, document.text, digest):
             size = sum(map(len, text.split())) if words else 0
-            yield _Piece((text,), heldout, words[:size], document.provenance)
+            clustered = document.cluster is not None and document.cluster.name is not None
+            yield _Piece((text,), heldout, words[:size], document.provenance, clustered)
             words = words[size:]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from data_service.corpus.origin import IndexedSplit
 from data_service.errors import PrepareError
 from data_service.prepare.documents import Document, Drop
 from data_service.prepare.model_file import check_hash
@@ -39,24 +40,6 @@ class EvaluationText:
     split: str
     number: int
     text: str
-
-
-class IndexedSplit(BaseModel):
-    """A split in an index.
-
-    Attributes:
-        split: task and split.
-        texts: number of different texts.
-        looked_up: number of those that documents are searched for.
-        digest: blake2b hash (16 bytes, hex) of the texts.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    split: str
-    texts: int
-    looked_up: int
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -119,10 +102,7 @@ def _index_split(
 ) -> tuple[IndexedSplit, _Run, set[int]]:
     """Return the description of a split, its runs and texts, and the numbers of units of its runs."""
     different = {text.text: text.number for text in reversed(texts)}  # of equal texts the first example
-    digest = blake2b(digest_size=16)
     keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()
-    for text in sorted(different):
-        digest.update(len(text).to_bytes(8) + text.encode(errors="surrogatepass"))
     for place, text in enumerate(different):
         units = units_of(text)
         if len(units) >= LEAST:
@@ -137,10 +117,18 @@ def _index_split(
     every, owner = every[rare], owner[rare]
     examples = np.array(list(different.values()), dtype=np.int64)
     described = IndexedSplit(
-        split=split, texts=len(different), looked_up=len(np.unique(owner)), digest=digest.hexdigest()
+        split=split, texts=len(different), looked_up=len(np.unique(owner)), digest=digest_of_texts(different)
     )
     order = np.argsort(examples[owner], kind="stable")
     return described, (every[order], (number << 32) + examples[owner][order]), spans
+
+
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """Return the blake2b hash (16 bytes, hex) of a split's different texts, in whatever order they come."""
+    digest = blake2b(digest_size=16)
+    for text in sorted(set(texts)):
+        digest.update(len(text).to_bytes(8) + text.encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def dump_index(index: NgramIndex) -> bytes:
@@ -211,6 +199,15 @@ def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | 
         return Drop(found[0][0], f"examples {named}{more}")
 
     return decide
+
+
+def searched_splits(stages: Iterable[object]) -> list[IndexedSplit]:
+    """Return the splits in the indexes of those of the stages that search documents for them, each once.
+
+    Raises PrepareError as `load_index`.
+    """
+    indexes = (_loaded(stage.index, stage.sha256) for stage in stages if isinstance(stage, Decontaminate))
+    return list(dict.fromkeys(split for index in indexes for split in index.splits))
 
 
 @lru_cache(maxsize=4)

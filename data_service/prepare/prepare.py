@@ -38,6 +38,7 @@ from data_service.prepare.configuration import (
     refuse_difference,
     short_hash,
 )
+from data_service.prepare.contamination import searched_splits
 from data_service.prepare.duplicates import clusters_of
 from data_service.prepare.layout import DROPPED, PrepareLayout
 from data_service.prepare.passes import (
@@ -130,6 +131,7 @@ class _Passes:
         self._preparation, self._listings, self._options = preparation, listings, options
         self._layout, self._pool, self._progress = layout, pool, progress
         self._passes = plan_passes(preparation)
+        self._named = ""  # digest of the clusters whose names documents have
 
     def run(self, wanted: dict[str, object]) -> Statistics:
         """Run all passes; return the statistics.
@@ -144,7 +146,9 @@ class _Passes:
             later = self._later_tasks(of_pass, receipts[number - 1])
             receipts.append(self._run(StageTasks("filtering", later, later_pass, PassReceipt)))
         labels = [READ, *stage_labels(self._preparation.stages)]
-        statistics = gather(wanted, labels, [task.entry.source for task in tasks], receipts)
+        sources = [task.entry.source for task in tasks]
+        searched = searched_splits(self._preparation.stages)
+        statistics = gather(wanted, labels, sources, receipts, searched)
         if not statistics.documents_kept:
             raise _nothing_left(statistics)
         return statistics
@@ -183,6 +187,9 @@ class _Passes:
         earlier = self._passes[of_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
         compared = compare_texts(self._runner, earlier.comparing, earlier.number, before)
+        drops = earlier.comparing.drops
+        if not drops:
+            self._named = hash_of(receipt.digest for receipt in compared)[:32]
         return [
             LaterTask(
                 self._layout,
@@ -192,7 +199,8 @@ class _Passes:
                 size=receipt.files.get(self._layout.between(index, of_pass.number - 1), 0),
                 clusters=clusters_of(index, self._layout, texts_of(earlier.number), compared),
                 compared=earlier.compared or "",
-                reason=earlier.comparing.reason,
+                reason=earlier.comparing.reason if drops else None,
+                named=self._named,
             )
             for index, receipt in enumerate(before)
         ]

@@ -6,24 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.manifest import StoredFile
+from data_service.corpus.origin import REST, IndexedSplit, StageCounts
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
 FORMAT = 1
 _VALUES = 1000  # languages or licences that are counted by name; the rest is counted together
-_REST = "(others)"
-
-
-class StageCounts(BaseModel):
-    """What a stage did. `dropped`: number of documents by reason; `changed`: number whose text it changed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    stage: str
-    entered: int
-    left: int
-    changed: int
-    dropped: dict[str, int]
 
 
 class SourceCounts(BaseModel):
@@ -50,6 +38,7 @@ class Statistics(BaseModel):
         sources: what became of each source's documents.
         languages, licences: number of documents kept, by value; "" for those of which the input says nothing.
         parts: the stored parts of the output.
+        searched: splits of tasks whose texts no document that is kept holds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +54,7 @@ class Statistics(BaseModel):
     languages: dict[str, int]
     licences: dict[str, int]
     parts: dict[str, StoredFile]
+    searched: list[IndexedSplit] = []
 
 
 def gather(
@@ -72,8 +62,13 @@ def gather(
     labels: Sequence[str],
     sources: Sequence[str],
     passes: Sequence[Sequence[PassReceipt]],
+    searched: Sequence[IndexedSplit] = (),
 ) -> Statistics:
-    """Return the statistics of all passes. `labels`: of the stages, in order; `sources`: source of each chunk."""
+    """Return the statistics of all passes.
+
+    `labels`: of the stages, in order; `sources`: source of each chunk; `searched`: splits of tasks that the documents
+    were searched for.
+    """
     by_source = {
         name: _of_source([[p[i] for i, s in enumerate(sources) if s == name] for p in passes])
         for name in dict.fromkeys(sources)
@@ -84,8 +79,18 @@ def gather(
     for label in labels:
         dropped = _sum(counts.dropped.get(label, {}) for counts in by_source.values())
         changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
+        clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
         left = entered - sum(dropped.values())
-        stages.append(StageCounts(stage=label, entered=entered, left=left, changed=changed, dropped=dropped))
+        stages.append(
+            StageCounts(
+                stage=label,
+                entered=entered,
+                left=left,
+                changed=changed,
+                dropped=dropped,
+                clustered=clustered,
+            )
+        )
         entered = left
     parts = {
         key: StoredFile(receipt.files[key], found)
@@ -103,6 +108,7 @@ def gather(
         languages=_most(receipt.counts.languages for receipt in passes[-1]),
         licences=_most(receipt.counts.licences for receipt in passes[-1]),
         parts=dict(sorted(parts.items())),
+        searched=list(searched),
     )
 
 
@@ -135,7 +141,7 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _most(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     ordered = sorted(_sum(counts).items(), key=lambda item: (-item[1], item[0]))
     rest = sum(count for _, count in ordered[_VALUES:])
-    return dict(ordered[:_VALUES]) | ({_REST: rest} if rest else {})
+    return dict(ordered[:_VALUES]) | ({REST: rest} if rest else {})
 
 
 def save(store: Store, key: str, statistics: Statistics) -> None:

@@ -27,7 +27,7 @@ DRAWN = {
     """,
     "launcher.after": """
         compare -> diagnose tasks
-        evaluate -> diagnose embed finetune tasks
+        evaluate -> diagnose embed export finetune tasks
         diagnose -> finetune tasks
         embed -> export finetune tasks
         export -> certificate

@@ -12,6 +12,7 @@ written once, by conditional put: of several processes that compute the same cel
     rules-1/<key>.json          a result; the folder is the version of our code's rules
     models/<digest>.json        a run's checkpoint: the digest of what it is exported as
     grids/<digest>.json         a grid: which cells a command asked for, so that its table can be made again
+    searched/<digest>.json      whether a model's corpora were searched for a task's texts (`searched.py`)
     claims/<key>/               who computes it (launcher.after.evaluate.compute_cell)
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.export import export_pair, published, write_model
+from checkpoints.hf.export import CARD, export_pair, published, write_model
 from checkpoints.hf.folder import removable
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
@@ -17,7 +17,8 @@ from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelCo
 from encoder_core.families.interchange import Heads
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import Part
-from launcher.after.export.model_card import ExportedNetwork, facts_of, render
+from launcher.after.export.data_cards import DATA_CARDS, dump_cards
+from launcher.after.export.model_card import ExportedNetwork, Facts, facts_of, render
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.progress import work
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
@@ -63,25 +64,35 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
     objective = run.recipe.objective
     networks = _networks(manifest, config, objective)
     facts, modules = facts_of(run, manifest), kept_modules(run.store)
-    cards = {part: render(facts, network, licence) for part, network in networks.items()}
+    notes = {part: _notes(facts, network, licence) for part, network in networks.items()}
     with (
         work("reading the checkpoint, writing the model and comparing"),
         Reader(run.store, manifest) as reader,
     ):
         if objective.rtd is not None and isinstance(config, DetectorConfig):
-            pair: dict[Part, str] = {part: cards[part] for part in ("generator", "discriminator")}
-            export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, cards=pair)
+            pair: dict[Part, Mapping[str, str]] = {
+                part: notes[part] for part in ("generator", "discriminator")
+            }
+            export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, notes=pair)
         elif objective.contrastive is not None:
             with published(target) as folder:
                 heads = exported_heads(config, objective)
-                write_model(folder, reader.read_full, config, files, heads, card=cards["."])
+                write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
                 _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
         else:
             heads = exported_heads(config, objective)
             with published(target) as folder:
-                write_model(folder, reader.read_full, config, files, heads, card=cards["."])
+                write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
                 write_modules(folder, modules)
     return _described(manifest, networks)
+
+
+def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
+    """Return the files that say what the model is, by name."""
+    notes = {CARD: render(facts, network, licence)}
+    if facts.cards:
+        notes[DATA_CARDS] = dump_cards(facts.cards, facts.run.recipe.corpus.sources)
+    return notes
 
 
 def _write_vectors(

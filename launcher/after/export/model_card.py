@@ -8,6 +8,8 @@ import yaml
 
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, on, read_manifest
+from data_service.corpus.data_card import DataCard
+from data_service.corpus.data_card import render as render_card
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
 from data_service.printable import one_line
@@ -15,6 +17,7 @@ from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from launcher.after.certificate.statement import name_of_commit
 from launcher.after.certificate.stored import certificate_of
+from launcher.after.export.data_cards import cards_of
 from launcher.errors import CertificateError
 from launcher.format import human_count
 from launcher.runtime.recipe.schema import Recipe
@@ -57,6 +60,7 @@ class Facts:
     Attributes:
         heldout: the newest held-out evaluation up to the checkpoint's step; None if its history has none.
         data: for each source, a row of the table of sources.
+        cards: sources of whose text something is recorded, with the data cards of their corpora.
         certificate: sentence about the run's certificate.
     """
 
@@ -64,6 +68,7 @@ class Facts:
     step: int
     heldout: Record | None
     data: tuple[str, ...]
+    cards: tuple[tuple[str, DataCard], ...]
     certificate: str
 
 
@@ -74,7 +79,8 @@ def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in run.recipe.corpus.sources)
     newest = before[-1] if before else None
-    return Facts(run, manifest.step, newest, data, _certificate(run, manifest))
+    cards = tuple((name, card) for name, card in cards_of(run).items() if card is not None and card.says)
+    return Facts(run, manifest.step, newest, data, cards, _certificate(run, manifest))
 
 
 def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
@@ -85,6 +91,7 @@ def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
         f"# {recipe.name}\n",
         *_what(facts, network),
         *_use(recipe, network),
+        *_data(facts),
         *_training(facts),
         "## Licence\n",
         f"{one_line(licence)}\n" if licence else "Not stated by who exported the model.\n",
@@ -188,11 +195,21 @@ def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     )
 
 
-def _training(facts: Facts) -> Iterator[str]:
-    recipe = facts.run.recipe
+def _data(facts: Facts) -> Iterator[str]:
     yield "## Data\n"
     yield "| source | where it was | documents | tokens | weight | content |\n|---|---|---|---|---|---|"
     yield "\n".join(facts.data) + "\n"
+    for name, card in facts.cards:
+        yield render_card(card, name, level=3)
+    if any(card.removals for _, card in facts.cards):
+        yield (
+            "What was removed from a corpus after the run had begun may have been read before: "
+            f"`maskfleet runs exposure {one_line(facts.run.uri)} --removed` lists the steps.\n"
+        )
+
+
+def _training(facts: Facts) -> Iterator[str]:
+    recipe = facts.run.recipe
     yield "## Training\n"
     objective = ", ".join(recipe.objective.model_dump(exclude_none=True))
     tokens = human_count(tokens_before(recipe, facts.step))

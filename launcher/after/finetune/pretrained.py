@@ -20,13 +20,18 @@ from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
+from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
 from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
 _CHUNK = 64 << 20  # bytes in memory at a time
 _READ = (".json", ".safetensors", ".txt", ".model")  # endings of the files that are read; never a pickle
-_TOLD = (RECORD_OF_EXPORT, "results.json")  # records of the folder's origin, which its digest leaves out
+_TOLD = (
+    RECORD_OF_EXPORT,
+    "results.json",
+    DATA_CARDS,
+)  # records of the folder's origin, which its digest leaves out
 _MODULES = "modules.json"  # of a SentenceTransformer
 
 

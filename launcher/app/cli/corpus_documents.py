@@ -1,11 +1,11 @@
-"""`maskfleet corpus show` and `corpus find`: the documents of a corpus, where they are from, and what was taken out."""
+"""`maskfleet corpus show`, `find` and `card`: documents, where they are from, what was taken out."""
 
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from launcher.app.cli.options import CorpusArgument
+from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
 
 
 class CorpusSplit(StrEnum):
@@ -17,6 +17,7 @@ def register(group: typer.Typer) -> None:
     """Add the commands to the group `maskfleet corpus`."""
     group.command()(show)
     group.command()(find)
+    group.command()(card)
 
 
 def show(
@@ -100,3 +101,23 @@ def find(
     if not found:
         typer.echo("no such document", err=True)
         raise typer.Exit(1)
+
+
+def card(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
+    """Print the data card of a corpus, as Markdown: what its text is, whence, under which licences, what was filtered,
+    which evaluation sets it was searched for, what was removed, and the hashes.
+
+    The model card of every model that is exported from a run has those of its corpora.
+
+    Example: `maskfleet corpus card s3://bucket/news > news.md`
+    """
+    from data_service.corpus.corpus import open_corpus
+    from data_service.corpus.data_card import card_of, render
+    from data_service.printable import visible
+
+    opened = open_corpus(corpus)
+    found = card_of(opened)
+    if as_json:
+        print_json([found.model_dump(mode="json")])
+        return
+    typer.echo(visible(render(found, f"Data card of {opened.store.uri}")), nl=False)

@@ -87,7 +87,8 @@ def evaluate(
 
     Cells run as tasks on the Ray cluster in RAY_ADDRESS, or on one started here. Each result is an object in --results,
     named by all that decides it: the same command computes what is missing, however the last one ended. The table has
-    for each checkpoint and task the setting with the best median over seeds on dev.
+    for each checkpoint and task the setting with the best median over seeds on dev, and whether the model's corpora
+    were searched for texts of the task.
 
     Exit codes: 0 all there; 2 cells that cannot be computed, named below the table; 75 anything that may pass: run it
     again.
@@ -105,10 +106,11 @@ def evaluate(
         from launcher.after.evaluate.cell import Results
         from launcher.after.evaluate.compute_cell import CellResources
         from launcher.after.evaluate.evaluation import recorded
+        from launcher.after.evaluate.searched import with_searched
     store = Results(open_store(results))
     with passing():
         if only_table:
-            _print_table(recorded(store, checkpoints, wanted, suite), as_json)
+            _print_table(with_searched(store, recorded(store, checkpoints, wanted, suite)), as_json)
             return
         measures = _measures(suite, data, tasks, assignments)
         evaluation, table = _evaluated(
@@ -182,6 +184,7 @@ def _evaluated(
     from launcher.after.evaluate.compute_cell import Ended
     from launcher.after.evaluate.evaluation import GridEvaluation, plan
     from launcher.after.evaluate.model import opened
+    from launcher.after.evaluate.searched import keep_searched, with_searched
 
     with opened(store, sources, steps) as models:
         evaluation = GridEvaluation(store, suite, plan(models, measures, seeds))
@@ -202,7 +205,10 @@ def _evaluated(
                     _say(f"{ended} of {total}: {what}")
                 else:
                     _say(event.reason)
-    return evaluation, evaluation.table() if evaluation.trouble is None else []
+        if evaluation.trouble is not None:
+            return evaluation, []
+        keep_searched(store, models, measures)
+    return evaluation, with_searched(store, evaluation.table())
 
 
 def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
@@ -239,10 +245,12 @@ def _end(evaluation: "GridEvaluation") -> None:
 
 
 def _print_table(rows: "list[TableRow]", as_json: bool) -> None:
-    from launcher.observe.inspect.report.task_table import terminal_table
+    from launcher.observe.inspect.report.task_table import searched_note, terminal_table
     from launcher.output import print_table
 
     if as_json:
         print_json(row.model_dump(mode="json") for row in rows)
     else:
         print_table(terminal_table(rows))
+        if note := searched_note(rows):
+            typer.echo(note)

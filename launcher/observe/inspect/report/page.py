@@ -15,7 +15,7 @@ from launcher.observe.inspect.report.evaluations import evaluations
 from launcher.observe.inspect.report.figures import Account
 from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
 from launcher.observe.inspect.report.summary import Axis
-from launcher.observe.inspect.report.task_table import TableRow, heads, kept_rows, lines
+from launcher.observe.inspect.report.task_table import TableRow, heads, kept_rows, lines, searched_note
 from launcher.output import write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import History, read_history
@@ -139,7 +139,8 @@ def _evaluated(rows: Sequence[TableRow]) -> str:
         return ""
     shown = [line[1:] for line in lines(rows)]
     note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
-    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads()[1:], shown, 3)
+    note = " ".join([note, *filter(None, [searched_note(rows)])])
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads(rows)[1:], shown, 3)
 
 
 def _configuration(subject: ReportSubject, opened: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from statistics import mean
 
+from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +31,8 @@ class TableRow(Sealed):
         median, lowest, highest: the main metric over seeds, with these settings; None without a finite figure.
         values: the main metric by seed.
         metrics: medians of all metrics, with these settings.
+        searched: whether the corpora of the model were searched for the texts of each split but `train`; None if that
+            is not known.
         cells, missing: number of the grid's cells for this checkpoint and task, and of those without a result.
     """
 
@@ -49,6 +52,7 @@ class TableRow(Sealed):
     metrics: dict[str, float | None]
     cells: int
     missing: int
+    searched: dict[str, bool] | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def path(self) -> str:
@@ -98,7 +102,20 @@ def kept_rows(store: Store) -> list[TableRow]:
     return RowReader(store).read()
 
 
-_HEADS = ("checkpoint", "step", "task", "metric", "median", "lowest", "highest", "seeds", "settings", "")
+_HEADS = (
+    "checkpoint",
+    "step",
+    "task",
+    "metric",
+    "median",
+    "lowest",
+    "highest",
+    "seeds",
+    "settings",
+    "searched",
+    "",
+)
+_SEARCHED = _HEADS.index("searched")
 _NUMBERS = ("step", "median", "lowest", "highest", "seeds")
 
 
@@ -106,7 +123,7 @@ def terminal_table(rows: Sequence[TableRow]) -> Table:
     """Return a table with a line for each checkpoint and task, and one for each checkpoint's average. Figures are
     multiplied by 100, as in papers."""
     table = Table(box=None, pad_edge=False)
-    for head in _HEADS:
+    for head in heads(rows):
         table.add_column(head, justify="right" if head in _NUMBERS else "left")
     for line in lines(rows):
         table.add_row(*(Text(one_line(text)) for text in line))
@@ -114,16 +131,30 @@ def terminal_table(rows: Sequence[TableRow]) -> Table:
 
 
 def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
-    """Return the cells of the table, as texts, without the heads."""
+    """Return the cells of the table, as texts, without the heads.
+
+    Whether corpora were searched for a task's texts is a column only if some were; else `searched_note` says it.
+    """
     found = [_line(row, rows) for row in rows]
     for checkpoint, step, average in averages(rows):
-        found.append((checkpoint, _step(step), "average", "", f"{100 * average:.2f}", "", "", "", "", ""))
-    return found
+        found.append((checkpoint, _step(step), "average", "", f"{100 * average:.2f}", *[""] * 6))
+    return found if _some_searched(rows) else [line[:_SEARCHED] + line[_SEARCHED + 1 :] for line in found]
 
 
-def heads() -> tuple[str, ...]:
-    """Return the heads of the columns."""
-    return _HEADS
+def heads(rows: Sequence[TableRow]) -> tuple[str, ...]:
+    """Return the heads of the columns of `lines`."""
+    return _HEADS if _some_searched(rows) else _HEADS[:_SEARCHED] + _HEADS[_SEARCHED + 1 :]
+
+
+def searched_note(rows: Sequence[TableRow]) -> str | None:
+    """Return a sentence if no corpora were searched for any task's texts; None if some were, or nothing is known."""
+    if _some_searched(rows) or not any(row.searched for row in rows):
+        return None
+    return "The models' corpora were not searched for the texts of these tasks."
+
+
+def _some_searched(rows: Sequence[TableRow]) -> bool:
+    return any(any((row.searched or {}).values()) for row in rows)
 
 
 def _line(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
@@ -139,8 +170,18 @@ def _line(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
         _figure(row.highest),
         str(len(row.values)),
         _settings(row.settings, row.choices),
+        _searched(row.searched),
         f"{row.missing} of {row.cells} cells missing" if row.missing else "",
     )
+
+
+def _searched(splits: Mapping[str, bool] | None) -> str:
+    """Return what is said of whether the model's corpora were searched for the task's texts."""
+    if not splits:
+        return ""
+    if len(set(splits.values())) == 1:
+        return "yes" if all(splits.values()) else "no"
+    return ", ".join(split for split, found in splits.items() if found)
 
 
 def _step(step: int | None) -> str:

@@ -48,12 +48,15 @@ RIGHT = {
     "checkpoints verify": "{run}",
     "compare": "quickstart roberta-base --corpus {corpus} --budget tokens=8M --set seed=2 --out {new} --seeds 1 "
     "--points 2 --allow corpora --tokenizer {tokenizer}",
+    "corpus append": "{corpus} {text} --out {new} --workers 1 --text-field body --txt-documents blank_line --encoding "
+    "utf-8 --delimiter ; --on-bad-bytes error --on-bad-records skip",
     "corpus build": "{text} --out {new} --tokenizer {tokenizer} --heldout 0.1 --workers 1 --negatives 1 --texts pairs "
     "--heldout-like {corpus} "
     "--txt-documents file --segmenter jieba --sentences any --encoding utf-8 --delimiter ; --on-bad-bytes error "
     "--on-bad-records skip --block-tokens 4096 --max-document-bytes 4096",
     "corpus find": "{corpus} --id a",
     "corpus merge": "{corpus} {corpus} --out {new}",
+    "corpus card": "{corpus}",
     "corpus prepare": "{prepare} {new} --workers 1",
     "corpus remove": "{corpus} --ids {text} --reason asked",
     "corpus show": "{corpus} --index 1 --count 1 --split train",

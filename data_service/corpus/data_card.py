@@ -1,0 +1,272 @@
+"""The data card of a corpus: what its text is, whence, under which licences, what was filtered, what it was searched
+for and what was removed. It is made from the manifest, so it cannot be out of date.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.corpus.corpus import Corpus
+from data_service.corpus.manifest import CorpusManifest
+from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput
+from data_service.corpus.removals import load_removals
+from data_service.errors import CorpusError
+from data_service.printable import one_line, without_secrets
+from data_service.store.open import open_store
+
+_ROWS = 50  # values of a field that a table lists
+_NAMED = 20  # patterns of inputs that are listed
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Amount(_Frozen):
+    """An amount of text."""
+
+    documents: int
+    tokens: int
+
+
+class CardRemoval(_Frozen):
+    """A removal. `at`: in seconds since 1970."""
+
+    at: int
+    reason: str
+    removed: Amount
+
+
+class BuiltPart(_Frozen):
+    """What one build states: of the whole corpus, or of one of the corpora that were merged.
+
+    Attributes:
+        uri: its place.
+        digest: of its manifest.
+        inputs: files, folders and globs that it was built from.
+        input_files, input_bytes: their number and size.
+        counts: documents read, left out and the like.
+        origin: what is known of the text; None if nothing is.
+    """
+
+    uri: str
+    digest: str
+    inputs: list[str]
+    input_files: int
+    input_bytes: int
+    counts: dict[str, int]
+    origin: Origin | None
+
+
+class DataCard(_Frozen):
+    """What a corpus states of itself.
+
+    Attributes:
+        uri: its place when the card was made.
+        fingerprint: of what a run reads; digest: of the manifest, which covers everything else, too.
+        tokenizer: hash of the tokenizer.
+        train, heldout: amounts of text, removed text included.
+        built: what each build states: one, or several of a merged corpus.
+        removals: what was removed since.
+    """
+
+    uri: str
+    fingerprint: str
+    digest: str
+    tokenizer: str
+    train: Amount
+    heldout: Amount
+    built: list[BuiltPart]
+    removals: list[CardRemoval]
+
+    @property
+    def says(self) -> bool:
+        """Whether anything is known beyond the inputs."""
+        return bool(self.removals) or any(part.origin is not None for part in self.built)
+
+    @property
+    def searched(self) -> list[IndexedSplit]:
+        """The splits of tasks that the whole text was searched for."""
+        first, *others = ([] if part.origin is None else part.origin.searched for part in self.built)
+        return [split for split in first if all(split in other for other in others)]
+
+
+def card_of(corpus: Corpus) -> DataCard:
+    """Return the card of a corpus. Raises CorpusError, StoreError: its manifest, that of a part or a list of removals
+    cannot be read, or a part was built anew."""
+    manifest, store = corpus.manifest, corpus.store
+    chain = load_removals(store, manifest)
+    removals = [
+        CardRemoval(
+            at=int(removal.at),
+            reason=removal.reason,
+            removed=Amount(
+                documents=len(removal.train) + len(removal.heldout),
+                tokens=removal.train.tokens + removal.heldout.tokens,
+            ),
+        )
+        for removal in chain.removals
+    ]
+    return DataCard(
+        uri=store.uri,
+        fingerprint=manifest.fingerprint,
+        digest=manifest.digest,
+        tokenizer=manifest.tokenizer_hash,
+        train=_amount(manifest, "train"),
+        heldout=_amount(manifest, "heldout"),
+        built=list(_built(store.uri, manifest)),
+        removals=removals,
+    )
+
+
+def _amount(manifest: CorpusManifest, split: str) -> Amount:
+    table = getattr(manifest, split)
+    return Amount(documents=int(table.documents.sum()), tokens=int(table.tokens.sum()))
+
+
+def _built(uri: str, manifest: CorpusManifest) -> Iterator[BuiltPart]:
+    for part in manifest.parts:
+        its = load_manifest(open_store(part.uri))
+        if its.digest != part.digest:
+            raise CorpusError(
+                f"{part.uri} is another corpus than when it was merged into {uri}",
+                remedy="restore it from a copy, or merge again",
+            )
+        yield from _built(part.uri, its)
+    if manifest.parts:
+        return
+    options = manifest.options
+    patterns = options.get("inputs")
+    yield BuiltPart(
+        uri=uri,
+        digest=manifest.digest,
+        inputs=[str(one) for one in patterns] if isinstance(patterns, list) else [],
+        input_files=_number(options.get("input_files")),
+        input_bytes=_number(options.get("input_bytes")),
+        counts=manifest.counts,
+        origin=manifest.origin,
+    )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def render(card: DataCard, title: str, level: int = 1) -> str:
+    """Return the card as Markdown. `level`: of its heading; its sections are one below."""
+    head = "#" * level
+    lines = [
+        f"{head} {_cell(title)}\n",
+        *_whole(card),
+        *(line for part in card.built for line in _part(part, f"{head}#", named=len(card.built) > 1)),
+        *_removed(card, f"{head}#"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _whole(card: DataCard) -> Iterator[str]:
+    yield from _table(
+        ("", "documents", "tokens"),
+        [
+            ("training", card.train.documents, card.train.tokens),
+            ("held out", card.heldout.documents, card.heldout.tokens),
+        ],
+    )
+    yield f"Fingerprint `{card.fingerprint}`, manifest `{card.digest}`, tokenizer `{card.tokenizer}`.\n"
+    yield f"{_searched(card.searched)}\n"
+
+
+def _searched(splits: Sequence[IndexedSplit]) -> str:
+    if not splits:
+        return "The text was not searched for texts of evaluation sets, or not all of it."
+    named = ", ".join(f"{_cell(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits)
+    return (
+        f"No document of it holds a text of these evaluation sets, as far as runs of words show it: {named}."
+    )
+
+
+def _part(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
+    yield f"{head} {f'Built at {_cell(part.uri)}' if named else 'Inputs'}\n"
+    files = ", ".join(f"`{_cell(one)}`" for one in part.inputs[:_NAMED])
+    more = f" and {len(part.inputs) - _NAMED:,} more" if len(part.inputs) > _NAMED else ""
+    yield f"{part.input_files:,} files, {part.input_bytes:,} bytes: {files}{more}.\n"
+    counts = [(name.replace("_", " "), count) for name, count in part.counts.items() if count]
+    yield from _table(("at the build", ""), counts)
+    if part.origin is None:
+        yield "Nothing is recorded of whence the documents are.\n"
+        return
+    for field, values in part.origin.values.items():
+        yield f"{head}# Training text by {field}\n"
+        rows = [(value or "(none)", *counts) for value, counts in list(values.items())[:_ROWS]]
+        yield from _table((field, "documents", "tokens"), rows)
+        if len(values) > _ROWS:
+            yield f"and {len(values) - _ROWS:,} more\n"
+    for prepared in part.origin.prepared:
+        yield from _prepared(prepared, f"{head}#")
+    if part.origin.prepared and part.origin.unprepared:
+        yield f"{part.origin.unprepared:,} other files were not prepared.\n"
+
+
+def _prepared(prepared: PreparedInput, head: str) -> Iterator[str]:
+    yield f"{head} Prepared at {_cell(prepared.uri)}\n"
+    partly = "" if prepared.files == prepared.all_files else f", of which {prepared.files:,} files were read"
+    yield (
+        f"{prepared.documents_kept:,} of {prepared.documents_read:,} documents were kept, in {prepared.all_files:,} "
+        f"files{partly}. Statistics `{prepared.digest}`.\n"
+    )
+    sources = [(name, source.documents, ", ".join(source.files)) for name, source in prepared.sources.items()]
+    yield from _table(("source", "documents kept", "files"), sources)
+    settings: list[Mapping[str, object]] = [{}, *prepared.settings]
+    stages = [
+        (stage.stage, stage.entered, _drops(stage.dropped), stage.changed, _settings(chosen))
+        for stage, chosen in zip(prepared.stages, settings, strict=False)
+    ]
+    yield from _table(("stage", "documents", "dropped", "changed", "settings"), stages)
+    if prepared.searched:
+        found = [(one.split, one.texts, one.looked_up, one.digest) for one in prepared.searched]
+        yield from _table(("evaluation texts searched for", "texts", "looked up", "digest"), found)
+
+
+def _drops(dropped: Mapping[str, int]) -> str:
+    ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count:,}" for reason, count in ordered)
+
+
+def _settings(chosen: Mapping[str, object]) -> str:
+    return ", ".join(
+        f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in chosen.items() if name != "stage"
+    )
+
+
+def _removed(card: DataCard, head: str) -> Iterator[str]:
+    if not card.removals:
+        return
+    yield f"{head} Removed since\n"
+    rows = [
+        (_time(removal.at), removal.removed.documents, removal.removed.tokens, removal.reason)
+        for removal in card.removals
+    ]
+    yield from _table(("time", "documents", "tokens", "reason"), rows)
+
+
+def _time(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    yield from (f"| {' | '.join(map(_cell, row))} |" for row in rows[:-1])
+    yield f"| {' | '.join(map(_cell, rows[-1]))} |\n"
+
+
+def _cell(value: str | int) -> str:
+    """Return a value as text that cannot end a cell or begin markup."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return one_line(without_secrets(value)).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,149 @@
+"""What a corpus states of its text: whence it is, how it was prepared, and for which evaluation sets it was searched.
+
+A part of the manifest, made from the inputs of the build: of outputs of `corpus prepare` it holds what their statistics
+say, of documents with provenance how many there are of each source, licence and language.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+from data_service.corpus.provenance import Provenance, ProvenanceField
+
+COUNTED: tuple[ProvenanceField, ...] = ("source", "licence", "language")
+REST = "(others)"
+_VALUES = 1000  # values of a field that are counted by name; the rest is counted together
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StageCounts(_Frozen):
+    """What a stage of a preparation did. `dropped`: number of documents by reason; `changed`: number whose text it
+    changed; `clustered`: number that it kept in clusters of near duplicates, which is not stored if it is 0."""
+
+    stage: str
+    entered: int
+    left: int
+    changed: int
+    dropped: dict[str, int]
+    clustered: int = 0
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if (name, value) != ("clustered", 0)}
+
+
+class IndexedSplit(_Frozen):
+    """A split of a task whose texts are in an index of evaluation texts.
+
+    Attributes:
+        split: task and split, such as `sst2/dev`.
+        texts: number of different texts.
+        looked_up: number of those that documents are searched for.
+        digest: blake2b hash (16 bytes, hex) of the texts.
+    """
+
+    split: str
+    texts: int
+    looked_up: int
+    digest: str
+
+
+class PreparedSource(_Frozen):
+    """A source of a preparation. `files`: files, folders and globs; `documents`: number that were kept."""
+
+    files: list[str]
+    documents: int
+
+
+class PreparedInput(_Frozen):
+    """An output of `corpus prepare` from which a corpus was built.
+
+    Attributes:
+        uri: its place.
+        digest: sha256 (hex) of its `statistics.json`.
+        files, all_files: number of its files that the corpus was built from, and of all.
+        documents_read, documents_kept: number of documents that the preparation read and kept.
+        sources: its sources, by name.
+        stages: what each stage did, in order.
+        settings: settings of each stage but the first, `read`.
+        searched: splits of tasks whose texts no kept document holds.
+    """
+
+    uri: str
+    digest: str
+    files: int
+    all_files: int
+    documents_read: int
+    documents_kept: int
+    sources: dict[str, PreparedSource]
+    stages: list[StageCounts]
+    settings: list[dict[str, object]]
+    searched: list[IndexedSplit] = []
+
+
+ValueCounts = dict[ProvenanceField, dict[str, tuple[int, int]]]
+"""Numbers of documents and of tokens by value, for each of the fields in `COUNTED` that is recorded."""
+
+
+class Origin(_Frozen):
+    """Whence the text of a corpus is.
+
+    Attributes:
+        values: of the training text, documents and tokens by source, licence and language; "" for documents that lack
+            it. Empty without provenance.
+        prepared: outputs of `corpus prepare` among the inputs.
+        unprepared: number of other input files.
+    """
+
+    values: ValueCounts = {}
+    prepared: list[PreparedInput] = []
+    unprepared: int = 0
+
+    @property
+    def searched(self) -> list[IndexedSplit]:
+        """The splits that the whole text was searched for."""
+        if self.unprepared or not self.prepared:
+            return []
+        first, *others = (one.searched for one in self.prepared)
+        return [split for split in first if all(split in other for other in others)]
+
+
+class ValueCounter:
+    """Counts documents by source, licence and language."""
+
+    def __init__(self) -> None:
+        self._counts: ValueCounts = {}
+
+    def add(self, known: Provenance, tokens: int) -> None:
+        """Count a document of so many tokens."""
+        for field in COUNTED:
+            value = getattr(known, field) or ""
+            of_field = self._counts.setdefault(field, {})
+            documents, before = of_field.get(value, (0, 0))
+            of_field[value] = documents + 1, before + tokens
+
+    def counts(self) -> ValueCounts:
+        """Return the counts without fields of which nothing is recorded."""
+        return joined([self._counts])
+
+
+def joined(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequence[int]]]]) -> ValueCounts:
+    """Return the sums of counts: of each field the values with most tokens by name, the rest together."""
+    sums: dict[ProvenanceField, dict[str, list[int]]] = {field: {} for field in COUNTED}
+    for part in parts:
+        for field, values in part.items():
+            for value, (documents, tokens) in values.items():
+                there = sums[field].setdefault(value, [0, 0])
+                there[0] += documents
+                there[1] += tokens
+    return {field: _most(values) for field, values in sums.items() if values.keys() - {""}}
+
+
+def _most(values: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    ordered = sorted(values.items(), key=lambda item: (item[0] == REST, -item[1][1], item[0]))
+    rest = [sum(column) for column in zip(*(counts for _, counts in ordered[_VALUES:]), strict=True)]
+    most = {value: (counts[0], counts[1]) for value, counts in ordered[:_VALUES]}
+    return most | ({REST: (rest[0], rest[1])} if rest else {})

@@ -1,0 +1,117 @@
+"""Reads what the outputs of `corpus prepare` among the inputs of a build say of their documents."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, PreparedSource, StageCounts
+from data_service.errors import InputError
+from data_service.ingest.inputs import PREPARED_DOCUMENTS, STATISTICS, InputFile
+from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Input(_Read):
+    source: str
+    files: list[str]
+
+
+class _Settings(_Read):
+    inputs: list[_Input]
+    stages: list[dict[str, object]]
+
+
+class _Counts(_Read):
+    documents_kept: int
+
+
+class _Part(_Read):
+    size: int
+
+
+class _Statistics(_Read):
+    """What is read of the object `statistics.json`, which `data_service.prepare.statistics` writes."""
+
+    preparation: _Settings
+    documents_read: int
+    documents_kept: int
+    stages: list[StageCounts]
+    sources: dict[str, _Counts]
+    parts: dict[str, _Part]
+    searched: list[IndexedSplit] = []
+
+
+def read_origin(files: Sequence[InputFile]) -> Origin:
+    """Return what the preparations of the input files say, and the number of files without one.
+
+    Raises:
+        InputError: a file lies among prepared documents but is not the one that was stored there, or the statistics of
+            a preparation are damaged.
+        StoreError: statistics cannot be read.
+    """
+    folders: dict[str, list[InputFile]] = {}
+    for file in files:
+        folder, inside, name = file.uri.rpartition(f"/{PREPARED_DOCUMENTS}")
+        folders.setdefault(folder if inside and "/" not in name else "", []).append(file)
+    unprepared = len(folders.pop("", ()))
+    prepared = list[PreparedInput]()
+    for folder, its in folders.items():
+        found = _read(folder, its)
+        unprepared += len(its) if found is None else 0
+        prepared += [] if found is None else [found]
+    return Origin(prepared=prepared, unprepared=unprepared)
+
+
+def _read(folder: str, files: Sequence[InputFile]) -> PreparedInput | None:
+    """Return what the statistics in `folder` say; None if there are none."""
+    place = f"{folder}/{STATISTICS}"
+    try:
+        data = open_store(folder).get(STATISTICS)
+    except KeyMissing:
+        return None
+    try:
+        said = _Statistics.model_validate_json(data)
+    except ValidationError as error:
+        raise InputError(
+            f"{place} does not hold the statistics of prepared documents: {error.errors()[0]['msg']}",
+            remedy="prepare the documents again, or move the file away, so that nothing is said of them",
+        ) from error
+    _refuse_others(files, said.parts, place)
+    return PreparedInput(
+        uri=folder,
+        digest=hashlib.sha256(data).hexdigest(),
+        files=len(files),
+        all_files=sum(key.startswith(PREPARED_DOCUMENTS) for key in said.parts),
+        documents_read=said.documents_read,
+        documents_kept=said.documents_kept,
+        sources=dict(_sources(said)),
+        stages=said.stages,
+        settings=said.preparation.stages,
+        searched=said.searched,
+    )
+
+
+def _sources(said: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
+    for source in said.preparation.inputs:
+        counts = said.sources.get(source.source)
+        yield (
+            source.source,
+            PreparedSource(files=source.files, documents=counts.documents_kept if counts else 0),
+        )
+
+
+def _refuse_others(files: Sequence[InputFile], parts: dict[str, _Part], place: str) -> None:
+    """Raise InputError if a file is not a part of the preparation."""
+    for file in files:
+        name = file.uri.rpartition("/")[2]
+        part = parts.get(PREPARED_DOCUMENTS + name)
+        if part is None or part.size != file.size:
+            raise InputError(
+                f"{file.uri} lies among prepared documents, but is not the file of {place}",
+                remedy="move the file elsewhere, or prepare the documents again into a folder of their own",
+            )
