@@ -22,7 +22,6 @@ from launcher.runtime.run.segments import segment_prefix
 
 MOST = 0.01
 """Share of a source's held-out tokens that may be training text of another: texts that occur everywhere."""
-KIND = "heldout_rules"
 ReportBlocks = Callable[[int, int], None]
 
 
@@ -87,7 +86,7 @@ def _spelt(rule: HeldoutRule) -> str:
 def record_compared(store: Store, lines: list[str], now: datetime) -> None:
     """Record among the events of a new run what was compared, if anything was."""
     if lines:
-        operator_event(store, KIND, now.timestamp(), compared=True, what="; ".join(lines))
+        operator_event(store, "heldout_rules", now.timestamp(), compared=True, what="; ".join(lines))
 
 
 def warn_once(store: Store, recipe: Recipe, now: datetime) -> None:
@@ -101,7 +100,7 @@ def warn_once(store: Store, recipe: Recipe, now: datetime) -> None:
         return
     what = "; ".join(f"{one} and {other}" for one, other in pairs)
     if not any(event.get("compared") or event.get("what") == what for event in _events(store)):
-        operator_event(store, KIND, now.timestamp(), compared=False, what=what)
+        operator_event(store, "heldout_rules", now.timestamp(), compared=False, what=what)
 
 
 def _events(store: Store) -> Iterator[dict[str, object]]:
@@ -109,5 +108,5 @@ def _events(store: Store) -> Iterator[dict[str, object]]:
     for entry in store.list(segment_prefix("events", OPERATOR)):
         for line in store.get(entry.key).splitlines():
             event: dict[str, object] = json.loads(line)
-            if event.get("kind") == KIND:
+            if event.get("kind") == "heldout_rules":
                 yield event
