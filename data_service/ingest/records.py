@@ -10,7 +10,7 @@ from typing import Literal, ParamSpec, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpus.provenance import LACKING_REMEDY, Provenance
+from data_service.corpus.provenance import LACKING_REMEDY, Cluster, Provenance
 from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
@@ -27,8 +27,7 @@ _P = ParamSpec("_P")
 Unit = Literal["", "byte", "line", "row", "record"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
-LISTED = 100
-_CHUNK = 1 << 20
+LISTED, _CHUNK = 100, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class Text:
         words: where the words of the input begin, as `spelt_words` returns it; empty if the input holds no words.
         provenance: where the document comes from, if the options ask for that.
         place: place of the record; None unless the options ask for other fields than the text.
-        metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
+        metadata: values of the options' `metadata_fields`, in order.
+        cluster: cluster of near duplicates, if the input names it.
     """
 
     text: str
@@ -52,6 +52,7 @@ class Text:
     provenance: Provenance | None = None
     place: "RecordPlace | None" = None
     metadata: tuple[str | None, ...] = ()
+    cluster: Cluster | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
