@@ -77,7 +77,7 @@ def test_a_phase_that_reads_the_grown_corpus(folder: Path, grown: str) -> None:
 
     with pytest.raises(RunChanged) as refused:  # the phase has begun
         tell(plain, grown, accept=True)
-    assert "runs fork" in refused.value.remedy
+    assert "fork" in refused.value.remedy
     forked = fork(open_run(plain), f"{folder}/early", 6, (grown,), keep_position=False, now=NOW)
     assert forked.restarted == ()
     assert small_runs.digests(finish(f"{folder}/early", 1)) == after[6:]
@@ -143,4 +143,4 @@ def test_what_a_phase_cannot_read(folder: Path, grown: str) -> None:
         load(small_runs.SMALL, (*small_runs.SETTINGS, grown, "phases.0.mixture={weights: {text: 1}}"))
     with pytest.raises(CorpusError) as refused:
         small_runs.new_run(folder, "other", grown.replace("/grown}", f"/grown/{ADDED}}}"))
-    assert "corpus append" in refused.value.remedy
+    assert "append" in refused.value.remedy
