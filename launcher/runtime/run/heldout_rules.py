@@ -16,6 +16,7 @@ from data_service.errors import CorpusError
 from data_service.ingest.heldout_overlap import Overlap, find_overlap, keeps_apart, rule_of
 from data_service.store.base import Store
 from data_service.store.open import open_store
+from launcher.runtime.recipe.corpora import corpora_of, path_of
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.log import OPERATOR, operator_event
 from launcher.runtime.run.segments import segment_prefix
@@ -32,11 +33,10 @@ def unlike(recipe: Recipe) -> list[tuple[str, str]]:
     Raises:
         CorpusError, StoreError: a corpus cannot be read.
     """
-    if len(recipe.corpus.sources) < 2:
+    corpora = corpora_of(recipe)
+    if len(corpora) < 2:
         return []
-    manifests = {
-        name: load_manifest(open_store(source.uri)) for name, source in recipe.corpus.sources.items()
-    }
+    manifests = {name: load_manifest(open_store(source.uri)) for name, source in corpora.items()}
     return [
         (one, other)
         for one, other in permutations(manifests, 2)
@@ -53,9 +53,9 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
         CorpusError: more than `MOST` of a source's held-out text is training text of another.
         CorruptBlock, StoreError: a corpus cannot be read.
     """
-    lines = []
+    lines, corpora = list[str](), corpora_of(recipe)
     for one, other in unlike(recipe):
-        held, trained = (open_corpus(recipe.corpus.sources[name].uri) for name in (one, other))
+        held, trained = (open_corpus(corpora[name].uri) for name in (one, other))
         found = find_overlap(held, trained, report)
         if found.share > MOST:
             raise _leak(recipe, one, other, found)
@@ -66,11 +66,11 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
 
 
 def _leak(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusError:
-    uris = [recipe.corpus.sources[name].uri for name in (one, other)]
+    uris = [corpora_of(recipe)[name].uri for name in (one, other)]
     rules = [rule_of(load_manifest(open_store(uri))) for uri in uris]
     return CorpusError(
-        f"corpus.sources.{other} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
-        f"corpus.sources.{one} ({uris[0]}) holds out, {found.share:.1%} of its held-out tokens; the first is "
+        f"{path_of(other)} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
+        f"{path_of(one)} ({uris[0]}) holds out, {found.share:.1%} of its held-out tokens; the first is "
         f"heldout:{found.first}. Their rules differ: {_spelt(rules[0])} and {_spelt(rules[1])}",
         remedy=f"build one of them again with --heldout-like the other ({uris[0]} holds out more), or leave out of "
         f"{uris[1]} what both have: `corpus prepare` finds it if it gets the text of both",
