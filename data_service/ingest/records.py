@@ -28,6 +28,7 @@ Unit = Literal["", "byte", "line", "row", "record"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
 LISTED = 100
+NOT_CHOSEN = "not_chosen"  # by licence or source
 _CHUNK = 1 << 20
 
 
@@ -43,6 +44,7 @@ class Text:
         provenance: where the document comes from, if the options ask for that.
         place: place of the record; None unless the options ask for other fields than the text.
         metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
+        absent: why the record is no document though nothing is wrong with it, such as `redirect`; "" for a document.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Text:
     provenance: Provenance | None = None
     place: "RecordPlace | None" = None
     metadata: tuple[str | None, ...] = ()
+    absent: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -234,7 +237,8 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
 def with_provenance(
     found: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
 ) -> Text:
-    """Return the text with what its record says of it, if the options ask for that and it is not blank.
+    """Return the text with what its record says of it, if the options ask for that and it is not blank; in place of a
+    text that the options do not choose an empty one.
 
     Raises:
         BadRecord: the record lacks something that is to be recorded.
@@ -245,6 +249,8 @@ def with_provenance(
         known = options.provenance.read(record, place.file.uri)
     except ValueError as error:
         raise BadRecord(place, str(error), LACKING_REMEDY) from error
+    if not options.provenance.chooses(known):
+        return Text("", False, absent=NOT_CHOSEN)
     return replace(found, provenance=known, place=place)
 
 
