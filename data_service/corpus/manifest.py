@@ -124,6 +124,7 @@ class CorpusPart:
 
 
 MANIFEST = "manifest.json"
+MANIFEST_BEGINS = b'{"format":"maskfleet-corpus",'
 
 
 COLUMNS: dict[str, str] = {

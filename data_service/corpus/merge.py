@@ -5,13 +5,15 @@ with the removals from its parts. A last removal takes out the copies: documents
 earlier part, as a build drops later copies of a text. So copies are never read, but stay in the shards and keep their
 places.
 
+Documents of two parts that have one id are refused, unless one is a copy of the other (`merged_ids.py`).
+
 Hashes of documents are sorted in temporary files, one range of hashes at a time, so memory does not grow with the
 parts.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -34,6 +36,7 @@ from data_service.corpus.manifest import (
     sidecar_of,
 )
 from data_service.corpus.manifest_file import save_manifest, with_digest
+from data_service.corpus.merged_ids import EqualIds, refuse_equal_ids
 from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
@@ -51,7 +54,10 @@ from data_service.store.open import open_store
 from data_service.types import Block
 
 ReportBlocks = Callable[[int, int], None]
-"""A function that is called with the number of blocks just read, and of all."""
+"""A function that is called with the number of blocks and sidecars just read, and of all."""
+
+COPIES = "copies of documents of earlier parts"
+"""The reason of the removal that leaves copies out."""
 
 SPLITS: tuple[Part, ...] = ("train", "heldout")
 _RANGES = 256  # of hashes, by their first byte
@@ -92,14 +98,38 @@ def merge_corpora(
 
     Raises:
         CorpusError: the corpora do not go together, `output` holds another corpus, or a corpus is damaged.
+        EqualIds: documents of two of the corpora have one id.
         CorruptBlock, StoreError: a block cannot be read, or a store cannot be used.
     """
     sources = [open_corpus(uri) for uri in uris]
-    _refuse_unlike(sources)
+    refuse_unlike(sources)
     store = open_store(output)
-    _claim(store, sources)
+    claim_place(store, {"merge": [source.manifest.digest for source in sources]})
+    try:
+        return join_corpora(sources, store, by=by, at=at, report=report)
+    except EqualIds:
+        store.delete(CONFIGURATION)  # the place is free for a merge of other corpora
+        raise
+
+
+def join_corpora(
+    sources: Sequence[Corpus],
+    store: Store,
+    *,
+    by: str,
+    at: int,
+    report: ReportBlocks = lambda done, total: None,
+) -> MergeReport:
+    """Write the manifest and the removals of the merged corpus to `store`, a place that was claimed.
+
+    Raises as `merge_corpora`, and EqualIds: documents of two corpora have one id.
+    """
+    store.delete_many([entry.key for entry in store.list(REMOVALS)])
     manifest = with_digest(_merged(sources))
-    copies = _find_copies(sources, report)
+    sidecars = sum(len(source.manifest.provenance) for source in sources)
+    total = sidecars + sum(len(source.table(split)) for source in sources for split in SPLITS)
+    copies = _find_copies(sources, lambda done, _: report(done, total))
+    refuse_equal_ids(sources, copies, lambda done: report(done, total))
     chain = RemovalChain()
     for removal in _carried(sources):
         chain = _append(store, manifest, chain, removal)
@@ -107,7 +137,7 @@ def merge_corpora(
     new = Removal(
         by,
         at,
-        "copies of documents of earlier parts",
+        COPIES,
         train=_others(copies["train"], train),
         heldout=_others(copies["heldout"], heldout),
     )
@@ -124,7 +154,7 @@ def merge_corpora(
     )
 
 
-def _refuse_unlike(sources: Sequence[Corpus]) -> None:
+def refuse_unlike(sources: Sequence[Corpus]) -> None:
     """Raise CorpusError if there are not several corpora, or they differ in what one corpus has only one of."""
     if len({source.manifest.digest for source in sources}) < max(2, len(sources)):
         raise CorpusError(
@@ -155,20 +185,19 @@ def _refuse_unlike(sources: Sequence[Corpus]) -> None:
             )
 
 
-def _claim(store: Store, sources: Sequence[Corpus]) -> None:
-    """Reserve the output. What an interrupted merge of the same corpora left is deleted.
+def claim_place(store: Store, wanted: Mapping[str, object]) -> None:
+    """Reserve the output for what `wanted` describes. What the same command left when it was interrupted may be there.
 
-    Raises CorpusError: the output holds a corpus, complete or not, or another merge.
+    Raises CorpusError: the output holds a corpus, complete or not, or something else is being made there.
     """
-    wanted = json.dumps({"merge": [source.manifest.digest for source in sources]}).encode()
+    described = json.dumps(wanted).encode()
     if store.size(MANIFEST) is not None:
-        raise CorpusError(f"{store.uri} holds a corpus already", remedy="merge into another place")
-    if not store.put_if_absent(CONFIGURATION, wanted) and store.get(CONFIGURATION) != wanted:
+        raise CorpusError(f"{store.uri} holds a corpus already", remedy="choose another place")
+    if not store.put_if_absent(CONFIGURATION, described) and store.get(CONFIGURATION) != described:
         raise CorpusError(
-            f"{store.uri} holds a half-built corpus, or a merge of others",
-            remedy="merge into another place, or delete that folder",
+            f"{store.uri} holds a half-built corpus, or one that is being merged of others",
+            remedy="choose another place, or delete that folder",
         )
-    store.delete_many([entry.key for entry in store.list(REMOVALS)])
 
 
 def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
@@ -178,7 +207,7 @@ def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
     sizes, digests, sidecars = dict[str, int](), dict[str, str](), dict[str, StoredFile]()
     for source in sources:
         manifest, first = source.manifest, len(parts)
-        parts += manifest.parts or [CorpusPart(_absolute(source.store.uri), manifest.digest)]
+        parts += parts_of(source)
         moved = {key: _moved(key, first, bool(manifest.parts)) for key in manifest.shard_sizes}
         sizes |= {moved[key]: size for key, size in manifest.shard_sizes.items()}
         digests |= {moved[key]: digest for key, digest in manifest.shard_digests.items()}
@@ -205,6 +234,11 @@ def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
         recorded="",
         digest="",
     )
+
+
+def parts_of(source: Corpus) -> tuple[CorpusPart, ...]:
+    """Return the corpora in which the shards of a corpus lie: its parts, or itself."""
+    return source.manifest.parts or (CorpusPart(_absolute(source.store.uri), source.manifest.digest),)
 
 
 def _moved(key: str, first: int, merged: bool) -> str:

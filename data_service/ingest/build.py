@@ -284,7 +284,8 @@ class Passes:
         given, asked = self._options.heldout_rule, bound(self._options.heldout_fraction)
         assert given is not None
         usual = given.unit == "document" and given.below == asked
-        return replace(given, by_tokens=found.held_count >= MANY) if usual else given
+        by_tokens = given.by_tokens or found.held_count >= MANY
+        return replace(given, by_tokens=by_tokens) if usual else given
 
     def write(
         self,

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.manifest import HeldoutRule
+from data_service.corpus.manifest import CorpusManifest, HeldoutRule
 from data_service.errors import InputError
 from data_service.ingest.scan import encoded_text, folded_text, is_blank
 from data_service.ingest.sentences import LONGEST as LONGEST_SENTENCE
@@ -50,6 +50,15 @@ class Documents:
     held_count: int
     held_size: int
     candidates: Sequence[tuple[int, int]]
+
+
+def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
+    """Return the options by which a corpus holds text out as that of `manifest` does."""
+    rule = manifest.heldout_rule
+    if rule is None:
+        many = int(manifest.heldout.documents.sum()) >= MANY
+        rule = HeldoutRule("document", bound(manifest.heldout_fraction), by_tokens=many)
+    return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
 def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from data_service.corpus.manifest import BUILD, CONFIGURATION, MANIFEST, TOKENIZER
+from data_service.corpus.manifest import BUILD, CONFIGURATION, MANIFEST, MANIFEST_BEGINS, TOKENIZER
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8
 from data_service.store.base import Entry, Store
@@ -65,7 +65,7 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
     root = store.uri.rstrip("/")
     left_out: dict[str, LeftOut] = {}
     names = _by_folder(keys)
-    corpora = {folder for folder in names if _is_corpus(folder, names)}
+    corpora = {folder for folder in names if _is_corpus(store, folder, names)}
     corpora |= {match[1] for folder in names if (match := _RECEIPTS.match(folder))}
     prepared = {folder for folder in names if _is_prepared(folder, names)}
     corpora -= prepared
@@ -103,9 +103,11 @@ def _by_folder(keys: Sequence[str]) -> dict[str, set[str]]:
     return names
 
 
-def _is_corpus(folder: str, names: dict[str, set[str]]) -> bool:
+def _is_corpus(store: Store, folder: str, names: dict[str, set[str]]) -> bool:
     build, _, configuration = CONFIGURATION.rpartition("/")
-    whole = MANIFEST in names[folder] and f"{folder}{TOKENIZER}/" in names and f"{folder}train/" in names
+    whole = MANIFEST in names[folder] and f"{folder}{TOKENIZER}/" in names
+    if whole and f"{folder}train/" not in names:  # a merged corpus has no shards
+        whole = store.get(folder + MANIFEST).startswith(MANIFEST_BEGINS)
     return whole or configuration in names.get(f"{folder}{build}/", ())
 
 

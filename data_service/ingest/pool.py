@@ -122,7 +122,12 @@ def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportPr
 
 def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
     """Delete all objects that only the build needed."""
-    entries = list(store.list(BUILD))
+    remove_objects(store, BUILD, progress)
+
+
+def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:
+    """Delete all objects whose keys begin with `prefix`."""
+    entries = list(store.list(prefix))
     batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
     total = sum(entry.size for entry in entries)
     done = size = 0

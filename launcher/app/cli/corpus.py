@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli import corpus_changes, corpus_documents
+from launcher.app.cli import corpus_append, corpus_changes, corpus_documents
 from launcher.app.cli.corpus_options import (
     BlockTokensOption,
     BuildWorkersOption,
@@ -48,7 +48,6 @@ from launcher.app.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from data_service.corpus.provenance import ProvenanceOptions
     from data_service.ingest.options import BuildOptions
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
@@ -57,6 +56,7 @@ group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, ver
 def register(app: typer.Typer) -> None:
     corpus_documents.register(group)
     corpus_changes.register(group)
+    corpus_append.register(group)
     app.add_typer(group, name="corpus", rich_help_panel="Prepare")
 
 
@@ -96,7 +96,7 @@ def build(
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
     from data_service.ingest.options import BuildOptions
-    from launcher.app.cli.texts import automatic_workers, list_texts
+    from launcher.app.cli.texts import automatic_workers, list_texts, read_provenance
 
     listing = list_texts(inputs)  # a wrong path is said before torch is imported
     options = settings(
@@ -105,7 +105,7 @@ def build(
         text_field=text_field,
         pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
         words=_words(segmenter, dictionary, user_words, words_field, lexicon),
-        provenance=None if provenance is None else _provenance(provenance),
+        provenance=None if provenance is None else read_provenance(provenance),
         txt_documents=txt_documents.value,
         sentences=sentences.value,
         encoding=encoding,
@@ -152,13 +152,10 @@ def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "Buil
     from rich.console import Console
 
     from data_service.ingest.build import build_corpus
-    from launcher.app.cli.corpus_shown import BuildWatch
+    from launcher.app.cli.corpus_shown import watched
 
-    watch = BuildWatch(Console())
-    try:
-        build_corpus(inputs, out, tokenizer, options, watch.update)
-    finally:
-        watch.close()
+    with watched(Console()) as progress:
+        build_corpus(inputs, out, tokenizer, options, progress)
 
 
 def _pairs(
@@ -186,29 +183,9 @@ def _pairs(
 def _heldout_like(uri: str) -> dict[str, object]:
     """Return the settings by which the corpus at `uri` held text out. Raises CorpusError, StoreError."""
     from data_service.corpus.corpus import open_corpus
-    from data_service.corpus.manifest import HeldoutRule
-    from data_service.ingest.heldout import bound
+    from data_service.ingest.heldout import heldout_like
 
-    manifest = open_corpus(uri).manifest
-    rule = manifest.heldout_rule or HeldoutRule("document", bound(manifest.heldout_fraction))
-    return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
-
-
-def _provenance(path: str) -> "ProvenanceOptions":
-    """Return the settings in the YAML file of `--provenance`.
-
-    Raises:
-        OptionError: there is no such file, or it does not hold such settings.
-        StoreError: the file cannot be read.
-    """
-    from data_service.corpus.provenance import ProvenanceOptions
-    from launcher.app.cli.texts import read_settings
-    from launcher.errors import OptionError
-    from launcher.runtime.recipe.document import Words
-
-    return read_settings(
-        path, ProvenanceOptions, Words("file of provenance", "infra/docs/data.md", OptionError)
-    )
+    return heldout_like(open_corpus(uri).manifest)
 
 
 def _words(

@@ -4,7 +4,7 @@ In a log file, progress is one line at the beginning and one at the end of each 
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from data_service.corpus.removals import RemovalChain, load_removals
 from data_service.corpus.sidecar import PARTS, Share
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.pool import Progress as BuildProgress
+from data_service.ingest.pool import ReportProgress
 from data_service.printable import one_line
 from data_service.stream.statistics import CorpusStats, Radius
 from launcher.format import human_bytes
@@ -153,3 +154,13 @@ class BuildWatch:
 
     def close(self) -> None:
         self._open.close()
+
+
+@contextmanager
+def watched(console: Console) -> Iterator[ReportProgress]:
+    """Yield a function that shows the progress of a build."""
+    watch = BuildWatch(console)
+    try:
+        yield watch.update
+    finally:
+        watch.close()

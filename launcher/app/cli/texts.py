@@ -9,6 +9,7 @@ from typing import TypeVar
 import typer
 from pydantic import BaseModel
 
+from data_service.corpus.provenance import ProvenanceOptions
 from data_service.errors import InputError
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import UTF_8, is_odd, odd_text_warning
@@ -19,6 +20,7 @@ from data_service.ingest.tasks import Split, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
+from launcher.errors import OptionError
 from launcher.progress import BYTES, work
 from launcher.runtime.recipe.document import Words, parse, validate
 
@@ -157,3 +159,15 @@ def read_settings(path: str, model: type[_MODEL], words: Words) -> _MODEL:
     except UnicodeDecodeError as error:
         raise words.error(f"{path} is not UTF-8 text", remedy="give a YAML file") from error
     return validate(model, parse(text, path, words))
+
+
+def read_provenance(path: str) -> ProvenanceOptions:
+    """Return the settings in the YAML file of `--provenance`.
+
+    Raises:
+        OptionError: there is no such file, or it does not hold such settings.
+        StoreError: the file cannot be read.
+    """
+    return read_settings(
+        path, ProvenanceOptions, Words("file of provenance", "infra/docs/data.md", OptionError)
+    )

@@ -181,7 +181,10 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
     options = SMALL.model_copy(update={"provenance": ProvenanceOptions(id="id"), "heldout_fraction": 0.5})
     texts = {"a": DOCUMENTS[:40], "b": [*DOCUMENTS[30:], "short"], "once": [*DOCUMENTS, "short"]}
     for name, documents in texts.items():
-        write_jsonl(tmp_path / f"in-{name}" / "x.jsonl", documents)
+        file = write_jsonl(tmp_path / f"in-{name}" / "x.jsonl", documents)
+        file.write_text(
+            file.read_text().replace('{"id": ', f'{{"id": "{name}-').replace(', "text"', '", "text"')
+        )
         build(tmp_path / f"in-{name}", tmp_path / name, options)
     rules = {name: open_corpus(str(tmp_path / name)).manifest.heldout_rule for name in texts}
     assert set(rules.values()) == {None}
@@ -194,14 +197,13 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
         kept = [document for number, document in enumerate(listed) if number not in gone]
         assert sorted(kept) == sorted(document for block in read(once, split) for document in block)
     assert verify_corpus(str(tmp_path / "merged")).damage == ()
-    both = list(find_documents(merged, id="15"))  # an id of either part
-    assert len(both) == 2
-    assert {show_documents(merged.store.uri, one.split, one.number)[0].sentences[0] for one in both} == {
+    both = [one for part in ("a", "b") for one in find_documents(merged, id=f"{part}-15")]
+    assert [show_documents(merged.store.uri, one.split, one.number)[0].sentences[0] for one in both] == [
         show_documents(str(tmp_path / part), found.split, found.number)[0].sentences[0]
         for part in ("a", "b")
-        for found in find_documents(open_corpus(str(tmp_path / part)), id="15")
-    }
-    assert len(documents_by_id(merged, ["15"])) == 2
+        for found in find_documents(open_corpus(str(tmp_path / part)), id=f"{part}-15")
+    ]
+    assert len(documents_by_id(merged, ["a-15", "b-15"])) == 2
     with pytest.raises(BadUri):
         merged.store.put(merged.manifest.train.shards[0], b"")
     shard = tmp_path / "b" / "train/000000.tar"

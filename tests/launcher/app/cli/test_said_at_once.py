@@ -48,6 +48,8 @@ RIGHT = {
     "checkpoints verify": "{run}",
     "compare": "quickstart roberta-base --corpus {corpus} --budget tokens=8M --set seed=2 --out {new} --seeds 1 "
     "--points 2 --allow corpora --tokenizer {tokenizer}",
+    "corpus append": "{corpus} {text} --out {new} --workers 1 --text-field body --txt-documents blank_line --encoding "
+    "utf-8 --delimiter ; --on-bad-bytes error --on-bad-records skip",
     "corpus build": "{text} --out {new} --tokenizer {tokenizer} --heldout 0.1 --workers 1 --negatives 1 --texts pairs "
     "--heldout-like {corpus} "
     "--txt-documents file --segmenter jieba --sentences any --encoding utf-8 --delimiter ; --on-bad-bytes error "

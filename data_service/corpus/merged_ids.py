@@ -1,0 +1,163 @@
+"""Refuses to merge corpora of which two have documents with one id, so that an id names one document.
+
+A copy that the merge leaves out may have the id of its original. Hashes of ids are sorted in temporary files, one range
+of hashes at a time, so memory does not grow with the corpora.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.corpus.corpus import Corpus, Part
+from data_service.corpus.removals import RemovedDocuments
+from data_service.corpus.sidecar import PARTS, Conditions, read_ids, read_origins
+from data_service.errors import CorpusError
+from data_service.processes import temporary_folder
+from data_service.store.base import together
+
+_RANGES = 256  # of hashes, by their first byte
+_NAMED = 10  # ids that an error names
+_RECORD = np.dtype(
+    [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")]
+)
+_Columns = tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]
+
+
+class EqualIds(CorpusError):
+    """Documents of two corpora that have one id."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two documents with one id: (part, split, number in the split of the part) of each."""
+
+    first: tuple[int, Part, int]
+    second: tuple[int, Part, int]
+
+
+def refuse_equal_ids(
+    sources: Sequence[Corpus], copies: Mapping[str, RemovedDocuments], report: Callable[[int], None]
+) -> None:
+    """Read the ids of all documents. Corpora that were built without provenance have none.
+
+    Args:
+        sources: corpora that are merged, in order.
+        copies: documents of the merged corpus that it leaves out as copies, by split. Their ids do not count.
+        report: function that is called with the number of sidecars just read.
+
+    Raises:
+        EqualIds: documents of two corpora have one id. The message names ids, corpora and documents.
+        CorpusError: a sidecar is missing or damaged.
+        StoreError: a store cannot be read.
+    """
+    with temporary_folder("ids") as folder:
+        _write_hashes(sources, copies, folder, report)
+        pairs = chain.from_iterable(_pairs(path) for path in sorted(folder.iterdir()))
+        found = list(islice(pairs, _NAMED))
+        more = sum(1 for _ in pairs)
+    if found:
+        raise _refused(sources, found, len(found) + more)
+
+
+def _write_hashes(
+    sources: Sequence[Corpus],
+    copies: Mapping[str, RemovedDocuments],
+    folder: Path,
+    report: Callable[[int], None],
+) -> None:
+    """Write a record of every document with an id to the file of its hash's range."""
+    before = dict.fromkeys(PARTS, 0)  # documents of earlier corpora
+    with ExitStack() as files:
+        ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_RANGES)]
+        for part, source in enumerate(sources):
+            for heldout, split in enumerate(PARTS):
+                for numbers, ids in _ids_of(source, split) if source.manifest.provenance else ():
+                    report(1)
+                    known = np.array([each is not None for each in ids], dtype=np.bool_)
+                    known &= ~np.isin(numbers + before[split], copies[split].documents)
+                    records = _hashed(
+                        [each for each, use in zip(ids, known, strict=True) if use and each is not None]
+                    )
+                    records["part"], records["heldout"] = part, heldout
+                    records["document"] = numbers[known]
+                    of_range = records["high"] >> np.uint64(56)
+                    for chosen in np.unique(of_range):
+                        ranges[int(chosen)].write(records[of_range == chosen].tobytes())
+                before[split] += int(source.table(split).documents.sum())
+
+
+def _ids_of(source: Corpus, split: Part) -> Iterator[tuple[NDArray[np.int64], list[str | None]]]:
+    """Yield the numbers in the split, and the ids, of each shard's documents."""
+    table = source.table(split)
+    first = np.searchsorted(table.shard, np.arange(len(table.shards)))  # a shard's blocks follow one another
+    starts = np.cumsum(table.documents) - table.documents
+
+    def read(shard: str) -> _Columns:
+        return read_ids(source, shard)
+
+    for begin, (block, document, ids) in zip(first, together(read, table.shards), strict=True):
+        yield starts[begin + block] + document, ids
+
+
+def _hashed(ids: Sequence[str]) -> NDArray[np.void]:
+    """Return records with the hash of each id; the rest of them is 0."""
+    hashes = b"".join(blake2b(each.encode(), digest_size=16).digest() for each in ids)
+    both = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
+    records = np.zeros(len(ids), dtype=_RECORD)
+    records["high"], records["low"] = both[:, 0], both[:, 1]
+    return records
+
+
+def _pairs(path: Path) -> Iterator[_Pair]:
+    """Yield the first document with each id that two corpora have, and the first with it in another corpus."""
+    records = np.fromfile(path, dtype=_RECORD)
+    if not len(records):
+        return
+    records = records[np.lexsort([records[name] for name in reversed(_RECORD.names or ())])]
+    same = (np.diff(records["high"]) == 0) & (np.diff(records["low"]) == 0)
+    starts = np.flatnonzero(np.append(True, ~same))
+    firsts = np.repeat(starts, np.diff(np.append(starts, len(records))))  # the first record with the same id
+    other = np.flatnonzero(records["part"] != records["part"][firsts])
+    _, at = np.unique(firsts[other], return_index=True)
+    for second in other[at].tolist():
+        yield _Pair(_place(records[firsts[second]]), _place(records[second]))
+
+
+def _place(record: np.void) -> tuple[int, Part, int]:
+    return int(record["part"]), PARTS[int(record["heldout"])], int(record["document"])
+
+
+def _refused(sources: Sequence[Corpus], pairs: Sequence[_Pair], count: int) -> EqualIds:
+    lines = [_line(sources, pair) for pair in pairs]
+    more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
+    later = sorted({pair.second[0] for pair in pairs})
+    return EqualIds(
+        "\n".join([f"{count:,} ids are each of documents of two corpora:", *lines, *more]),
+        remedy=f"give the documents of {', '.join(sources[part].store.uri for part in later)} ids of their own, or "
+        "leave them out of its input; only copies of a text may share an id",
+    )
+
+
+def _line(sources: Sequence[Corpus], pair: _Pair) -> str:
+    places = [
+        f"{split}:{number} of {sources[part].store.uri}" for part, split, number in (pair.first, pair.second)
+    ]
+    part, split, number = pair.first
+    return f"  {_id_of(sources[part], split, number)!r}: {' and '.join(places)}"
+
+
+def _id_of(source: Corpus, split: Part, number: int) -> str | None:
+    """Return the id of document `number` of a split."""
+    table = source.table(split)
+    ends = np.cumsum(table.documents)
+    block = int(np.searchsorted(ends, number, side="right"))
+    document, shard = number - int(ends[block] - table.documents[block]), table.shard[block]
+    in_shard = block - int(np.searchsorted(table.shard, shard))
+    where: Conditions = [("block", "==", in_shard), ("document", "==", document)]
+    return next(read_origins(source, split, table.key(block), where)).provenance.id

@@ -1,0 +1,126 @@
+"""Lets a corpus grow: new text is built into a part of its own by the corpus's settings, and both are merged.
+
+    grown/manifest.json     lists the shards of the old corpus and of the new part (`data_service.corpus.merge`)
+    grown/added/            the new part, a complete corpus
+
+No shard of the old corpus is written again, so runs on it go on. Tokenizer, sentences, words, held-out rule, blocks
+and, unless others are given, the names of fields and of provenance are those of the old corpus.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from data_service.corpus.corpus import Corpus, open_corpus
+from data_service.corpus.manifest import CONFIGURATION, MANIFEST, TOKENIZER
+from data_service.corpus.merge import (
+    COPIES,
+    SPLITS,
+    ReportBlocks,
+    claim_place,
+    join_corpora,
+    parts_of,
+)
+from data_service.corpus.merged_ids import EqualIds
+from data_service.corpus.removals import load_removals
+from data_service.errors import CorpusError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.pool import ReportProgress, remove_objects
+from data_service.store.base import Store
+from data_service.store.open import open_store
+
+ADDED = "added"
+"""Folder of the new part, below the grown corpus."""
+
+
+@dataclass(frozen=True)
+class AppendReport:
+    """A grown corpus.
+
+    Attributes:
+        added: number of documents of the new part.
+        copies: number of them that the old corpus has, too, and that are left out.
+        documents: number of documents of both.
+        removed: number of documents that were removed from either.
+    """
+
+    added: int
+    copies: int
+    documents: int
+    removed: int
+
+
+def append_documents(
+    corpus: str,
+    inputs: Sequence[str],
+    output: str,
+    options: BuildOptions,
+    *,
+    by: str,
+    at: int,
+    progress: ReportProgress,
+    report: ReportBlocks = lambda done, total: None,
+) -> AppendReport:
+    """Write the corpus at `corpus`, grown by the documents of `inputs`, to `output`.
+
+    Documents whose tokens the corpus has are left out. An append that was interrupted is continued by the same call; a
+    complete one is known.
+
+    Args:
+        corpus: URI of the corpus that grows. It must stay where it is.
+        inputs: as for `build_corpus`.
+        output: folder or s3:// prefix of its own. It must stay where it is, too, if it grows further.
+        options: what `data_service.ingest.append_options.options_like` returns.
+        by: user and host, for the removal of copies.
+        at: seconds since 1970.
+        progress: function that is called as the new part is built.
+        report: function that is called as the documents of both are compared.
+
+    Raises:
+        EqualIds: a new document has the id of one of the corpus, and is no copy of it. The new part is deleted.
+        InputError, CorpusError, StoreError: as `build_corpus` and `merge_corpora`.
+    """
+    source, store = open_corpus(corpus), open_store(output)
+    place = store.at(ADDED).uri
+    complete = store.size(MANIFEST) is not None
+    if complete:
+        _refuse_other(store, source)
+    else:
+        claim_place(store, {"append": source.manifest.digest})
+        if not any(store.size(f"{ADDED}/{key}") is not None for key in (MANIFEST, CONFIGURATION)):
+            remove_objects(store, f"{ADDED}/", progress)  # of a part that was being deleted
+    build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER}", options, progress)
+    new = open_corpus(place)
+    if not complete:
+        try:
+            join_corpora([source, new], store, by=by, at=at, report=report)
+        except EqualIds:
+            remove_objects(store, f"{ADDED}/{MANIFEST}", progress)  # first: what is left of it is no corpus
+            remove_objects(store, f"{ADDED}/", progress)
+            store.delete(CONFIGURATION)
+            raise
+    store.delete(CONFIGURATION)
+    return _report(open_corpus(output), new)
+
+
+def _refuse_other(store: Store, source: Corpus) -> None:
+    """Raise CorpusError if the corpus at `store` is not `source`, grown by a part that lies in it."""
+    parts = open_corpus(store.uri).manifest.parts
+    built = store.size(f"{ADDED}/{MANIFEST}") is not None
+    if not built or parts != (*parts_of(source), *parts_of(open_corpus(store.at(ADDED).uri))):
+        raise CorpusError(
+            f"{store.uri} holds a corpus, but not {source.store.uri} grown by an append",
+            remedy="choose another place",
+        )
+
+
+def _report(grown: Corpus, new: Corpus) -> AppendReport:
+    sizes = {split: int(new.table(split).documents.sum()) for split in SPLITS}
+    totals = {split: int(grown.table(split).documents.sum()) for split in SPLITS}
+    copies = removed = 0
+    for removal in load_removals(grown.store, grown.manifest).removals:
+        for split in SPLITS:
+            gone = (removal.train if split == "train" else removal.heldout).documents
+            own = int((gone >= totals[split] - sizes[split]).sum()) if removal.reason == COPIES else 0
+            copies, removed = copies + own, removed + len(gone) - own
+    return AppendReport(sum(sizes.values()), copies, sum(totals.values()), removed)

@@ -1,0 +1,126 @@
+"""`maskfleet corpus append`: lets a corpus grow by new text, without rewriting a shard."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.app.cli.corpus_options import (
+    BuildWorkersOption,
+    DictionaryOption,
+    LexiconOption,
+    ProvenanceOption,
+    TxtDocuments,
+    UserWordsOption,
+)
+from launcher.app.cli.options import (
+    BadBytes,
+    BadRecords,
+    BadRecordsOption,
+    CorpusArgument,
+    DelimiterOption,
+    InputsArgument,
+    JsonOption,
+    delimiter_character,
+    print_json,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from data_service.ingest.append import AppendReport
+    from data_service.ingest.options import BuildOptions
+
+_OWN = "Default: as the corpus was built."
+_OwnEncoding = Annotated[
+    str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_OWN}")
+]
+_OwnBadBytes = Annotated[
+    BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_OWN}")
+]
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group `maskfleet corpus`."""
+    group.command()(append)
+
+
+def append(
+    corpus: CorpusArgument,
+    inputs: InputsArgument,
+    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the grown corpus.")],
+    text_field: Annotated[
+        str | None, typer.Option("--text-field", help=f"Field or column that holds the text. {_OWN}")
+    ] = None,
+    txt_documents: Annotated[
+        TxtDocuments | None, typer.Option("--txt-documents", help=f"Documents in .txt. {_OWN}")
+    ] = None,
+    encoding: _OwnEncoding = None,
+    delimiter: DelimiterOption = None,
+    on_bad_bytes: _OwnBadBytes = None,
+    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    provenance: ProvenanceOption = None,
+    dictionary: DictionaryOption = None,
+    user_words: UserWordsOption = None,
+    lexicon: LexiconOption = None,
+    workers: BuildWorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a corpus grow: OUT is the corpus and the new documents. The corpus stays as it is, and so do its runs.
+
+    The new text is built into OUT/added by the corpus's tokenizer, held-out rule and options; OUT names the shards of
+    both. Documents that the corpus has, too, are left out, and a new one with the id of another is refused.
+
+    Example: `maskfleet corpus append s3://bucket/news 'news-2026/*.jsonl.zst' --out s3://bucket/news-with-2026`
+    """
+    from data_service.corpus.corpus import open_corpus
+    from data_service.ingest.append_options import options_like
+    from data_service.ingest.options import BuildOptions
+    from launcher.app.cli.texts import automatic_workers, list_texts, read_provenance
+
+    listing = list_texts(inputs)
+    others: dict[str, Any] = {
+        "text_field": text_field,
+        "txt_documents": None if txt_documents is None else txt_documents.value,
+        "encoding": encoding,
+        "delimiter": delimiter_character(delimiter),
+        "on_bad_bytes": None if on_bad_bytes is None else on_bad_bytes.value,
+        "provenance": None if provenance is None else read_provenance(provenance),
+    }
+    given = {name: value for name, value in others.items() if value is not None}
+    settings(BuildOptions, **given)  # raises if a value cannot be
+    files = {"dictionary": dictionary, "user_words": user_words, "lexicon": lexicon}
+    options = options_like(
+        open_corpus(corpus),
+        workers=workers or automatic_workers(listing),
+        on_bad_records=on_bad_records.value,
+        word_files={name: uri for name, uri in files.items() if uri is not None},
+        **given,
+    )
+    report = _append_and_watch(corpus, inputs, out, options, as_json)
+    if as_json:
+        print_json([vars(report)])
+    else:
+        counted = f"{report.copies:,} of them copies, left out; {report.removed:,} removed"
+        typer.echo(f"{report.added:,} documents added, {counted}; {report.documents:,} in all: {out}")
+
+
+def _append_and_watch(
+    corpus: str, inputs: list[str], out: str, options: "BuildOptions", as_json: bool
+) -> "AppendReport":
+    import time
+
+    from rich.console import Console
+
+    from data_service.ingest.append import append_documents
+    from launcher.app.cli.corpus_shown import watched
+    from launcher.progress import work
+    from launcher.runtime.run.stop import here
+
+    with work("comparing documents") as now, watched(Console(stderr=as_json)) as progress:
+
+        def compared(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        return append_documents(
+            corpus, inputs, out, options, by=here(), at=int(time.time()), progress=progress, report=compared
+        )
