@@ -31,8 +31,9 @@ from data_service.ingest.heldout import bound
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, differences
 from data_service.ingest.pool import Progress, ReportProgress
-from data_service.ingest.records import LISTED, NOT_CHOSEN, with_lines
+from data_service.ingest.records import NOT_CHOSEN
 from data_service.ingest.scan import ScanReceipt
+from data_service.ingest.skipped import LISTED, with_lines
 from data_service.ingest.tasks import Split
 from data_service.ingest.write import LENGTHS, PartSummary, WriteReceipt
 from data_service.store.base import Store, digest, together

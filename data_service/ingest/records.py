@@ -1,20 +1,18 @@
 """Turns a record of the input into a document, an example of a corpus of pairs, or a bad record.
 
 Bytes become text if they are UTF-8; otherwise there is a clear error. The options say whether bad records are
-refused, or counted and skipped. Skipped records are kept in receipts and shown to the user with file and line.
+refused, or counted and skipped (`skipped.py`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, ParamSpec, Protocol
-
-from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.provenance import LACKING_REMEDY, Provenance
 from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
-from data_service.ingest.files import open_bytes, open_text
+from data_service.ingest.files import open_bytes
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
 
@@ -27,9 +25,7 @@ _P = ParamSpec("_P")
 Unit = Literal["", "byte", "line", "row", "record"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
-LISTED = 100
 NOT_CHOSEN = "not_chosen"  # by licence or source
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,55 +347,3 @@ def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) 
                 yield from _texts(item, name, options, place)
         case _:
             raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS)
-
-
-class SkippedRecord(BaseModel):
-    """A bad record that was skipped. `number` counts `unit`s in the file at `uri`, as in `RecordPlace`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    uri: str
-    unit: Unit
-    number: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.uri}{f', {self.unit} {self.number}' if self.unit else ''}: {self.reason}"
-
-
-def skipped_record(bad: BadRecord) -> SkippedRecord:
-    """Return the entry that is kept of a bad record. Its file is not read again."""
-    place = bad.place
-    return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
-
-
-def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
-    """Return the records with line numbers instead of byte positions. Each file is read once, up to its last record.
-
-    Raises:
-        InputError, StoreError: as `open_text`.
-    """
-    by_uri: dict[str, list[int]] = {}
-    for record in records:
-        if record.unit == "byte":
-            by_uri.setdefault(record.uri, []).append(record.number)
-    lines = {file.uri: _lines_at(file, by_uri[file.uri]) for file in files if file.uri in by_uri}
-    return [
-        record.model_copy(update={"unit": "line", "number": lines[record.uri][record.number]})
-        if record.uri in lines and record.unit == "byte"
-        else record
-        for record in records
-    ]
-
-
-def _lines_at(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
-    """Return the number of the line, from 1, that holds each byte."""
-    lines: dict[int, int] = {}
-    position, line = 0, 1
-    with open_text(file) as stream:
-        for offset in sorted(set(offsets)):
-            while position < offset and (data := stream.read(min(_CHUNK, offset - position))):
-                position += len(data)
-                line += data.count(b"\n")
-            lines[offset] = line
-    return lines

@@ -20,8 +20,9 @@ from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_odd
-from data_service.ingest.records import LISTED, NOT_CHOSEN, BadRecord, SkippedRecord, Text, skipped_record
+from data_service.ingest.records import NOT_CHOSEN, BadRecord, Text
 from data_service.ingest.sentences import split_sentences
+from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store
 from data_service.types import Tokens

@@ -15,7 +15,8 @@ from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import UTF_8, is_odd, odd_text_warning
 from data_service.ingest.inputs import InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import LISTED, BadRecord, skipped_record, with_lines
+from data_service.ingest.records import BadRecord
+from data_service.ingest.skipped import LISTED, skipped_record, with_lines
 from data_service.ingest.tasks import Split, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing

@@ -2,11 +2,9 @@
 
 import gzip
 import json
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -382,46 +380,3 @@ def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:
     fewer = replace(manifest, provenance={k: v for k, v in manifest.provenance.items() if k != sidecar})
     with pytest.raises(CorpusError, match="sidecars"):
         parse_manifest(dump_manifest(fewer), HERE)
-
-
-def matches(value: str | None, pattern: str) -> bool:
-    """A pattern with stars, by the shell's rule for these alone."""
-    return value is not None and fnmatchcase(value.lower(), pattern.lower().replace("[", "[[]"))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_only_chosen_licences_and_sources_are_kept(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    licences = ("MIT", "CC-BY-4.0", "cc-by-sa 3", "CC0", "own [1]\nline", None)
-    made: list[Record] = [
-        {"docid": f"d{n}", "text": text, "license": draw.choice(licences), "from": draw.choice("abc")}
-        for n, text in enumerate(DOCUMENTS)
-    ]
-    write(tmp_path / "in" / "a.jsonl", made)
-    patterns = {
-        "licence": [*draw.sample(["mit", "cc-by*", "*0", "own [1]*", "nothing"], 2), "CC-BY-4.0"],
-        "source": draw.sample(["a", "B", "c*"], 2),
-    }
-    chosen = ProvenanceOptions.model_validate(
-        {"id": "docid", "licence": "license", "source": "from", "may_lack": ["licence"], "only": patterns}
-    )
-    expected = {
-        record["docid"]
-        for record in made
-        if any(matches(record["license"], one) for one in patterns["licence"])  # type: ignore[arg-type]
-        and any(matches(str(record["from"]), one) for one in patterns["source"])
-    }
-    manifest = build(tmp_path / "in", tmp_path / "corpus", options(chosen))
-    rows = [row for split in PARTS for row in origins(tmp_path / "corpus", split)]
-    assert {row.provenance.id for row in rows} == expected
-    assert manifest.counts["not_chosen"] == len(made) - len(expected)
-    assert manifest.counts["documents_read"] == len(made)
-
-
-def test_a_choice_that_leaves_nothing_is_said(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a.jsonl", records())
-    none = ProvenanceOptions.model_validate({"licence": "license", "only": {"licence": ["gpl"]}})
-    with pytest.raises(InputError, match=f"{len(records())} that `only`"):
-        build(tmp_path / "in", tmp_path / "corpus", options(none))
-    with pytest.raises(ValueError, match="source"):
-        ProvenanceOptions.model_validate({"licence": "license", "only": {"source": ["web"]}})
