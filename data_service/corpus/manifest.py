@@ -6,7 +6,7 @@ A corpus exists once its manifest does. Then everything under `build/` is delete
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, overload
 
@@ -238,6 +238,9 @@ class HeldoutRule:
             stretches.
         by_tokens: whether documents with text unknown to the tokenizer are split by the hash of their tokens, so that
             documents that differ only in unknown words are on the same side. Only if there are many documents.
+        clusters: digest of the clusters of near duplicates that the prepared documents name; empty if they name none.
+            The hash of a document with near duplicates is that of its cluster's name. Stretches are held out only of
+            documents without.
     """
 
     unit: Literal["document", "stretch"]
@@ -245,6 +248,14 @@ class HeldoutRule:
     length: int = 0
     trained: tuple[int, ...] = ()
     by_tokens: bool = False
+    clusters: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the rule as JSON values; without clusters as before there were any."""
+        found = asdict(self)
+        return (
+            found if self.clusters else {name: value for name, value in found.items() if name != "clusters"}
+        )
 
     def holds_out(self, low: int) -> bool:
         """Return whether a document or paragraph with this low word is held out."""

@@ -42,9 +42,9 @@ from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-VERSION = 4
-# A manifest is of the first version that knows all of it: 4 tables of blocks stored apart, 3 parts of a merged corpus,
-# 2 provenance or an origin, 1 none of them.
+VERSION = 5
+# A manifest is of the first version that knows all of it: 5 held-out clusters, 4 tables of blocks stored apart, 3 parts
+# of a merged corpus, 2 provenance or an origin, 1 none of them.
 _HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
 _TAIL = b"}\n"
 
@@ -146,7 +146,7 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         "tokenizer_files": manifest.tokenizer_files,
     }
     if manifest.heldout_rule is not None:
-        content["heldout_rule"] = asdict(manifest.heldout_rule)
+        content["heldout_rule"] = manifest.heldout_rule.as_json()
     if manifest.pairs is not None:
         content["pairs"] = asdict(manifest.pairs)
     if manifest.words is not None:
@@ -163,7 +163,8 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     checksum = hashlib.sha256(body).hexdigest()
-    head = f'{{"format":"maskfleet-corpus","version":{_version(content)},"sha256":"{checksum}","content":'
+    version = _version(content, manifest.heldout_rule)
+    head = f'{{"format":"maskfleet-corpus","version":{version},"sha256":"{checksum}","content":'
     return head.encode() + body + _TAIL
 
 
@@ -192,15 +193,17 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         "provenance": content.provenance or content.origin,
         "fingerprint": any(apart),
     }
-    if head[1] != b"%d" % _version(used) or any(apart) != bool(content.fingerprint):
+    if head[1] != b"%d" % _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
         _damaged(place, f"its content is not that of version {int(head[1])}")
     return replace(_to_manifest(content, store), digest=head[2].decode())
 
 
-def _version(content: Mapping[str, object]) -> int:
+def _version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
     """Return the version of a manifest with this content: the first that knows all of it."""
-    if content.get("fingerprint"):
+    if rule is not None and rule.clusters:
         return VERSION
+    if content.get("fingerprint"):
+        return 4
     if content.get("parts"):
         return 3
     return 2 if content.get("provenance") or content.get("origin") else 1

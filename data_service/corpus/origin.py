@@ -6,7 +6,7 @@ say, of documents with provenance how many there are of each source, licence and
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from data_service.corpus.provenance import Provenance, ProvenanceField
 
@@ -21,13 +21,18 @@ class _Frozen(BaseModel):
 
 class StageCounts(_Frozen):
     """What a stage of a preparation did. `dropped`: number of documents by reason; `changed`: number whose text it
-    changed."""
+    changed; `clustered`: number that it kept in clusters of near duplicates, which is not stored if it is 0."""
 
     stage: str
     entered: int
     left: int
     changed: int
     dropped: dict[str, int]
+    clustered: int = 0
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if (name, value) != ("clustered", 0)}
 
 
 class IndexedSplit(_Frozen):

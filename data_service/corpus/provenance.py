@@ -45,6 +45,14 @@ class Provenance(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in known if value is not None)
 
 
+class Cluster(NamedTuple):
+    """The cluster of near duplicates in which `prepare` found a document. `found`: digest of all clusters of the
+    preparation; `name`: id of the cluster's first document, None if the document is alone."""
+
+    found: str
+    name: str | None
+
+
 class InputConstants(BaseModel):
     """Values for all documents of the files whose URIs match the pattern `inputs`, which lack them otherwise."""
 

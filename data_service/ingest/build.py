@@ -12,7 +12,7 @@ same bytes, and an interrupted build repeats only tasks without a receipt.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from data_service.corpus.manifest import (
@@ -51,10 +51,10 @@ from data_service.ingest.deduplicate import (
 from data_service.ingest.heldout import (
     MANY,
     Documents,
-    bound,
     by_documents,
     by_queries,
     by_stretches,
+    is_usual,
 )
 from data_service.ingest.identifiers import IdReceipt, find_twice, plan_ids, refuse_twice
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
@@ -253,9 +253,13 @@ class Passes:
         Stretches are looked for only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
-        compared = self._run(
-            StageTasks("comparing", plan_partitions(self.layout, scanned, fraction), compare, CompareReceipt)
-        )
+        try:
+            clusters = self._clusters(scanned)
+        except InputError:
+            self._free_output()
+            raise
+        tasks = plan_partitions(self.layout, scanned, fraction, clusters=bool(clusters))
+        compared = self._run(StageTasks("comparing", tasks, compare, CompareReceipt))
         dropped = [part.digest for part in compared]
         kept = [
             KeptDocuments(
@@ -266,24 +270,51 @@ class Passes:
         found = count_documents(compared)
         try:
             if self._options.has_ids:
-                tasks = plan_ids(self.layout, scanned, kept)
-                compared_ids = self._run(StageTasks("comparing ids", tasks, find_twice, IdReceipt))
+                of_ids = plan_ids(self.layout, scanned, kept)
+                compared_ids = self._run(StageTasks("comparing ids", of_ids, find_twice, IdReceipt))
                 refuse_twice(compared_ids, self.splits, self._options)
             rule = (
                 by_documents(found, fraction) if self._options.heldout_rule is None else self._as_given(found)
             )
             if rule is None and self._options.pairs is not None:
                 rule = by_queries(found, fraction)
-            return rule or self._stretches(kept, found), kept
+            rule = rule or self._stretches(kept, found)
+            return replace(rule, clusters=clusters), kept
         except InputError:
             self._free_output()
             raise
 
+    def _clusters(self, scanned: Sequence[ScanReceipt]) -> str:
+        """Return the digest of the clusters of near duplicates that the inputs name; empty if they name none.
+
+        Raises:
+            InputError: the documents were not prepared together, or not with those of the corpus that gives the rule.
+        """
+        first: dict[str, str] = {}
+        for split, found in zip(self.splits, scanned, strict=True):
+            for name in found.clusters:
+                first.setdefault(name, split.pieces[0].file.uri)
+        if len(first) > 1:
+            one, other = list(first.values())[:2]
+            raise InputError(
+                f"{one} and {other} were not prepared together: near duplicates that both hold are not known",
+                remedy="prepare all inputs together, with `keep: all`, or build a corpus of each",
+            )
+        clusters, given = next(iter(first), ""), self._options.heldout_rule
+        if given is not None and given.clusters != clusters:
+            raise InputError(
+                f"the clusters of near duplicates in {self.splits[0].pieces[0].file.uri} ({clusters[:12] or 'none'}) "
+                "are not those by which the corpus that gives the rule holds text out "
+                f"({given.clusters[:12] or 'none'})",
+                remedy="prepare the documents of both together, and build both from that",
+            )
+        return clusters
+
     def _as_given(self, found: Documents) -> HeldoutRule:
         """Return the rule that the options give. The requested share divides unknown words as it always does."""
-        given, asked = self._options.heldout_rule, bound(self._options.heldout_fraction)
+        given = self._options.heldout_rule
         assert given is not None
-        usual = given.unit == "document" and given.below == asked
+        usual = is_usual(given, self._options.heldout_fraction)
         by_tokens = given.by_tokens or found.held_count >= MANY
         return replace(given, by_tokens=by_tokens) if usual else given
 
@@ -328,9 +359,11 @@ class Passes:
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()
+        clustered: set[int] = set()
         for divided in self._run(StageTasks("dividing", tasks, divide, DivideReceipt)):
             candidates.update(dict(divided.candidates))
-        return by_stretches(candidates, found.size, self._options.heldout_fraction)
+            clustered.update(divided.clustered)
+        return by_stretches(candidates, found.size, self._options.heldout_fraction, clustered)
 
     def _run(self, work: StageTasks[T, R]) -> list[R]:
         return run_stage(work, self.layout.open(), self._pool, self._progress)

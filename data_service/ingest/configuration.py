@@ -5,6 +5,7 @@ half-built corpus. It is also part of the manifest, which is made last, from the
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.origin import Origin, joined
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.heldout import bound
+from data_service.ingest.heldout import is_usual
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, differences
 from data_service.ingest.pool import Progress, ReportProgress
@@ -184,7 +185,11 @@ def assemble(
         )
     # The tables of blocks, the shards' digests, and the record of how the corpus was built.
     fraction = float(str(options["heldout_fraction"]))
-    as_asked = heldout_rule.unit == "document" and heldout_rule.below == bound(fraction)
+    if is_usual(
+        heldout_rule, fraction
+    ):  # then the amount of text decides `by_tokens`, and is no part of the rule
+        heldout_rule = replace(heldout_rule, by_tokens=False)
+    as_asked = is_usual(heldout_rule, fraction) and not heldout_rule.clusters
     shards = _shards("train", train) | _shards("heldout", heldout)
     files = tokenizer.save_files()
     return CorpusManifest(

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
@@ -32,8 +33,8 @@ from data_service.ingest.scan import (
     RECORD,
     ScanReceipt,
     encoded_text,
+    hash_document,
     hash_of,
-    hash_texts,
     read_bytes,
 )
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
@@ -57,7 +58,8 @@ class CompareTask(BuildTask):
     """The task of finding copies in one partition of the hashes.
 
     It holds for every split, in order, the slice of its sorted hashes that lies in the partition. `source` covers all
-    hashes of all splits.
+    hashes of all splits. `clusters`: whether documents name clusters, so that the first half of a hash is that of the
+    text (`hash_document`).
     """
 
     layout: BuildLayout
@@ -65,6 +67,7 @@ class CompareTask(BuildTask):
     hashes: tuple[Slice | None, ...]
     heldout_fraction: float
     source: str
+    clusters: bool = False
 
     @property
     def receipt(self) -> str:
@@ -98,14 +101,14 @@ class CompareReceipt(TaskReceipt):
 
 
 def plan_partitions(
-    layout: BuildLayout, scanned: list[ScanReceipt], heldout_fraction: float
+    layout: BuildLayout, scanned: list[ScanReceipt], heldout_fraction: float, clusters: bool = False
 ) -> list[CompareTask]:
     """Cut the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
     source = hash_of(split.digest for split in scanned)
     starts = [(layout.hashes(number), split.buckets) for number, split in enumerate(scanned)]
     return [
-        CompareTask(layout, index, part, heldout_fraction, source)
+        CompareTask(layout, index, part, heldout_fraction, source, clusters)
         for index, part in enumerate(cut_hashes(starts, documents))
     ]
 
@@ -137,8 +140,16 @@ def compare(task: CompareTask) -> CompareReceipt:
     parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(read_slice, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
-    order = np.lexsort((records["ordinal"], split, records["low"], records["high"]))
-    is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), same_as_before(records[order]))
+    place = (records["ordinal"], split)
+    if (
+        task.clusters
+    ):  # equal texts may be of several clusters if a stage changed them after they were compared
+        order = np.lexsort((*place, records["high"]))
+        same = records["high"][order][1:] == records["high"][order][:-1]
+    else:
+        order = np.lexsort((*place, records["low"], records["high"]))
+        same = same_as_before(records[order])
+    is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), same)
     later, kept = order[is_later], records[order[~is_later]]
     if len(kept):  # copies differ in line ends: the shortest counts, whichever comes first
         kept["size"] = np.minimum.reduceat(records["size"][order], np.flatnonzero(~is_later))
@@ -160,7 +171,7 @@ def compare(task: CompareTask) -> CompareReceipt:
         size=int(kept["size"].sum(dtype=np.int64)),
         held_documents=len(held),
         held_size=int(held["size"].sum(dtype=np.int64)),
-        candidates=_smallest(kept),
+        candidates=_smallest(kept, task.clusters),
     )
     write_receipt(store, task.receipt, compared)
     return compared
@@ -183,9 +194,15 @@ def count_documents(compared: list[CompareReceipt]) -> Documents:
     )
 
 
-def _smallest(kept: NDArray[np.void]) -> list[tuple[int, int]]:
-    """Return (low word, bytes) of the documents with the smallest low words, which would be held out first."""
+def _smallest(kept: NDArray[np.void], clusters: bool) -> list[tuple[int, int]]:
+    """Return (low word, bytes) of the documents with the smallest low words, which would be held out first; with
+    clusters, of all documents of a low word together."""
     low = kept["low"].astype(np.uint64)
+    if clusters:
+        low, of_low = np.unique(low, return_inverse=True)
+        sizes = np.zeros(len(low), dtype=np.int64)
+        np.add.at(sizes, of_low, kept["size"].astype(np.int64))
+        return list(zip(low[:CANDIDATES].tolist(), sizes[:CANDIDATES].tolist(), strict=True))
     first = np.lexsort((kept["size"], low))[:CANDIDATES]
     return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
@@ -232,7 +249,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
     for document in read_documents(task.split, task.options):
         if document.blank:
             continue
-        digest = hash_texts(document.texts)
+        digest = hash_document(document)
         seen.update(read_bytes(digest, document))
         if ordinal not in drops:
             yield document, digest
@@ -276,10 +293,12 @@ class DivideReceipt(TaskReceipt):
     """The stretches of a split.
 
     `candidates`: (low word of a paragraph's hash, bytes of the stretches that end with it), for low words below the
-    bound.
+    bound; `clustered`: those low words of documents with near duplicates, of which a paragraph of the same place may
+    differ.
     """
 
     candidates: list[tuple[int, int]]
+    clustered: list[int] = Field(default_factory=list)
 
 
 def divide(task: DivideTask) -> DivideReceipt:
@@ -287,10 +306,18 @@ def divide(task: DivideTask) -> DivideReceipt:
     fraction = task.options.heldout_fraction
     length, below = stretch_length(task.size, fraction), candidates_below(task.size, fraction)
     sizes: Counter[int] = Counter()
+    clustered: set[int] = set()
     for document, _ in read_kept(task, task.kept):
+        alone = document.cluster is None or document.cluster.name is None
         for stretch, end in stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(encoded_text(stretch).encode())
-    divided = DivideReceipt(source=task.kept.source, files={}, candidates=sorted(sizes.items()))
+                clustered.update(() if alone else (end,))
+    divided = DivideReceipt(
+        source=task.kept.source,
+        files={},
+        candidates=sorted(sizes.items()),
+        clustered=sorted(clustered),
+    )
     write_receipt(task.layout.open(), task.receipt, divided)
     return divided

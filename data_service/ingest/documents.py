@@ -6,6 +6,7 @@ Strings of tables are read as bytes and decoded here, because Arrow does not che
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import BinaryIO, assert_never
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data_service.corpus.provenance import Cluster
 from data_service.errors import InputError
 from data_service.ingest.files import open_ranged
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
@@ -21,6 +23,11 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
+
+CLUSTER = "cluster"
+CLUSTERS = "maskfleet_clusters"
+"""Of documents that were prepared with clusters: the column with the cluster's name, and the entry in the file's
+metadata with the digest of all clusters."""
 
 _ROWS = 256
 _READ_AHEAD = 64 * 1024
@@ -91,6 +98,9 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
         pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table,
     ):
         columns = _columns(table.schema_arrow, file, options)
+        clusters = _clusters(table.schema_arrow, file, options)
+        if clusters:
+            columns = list(dict.fromkeys([*columns, CLUSTER]))
         first = 0
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
@@ -99,9 +109,26 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
                 for batch in table.iter_batches(
                     _ROWS, row_groups=[group], columns=columns, use_threads=False
                 ):
-                    yield from _read_rows(batch, row, file, options)
+                    yield from _read_rows(batch, row, file, options, clusters)
                     row += len(batch)
             first += rows
+
+
+def _clusters(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
+    """Return the digest of the clusters that a file of prepared documents names; empty if it names none.
+
+    Raises:
+        InputError: the column with their names is gone.
+    """
+    found: bytes | None = (schema.metadata or {}).get(CLUSTERS.encode())
+    if found is None or options.pairs is not None:
+        return ""
+    if schema.names.count(CLUSTER) != 1:
+        raise InputError(
+            f"{file.uri}: its documents were prepared with clusters, but it has no column {CLUSTER!r}",
+            remedy="give the file as `corpus prepare` wrote it, or prepare the documents again",
+        )
+    return found.decode()
 
 
 def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -135,7 +162,7 @@ def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterat
 
 
 def _read_rows(
-    batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions
+    batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions, clusters: str = ""
 ) -> Iterator[Text | BadRecord]:
     beside = set(options.metadata_fields or ()) - {options.text_field}
     columns = {
@@ -143,9 +170,13 @@ def _read_rows(
     }
     there = (name for name in options.further_fields if name in batch.schema.names)
     columns |= {name: _as_strings(batch.column(name)) for name in there}
+    names = batch.column(CLUSTER).cast(pa.string()).to_pylist() if clusters else []
     for index in range(len(batch)):
         values = {name: column[index] for name, column in columns.items()}
-        yield accept(options, _parse, values, Numbered(file, "row", row + index), options)
+        found = accept(options, _parse, values, Numbered(file, "row", row + index), options)
+        if clusters and isinstance(found, Text):
+            found = replace(found, cluster=Cluster(clusters, names[index]))
+        yield found
 
 
 def _as_bytes(values: pa.Array) -> list[object]:

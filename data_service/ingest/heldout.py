@@ -8,8 +8,8 @@ known, before anything is written. It depends only on the set of documents, not 
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -54,10 +54,9 @@ class Documents:
 
 def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
     """Return the options by which a corpus holds text out as that of `manifest` does."""
-    rule = manifest.heldout_rule
-    if rule is None:
-        many = int(manifest.heldout.documents.sum()) >= MANY
-        rule = HeldoutRule("document", bound(manifest.heldout_fraction), by_tokens=many)
+    rule = manifest.heldout_rule or HeldoutRule("document", bound(manifest.heldout_fraction))
+    if is_usual(rule, manifest.heldout_fraction):
+        rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MANY)
     return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
@@ -85,6 +84,11 @@ def low_word(digest: bytes) -> int:
 def bound(fraction: float) -> int:
     """Return the number below which a share `fraction` of all low words lies."""
     return math.ceil(fraction * _WORDS)
+
+
+def is_usual(rule: HeldoutRule, fraction: float) -> bool:
+    """Return whether a rule holds out exactly the requested share of documents."""
+    return rule.unit == "document" and rule.below == bound(fraction)
 
 
 def wanted_bytes(size: int, fraction: float) -> int:
@@ -161,13 +165,17 @@ def candidates_below(size: int, fraction: float) -> int:
     return bound(min(1.0, enough / max(size, 1)))
 
 
-def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> HeldoutRule:
+def by_stretches(
+    candidates: Mapping[int, int], size: int, fraction: float, never: Set[int] = frozenset()
+) -> HeldoutRule:
     """Return the rule that holds out the stretches with the smallest low words, until there is enough text.
 
     Args:
         candidates: bytes of all stretches that end with a paragraph, by the low word of the paragraph's hash.
         size: bytes of all text.
         fraction: requested share of the text.
+        never: low words of paragraphs in documents with near duplicates. They are trained on, since the paragraph may
+            differ by a word elsewhere.
 
     Raises:
         InputError: there is so little text that none can be held out.
@@ -176,14 +184,14 @@ def by_stretches(candidates: Mapping[int, int], size: int, fraction: float) -> H
     most = min(2 * wanted, round(size * (1 - MOST)))
     taken, below, trained = 0, 0, list[int]()
     for low in sorted(candidates):
-        if taken + candidates[low] > most:
+        if low in never or taken + candidates[low] > most:
             trained.append(low)
             continue
         taken, below = taken + candidates[low], low + 1
         if taken >= wanted:
             break
-    if not taken and candidates:  # all are long: the shortest one
-        low = min(candidates, key=lambda word: (candidates[word], word))
+    if not taken and candidates.keys() - never:  # all are long: the shortest one
+        low = min(candidates.keys() - never, key=lambda word: (candidates[word], word))
         taken, below = candidates[low], low + 1
     if not taken or taken > max(most, size // 2):
         raise InputError(

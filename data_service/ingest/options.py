@@ -107,7 +107,10 @@ class BuildOptions(BaseModel):
         without |= {"encoding"} if self.encoding == UTF_8 else set()
         without |= {"delimiter"} if self.delimiter is None else set()
         without |= {"sentences"} if self.sentences == "any" else set()
-        return self.model_dump(mode="json", exclude=without)
+        found = self.model_dump(mode="json", exclude=without)
+        if self.heldout_rule is not None and not self.heldout_rule.clusters:
+            del found["heldout_rule"]["clusters"]
+        return found
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, ParamSpec, Protocol
 
-from data_service.corpus.provenance import LACKING_REMEDY, Provenance
+from data_service.corpus.provenance import LACKING_REMEDY, Cluster, Provenance
 from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
@@ -40,6 +40,7 @@ class Text:
         provenance: where the document comes from, if the options ask for that.
         place: place of the record; None unless the options ask for other fields than the text.
         metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
+        cluster: cluster of near duplicates, if the input names it.
         absent: why the record is no document though nothing is wrong with it, such as `redirect`; "" for a document.
     """
 
@@ -50,6 +51,7 @@ class Text:
     provenance: Provenance | None = None
     place: "RecordPlace | None" = None
     metadata: tuple[str | None, ...] = ()
+    cluster: Cluster | None = None
     absent: str = ""
 
     @property

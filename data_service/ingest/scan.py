@@ -62,6 +62,19 @@ def hash_texts(texts: Sequence[str]) -> bytes:
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
+def hash_document(document: Text) -> bytes:
+    """Return the hash of a document: `hash_texts`, but for one with near duplicates that the input keeps.
+
+    Of such a document the second half is a hash of the cluster's name. So what decides whether it is held out is the
+    same for the whole cluster, and the first half alone says which documents are copies.
+    """
+    digest = hash_texts(document.texts)
+    if document.cluster is None or document.cluster.name is None:
+        return digest
+    name = f"cluster {document.cluster.name}".encode()
+    return digest[:8] + hashlib.blake2b(name, digest_size=8).digest()
+
+
 def read_bytes(digest: bytes, document: Text) -> bytes:
     """Return the bytes of a document that a split's digest covers: its hash, its words if the input holds words, and
     its provenance if that is recorded.
@@ -192,8 +205,9 @@ class ScanReceipt(TaskReceipt):
         buckets: [BUCKETS + 1], number at which each first byte of the hash begins in the sorted hashes, and the end.
         id_buckets: the same of the hashes of the documents' ids; empty without ids.
         digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares
-        it, to
-            be sure that it reads the same text.
+            it, to be sure that it reads the same text.
+        clusters: digests of the clusters that the documents name, sorted; an empty one for documents of files that
+            name none.
     """
 
     documents: int
@@ -206,6 +220,7 @@ class ScanReceipt(TaskReceipt):
     buckets: list[int]
     id_buckets: list[int] = Field(default_factory=list)
     digest: str
+    clusters: list[str] = Field(default_factory=list)
 
 
 def scan(task: ScanTask) -> ScanReceipt:
@@ -219,6 +234,7 @@ def scan(task: ScanTask) -> ScanReceipt:
     hashes, ids, seen = bytearray(), bytearray(), hashlib.sha256()
     sizes = array("I")
     first_skipped: list[SkippedRecord] = []
+    clusters: set[str] = set()
     empty = replaced = skipped = odd = not_chosen = 0
     for document in read_records(task.split, task.options):
         if isinstance(document, BadRecord):
@@ -232,7 +248,8 @@ def scan(task: ScanTask) -> ScanReceipt:
             continue
         replaced += document.replaced
         odd += any(map(is_odd, document.texts))
-        digest = hash_texts(document.texts)
+        digest = hash_document(document)
+        clusters.add("" if document.cluster is None else document.cluster.found)
         hashes += digest
         seen.update(read_bytes(digest, document))
         if task.options.has_ids:
@@ -259,6 +276,7 @@ def scan(task: ScanTask) -> ScanReceipt:
         buckets=buckets,
         id_buckets=id_buckets,
         digest=seen.hexdigest(),
+        clusters=sorted(clusters),
     )
     write_receipt(store, task.receipt, scanned)
     return scanned

@@ -49,12 +49,14 @@ class _Piece(NamedTuple):
     """The texts of a document, of a stretch of one, or of an example.
 
     `words`: where its words begin, if the input holds words. `provenance`: what is known of it, if that is recorded.
+    `clustered`: whether the input names a cluster of near duplicates, which decides whether it is held out.
     """
 
     texts: tuple[str, ...]
     heldout: bool
     words: bytes = b""
     provenance: Provenance | None = None
+    clustered: bool = False
 
 
 class PartSummary(BaseModel):
@@ -224,7 +226,7 @@ def _fill(
             deciding = (
                 document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
             )
-            if task.heldout.by_tokens and tokenizer.special.unk in deciding:
+            if task.heldout.by_tokens and not piece.clustered and tokenizer.special.unk in deciding:
                 heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
             text_bytes = sum(len(text.encode()) for text in piece.texts)
             parts[heldout].add(document, text_bytes, piece.provenance)
@@ -240,7 +242,8 @@ def _pieces(task: WriteTask) -> Iterator[_Piece]:
         words = document.words
         for text, heldout in divide_document(task.heldout, document.text, digest):
             size = sum(map(len, text.split())) if words else 0
-            yield _Piece((text,), heldout, words[:size], document.provenance)
+            clustered = document.cluster is not None and document.cluster.name is not None
+            yield _Piece((text,), heldout, words[:size], document.provenance, clustered)
             words = words[size:]
 
 

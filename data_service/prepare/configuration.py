@@ -11,7 +11,7 @@ from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.inputs import PREPARATION, InputListing, LeftOut, list_inputs, refuse_own_output
 from data_service.ingest.options import MIB, BuildOptions, differences
 from data_service.ingest.warc import require_packages
-from data_service.prepare.stages import Stage
+from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
 
 RULES = 1  # goes up whenever the same inputs and settings would give other bytes than before
@@ -100,6 +100,13 @@ class Preparation(BaseModel):
         names = [entry.source for entry in self.inputs]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two inputs are called {twice!r}: give each source another name")
+        return self
+
+    @model_validator(mode="after")
+    def _clusters_of_one_stage(self) -> Self:
+        stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops]
+        if len(stages) > 1:
+            raise ValueError("two stages near_duplicates have `keep: all`, but a document has one cluster")
         return self
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_service.ingest.documents import CLUSTER, CLUSTERS
 from data_service.store.base import Store, digest
 
 _GROUP_BYTES = 8 << 20  # of text; `corpus build` cuts its work at row groups
@@ -27,6 +28,8 @@ class Document:
         source: name of the input that it came from.
         url, licence, language, date: what the input says of it, as text; None if it says nothing.
         cluster_size: number of documents that this one stands for: itself and its copies.
+        cluster: name of the cluster of near duplicates to which it belongs, if all of them are kept; None if it is
+            alone.
     """
 
     id: str
@@ -37,6 +40,7 @@ class Document:
     language: str | None = None
     date: str | None = None
     cluster_size: int = 1
+    cluster: str | None = None
 
     def with_text(self, text: str) -> "Document":
         """Return the document with another text."""
@@ -82,11 +86,22 @@ KEPT = pa.schema(
         pa.field("cluster_size", pa.int64(), nullable=False),
     ]
 )
+
+
+def kept_schema(clusters: str) -> pa.Schema:
+    """Return the schema of kept documents. `clusters`: digest of the clusters of which all documents are kept, which
+    `corpus build` finds in the file; empty if there are none.
+    """
+    if not clusters:
+        return KEPT
+    return KEPT.append(pa.field(CLUSTER, pa.string())).with_metadata({CLUSTERS: clusters})
+
+
 DROPPED = pa.schema([pa.field(field.name, pa.string(), nullable=False) for field in fields(DroppedDocument)])
 
 
 class PartWriter:
-    """Collects rows of a part: `Document`s with the schema `KEPT`, or `DroppedDocument`s with `DROPPED`."""
+    """Collects rows of a part: `Document`s with a schema of `kept_schema`, or `DroppedDocument`s with `DROPPED`."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -131,9 +146,10 @@ class PartWriter:
 
 
 def read_part(data: bytes) -> Iterator[Document]:
-    """Yield the documents of a part with the schema `KEPT`."""
+    """Yield the documents of a part with a schema of `kept_schema`."""
     with pq.ParquetFile(pa.BufferReader(data)) as table:
+        names = table.schema_arrow.names
         for batch in table.iter_batches(1024, use_threads=False):
-            columns: list[list[Any]] = [batch.column(name).to_pylist() for name in KEPT.names]
+            columns: list[list[Any]] = [batch.column(name).to_pylist() for name in names]
             for row in zip(*columns, strict=True):
                 yield Document(*row)

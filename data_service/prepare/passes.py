@@ -18,11 +18,11 @@ from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_r
 from data_service.prepare.configuration import Input
 from data_service.prepare.documents import (
     DROPPED,
-    KEPT,
     Document,
     Drop,
     DroppedDocument,
     PartWriter,
+    kept_schema,
     read_part,
 )
 from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
@@ -72,6 +72,7 @@ class Counts(BaseModel):
         entered_bytes, left_bytes: their text in UTF-8.
         dropped: number by stage and reason.
         changed: number of documents whose text a stage changed, by stage.
+        clustered: number of documents that a stage found near duplicates of and kept, by stage.
         odd: number of documents read that do not look like text (`is_odd`).
         languages, licences: number of documents that left the last pass, by value; "" for none.
     """
@@ -84,6 +85,7 @@ class Counts(BaseModel):
     left_bytes: int = 0
     dropped: dict[str, dict[str, int]] = {}
     changed: dict[str, int] = {}
+    clustered: dict[str, int] = {}
     odd: int = 0
     languages: dict[str, int] = {}
     licences: dict[str, int] = {}
@@ -135,7 +137,8 @@ class LaterTask(BuildTask):
         before: receipt of the pass before.
         clusters: what comparing the documents of that pass found.
         compared: label of the stage that compared them.
-        reason: reason for which that stage drops documents.
+        reason: reason for which that stage drops documents; None if it keeps all and names their clusters.
+        named: digest of the clusters whose names documents have; empty if they have none.
     """
 
     layout: PrepareLayout
@@ -145,7 +148,8 @@ class LaterTask(BuildTask):
     size: int
     clusters: Clusters
     compared: str
-    reason: str
+    reason: str | None
+    named: str
 
     @property
     def receipt(self) -> str:
@@ -232,17 +236,26 @@ def later_pass(task: LaterTask) -> PassReceipt:
         PrepareError: a stage lacks a file or a package.
     """
     store = task.layout.open()
-    sink = _Sink(task.layout, task.index, task.run)
+    sink = _Sink(task.layout, task.index, task.run, task.named)
     copies, weights = task.clusters.read(store)
     for ordinal, found in enumerate(_documents_between(store, task)):
         sink.counts.entered += 1
         sink.counts.entered_bytes += len(found.text.encode())
-        if (first := copies.get(ordinal)) is not None:
+        first = copies.get(ordinal)
+        if task.reason is None:
+            sink.take(_in_cluster(found, first, sink.counts, task) if first or ordinal in weights else found)
+        elif first is not None:
             detail = f"{task.reason.replace('_', ' ')} of {first}"
             sink.drop(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
         else:
             sink.take(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
     return sink.finish(store, task, None)
+
+
+def _in_cluster(found: Document, first: str | None, counts: Counts, task: LaterTask) -> Document:
+    """Return a document with the name of its cluster: the id of the first document, which may be itself."""
+    counts.clustered[task.compared] = counts.clustered.get(task.compared, 0) + 1
+    return replace(found, cluster=found.id if first is None else first)
 
 
 def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
@@ -254,11 +267,11 @@ def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
 class _Sink:
     """Takes a chunk's documents through the stages of a pass, and writes what becomes of them."""
 
-    def __init__(self, layout: PrepareLayout, index: int, run: Pass) -> None:
+    def __init__(self, layout: PrepareLayout, index: int, run: Pass, clusters: str = "") -> None:
         self.counts = Counts()
         self._layout, self._index, self._run = layout, index, run
         self._filters = [(label, open_filter(stage)) for label, stage in run.stages]
-        self._kept, self._dropped = PartWriter(KEPT), PartWriter(DROPPED)
+        self._kept, self._dropped = PartWriter(kept_schema(clusters)), PartWriter(DROPPED)
         self._texts = _texts_for(run.comparing)
 
     def take(self, document: Document) -> None:

@@ -131,6 +131,7 @@ class _Passes:
         self._preparation, self._listings, self._options = preparation, listings, options
         self._layout, self._pool, self._progress = layout, pool, progress
         self._passes = plan_passes(preparation)
+        self._named = ""  # digest of the clusters whose names documents have
 
     def run(self, wanted: dict[str, object]) -> Statistics:
         """Run all passes; return the statistics.
@@ -186,6 +187,9 @@ class _Passes:
         earlier = self._passes[of_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
         compared = compare_texts(self._runner, earlier.comparing, earlier.number, before)
+        drops = earlier.comparing.drops
+        if not drops:
+            self._named = hash_of(receipt.digest for receipt in compared)[:32]
         return [
             LaterTask(
                 self._layout,
@@ -195,7 +199,8 @@ class _Passes:
                 size=receipt.files.get(self._layout.between(index, of_pass.number - 1), 0),
                 clusters=clusters_of(index, self._layout, texts_of(earlier.number), compared),
                 compared=earlier.compared or "",
-                reason=earlier.comparing.reason,
+                reason=earlier.comparing.reason if drops else None,
+                named=self._named,
             )
             for index, receipt in enumerate(before)
         ]

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Literal, Self, assert_never
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from data_service.corpus.provenance import Patterns, matches_one
 from data_service.prepare.contamination import Decontaminate, open_decontaminate
@@ -102,11 +111,18 @@ class ExactDuplicates(BaseModel):
     def reason(self) -> str:
         return "copy"
 
+    @property
+    def drops(self) -> bool:
+        """Whether copies are dropped."""
+        return True
+
 
 class NearDuplicates(BaseModel):
-    """Of documents whose texts are nearly the same, over all inputs, keeps the first in input order.
+    """Of documents whose texts are nearly the same, over all inputs, keeps the first in input order, or all of them.
 
     Attributes:
+        keep: `first` drops all but the first document of a cluster. `all` drops none, and gives each its cluster's
+            name, the id of the first, so that `corpus build` holds out whole clusters.
         similarity: Jaccard similarity of two texts' shingles from which on 99 % of all pairs are found.
         words: units of a shingle (`shingles.py`).
     """
@@ -114,12 +130,23 @@ class NearDuplicates(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["near_duplicates"]
+    keep: Literal["first", "all"] = "first"
     similarity: float = Field(default=0.8, ge=0.3, le=0.98)
     words: int = Field(default=5, ge=1, le=64)
 
     @property
     def reason(self) -> str:
         return "near_copy"
+
+    @property
+    def drops(self) -> bool:
+        """Whether copies are dropped."""
+        return self.keep == "first"
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Settings without `keep: first`, so that older preparations are known again."""
+        return {name: value for name, value in serialize(self).items() if (name, value) != ("keep", "first")}
 
 
 DocumentStage = (

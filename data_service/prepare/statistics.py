@@ -79,8 +79,18 @@ def gather(
     for label in labels:
         dropped = _sum(counts.dropped.get(label, {}) for counts in by_source.values())
         changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
+        clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
         left = entered - sum(dropped.values())
-        stages.append(StageCounts(stage=label, entered=entered, left=left, changed=changed, dropped=dropped))
+        stages.append(
+            StageCounts(
+                stage=label,
+                entered=entered,
+                left=left,
+                changed=changed,
+                dropped=dropped,
+                clustered=clustered,
+            )
+        )
         entered = left
     parts = {
         key: StoredFile(receipt.files[key], found)

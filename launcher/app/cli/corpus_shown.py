@@ -118,6 +118,11 @@ def heldout_note(stats: CorpusStats) -> str | None:
     if stats.heldout_rule is None:
         return None
     share = stats.heldout.tokens / max(1, stats.heldout.tokens + stats.train.tokens)
+    if stats.heldout_rule.clusters and stats.heldout_rule.unit == "document":
+        return (
+            f"held out for evaluation: {stats.heldout.documents:,} documents, {share:.2%} of the tokens, each with all "
+            "near duplicates that `corpus prepare` found"
+        )
     if stats.heldout_rule.unit == "stretch":
         return (
             f"held out for evaluation: {stats.heldout.documents:,} stretches between the bounds of paragraphs or "

@@ -1,0 +1,268 @@
+"""Near duplicates of held-out documents are held out, too: whole clusters, over all corpora of one preparation."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_service.corpus.corpus import open_corpus
+from data_service.corpus.manifest import CorpusManifest
+from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.provenance import ProvenanceOptions
+from data_service.corpus.sidecar import PARTS, read_origins
+from data_service.errors import InputError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.options import BuildOptions
+from data_service.prepare.configuration import Preparation
+from data_service.prepare.documents import Document, PartWriter, kept_schema
+from data_service.prepare.prepare import prepare
+from data_service.prepare.statistics import Statistics
+from data_service.store.open import open_store
+from tests.support.data.raw_text import files_of, ignore_progress, tokenizer_folder
+from tests.support.faults.process import dies_at
+
+MARKED = {"stage": "near_duplicates", "keep": "all"}
+OPTIONS = BuildOptions(
+    split_bytes=50_000, block_tokens=4_000, heldout_fraction=0.2, provenance=ProvenanceOptions(id="id")
+)
+
+
+def made_up(count: int, length: int, drawn: random.Random) -> list[str]:
+    words = ["".join(drawn.choices("abcdefghijkl", k=drawn.randint(2, 9))) for _ in range(3000)]
+    return [" ".join(drawn.choices(words, k=length)) for _ in range(count)]
+
+
+def changed(text: str, drawn: random.Random) -> str:
+    words = text.split(" ")
+    words[drawn.randrange(len(words))] = "changed"
+    return " ".join(words)
+
+
+def near_copies(seed: int, count: int = 240, length: int = 60) -> tuple[list[str], list[str]]:
+    """The texts of two sources; the second holds near copies of the first's, and texts of its own."""
+    drawn = random.Random(seed)
+    texts = made_up(count, length, drawn)
+    first = [*texts[: count // 2], *(changed(text, drawn) for text in texts[: count // 6])]
+    second = [changed(text, drawn) for text in texts[count // 12 : count // 3] for _ in range(2)]
+    return first, [*second, *texts[count // 2 :], texts[0]]
+
+
+def prepared(
+    folder: Path, sources: Sequence[list[str]], stages: Sequence[dict[str, Any]] = (MARKED,), workers: int = 1
+) -> Statistics:
+    inputs = []
+    for number, texts in enumerate(sources):
+        path = folder / f"source-{number}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps({"text": text, "id": f"{number}-{i}"}) + "\n" for i, text in enumerate(texts))
+        path.write_text("".join(lines), "utf-8")
+        inputs.append({"source": f"s{number}", "files": [str(path)], "fields": {"id": "id"}})
+    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": 1 << 14})
+    return prepare(made, str(folder / "prepared"), workers, ignore_progress)
+
+
+def built(folder: Path, name: str, inputs: Sequence[Path], options: BuildOptions = OPTIONS) -> CorpusManifest:
+    tokenizer = tokenizer_folder(folder / "tokenizer")
+    return build_corpus(
+        [str(path) for path in inputs], str(folder / name), tokenizer, options, ignore_progress
+    )
+
+
+def ids_of(folder: Path, names: Sequence[str]) -> tuple[set[str], set[str]]:
+    """The ids of what is trained on and of what is held out, in all of these corpora."""
+    found: tuple[set[str], set[str]] = (set(), set())
+    for name in names:
+        corpus = open_corpus(str(folder / name))
+        for ids, split in zip(found, PARTS, strict=True):
+            for shard in corpus.table(split).shards:
+                ids.update(row.provenance.id or "" for row in read_origins(corpus, split, shard))
+    return found
+
+
+def cluster_of(folder: Path) -> dict[str, str]:
+    """Of each document its cluster, which is itself if it has no near duplicate."""
+    rows = pq.read_table(folder / "prepared/documents").to_pylist()
+    return {row["id"]: row["cluster"] or row["id"] for row in rows}
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
+def test_no_training_document_shares_a_cluster_with_one_held_out(tmp_path: Path, seed: int) -> None:
+    prepared(tmp_path, near_copies(seed))
+    parts = sorted((tmp_path / "prepared/documents").iterdir())
+    clusters = cluster_of(tmp_path)
+    assert len(parts) > 4
+    whole = built(tmp_path, "whole", [tmp_path / "prepared"])
+    rule = built(tmp_path, "one", parts[::2]).heldout_rule
+    assert rule is not None
+    like = OPTIONS.model_copy(update={"heldout_rule": rule})
+    assert built(tmp_path, "other", parts[1::2], like).heldout_rule == rule == whole.heldout_rule
+    for names in (["whole"], ["one", "other"]):
+        trained, held = ids_of(tmp_path, names)
+        assert not {clusters[one] for one in trained} & {clusters[one] for one in held}
+        assert sum(list(clusters.values()).count(clusters[one]) > 1 for one in held) > 40
+    # Without the clusters' names near copies of what is held out are trained on.
+    for part in parts:
+        table = pq.read_table(part).drop_columns(["cluster"]).replace_schema_metadata(None)
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "plain" / part.name)
+    built(tmp_path, "without", [tmp_path / "plain"])
+    trained, held = ids_of(tmp_path, ["without"])
+    assert len({clusters[one] for one in trained} & {clusters[one] for one in held}) > 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_clusters_and_copies_the_first_of_equal_texts_stays_and_clusters_stay_whole(
+    tmp_path: Path, seed: int
+) -> None:
+    drawn = random.Random(seed)
+    texts = made_up(drawn.randint(60, 150), drawn.randint(10, 60), drawn)
+    names = [None, None, *(f"c{number}" for number in range(drawn.randint(1, 60)))]
+    rows = [
+        Document(str(number), drawn.choice(texts), "s", cluster=drawn.choice(names))
+        for number in range(drawn.randint(150, 300))
+    ]
+    cuts = sorted(drawn.sample(range(1, len(rows)), 3))
+    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(rows)], strict=True)):
+        writer = PartWriter(kept_schema("any"))
+        for row in rows[start:stop]:
+            writer.add(row)
+        writer.store(open_store(str(tmp_path / "in")), f"{number}.parquet")
+    fraction = drawn.choice((0.05, 0.2, 0.5))
+    built(tmp_path, "out", [tmp_path / "in"], OPTIONS.model_copy(update={"heldout_fraction": fraction}))
+    trained, held = ids_of(tmp_path, ["out"])
+    first = {row.text: row.id for row in reversed(rows)}
+    assert trained | held == set(first.values())
+    assert trained
+    assert held
+    assert not trained & held
+    of = {row.id: row.cluster for row in rows if row.cluster}
+    assert not {of[one] for one in trained if one in of} & {of[one] for one in held if one in of}
+
+
+def test_stretches_are_held_out_only_of_documents_without_near_duplicates(tmp_path: Path) -> None:
+    drawn = random.Random(3)
+    texts = ["\n\n".join(made_up(40, 30, drawn)) for _ in range(5)]
+    copies = [changed(texts[number], drawn) for number in (0, 1, 1)]
+    prepared(tmp_path, [texts, copies])
+    options = OPTIONS.model_copy(update={"heldout_fraction": 0.001, "split_bytes": 1 << 20})
+    manifest = built(tmp_path, "corpus", [tmp_path / "prepared"], options)
+    assert manifest.heldout_rule is not None
+    assert manifest.heldout_rule.unit == "stretch"
+    _, held = ids_of(tmp_path, ["corpus"])
+    assert held
+    assert held <= {"0-2", "0-3", "0-4"}
+
+
+def test_few_documents_that_are_all_near_duplicates_are_refused(tmp_path: Path) -> None:
+    drawn = random.Random(4)
+    text = "\n\n".join(made_up(40, 30, drawn))
+    prepared(tmp_path, [[text, changed(text, drawn)]])
+    with pytest.raises(InputError):
+        built(tmp_path, "corpus", [tmp_path / "prepared"])
+
+
+def test_documents_that_were_not_prepared_together_are_refused(tmp_path: Path) -> None:
+    first, second = near_copies(7, 120)
+    prepared(tmp_path / "a", [first])
+    prepared(tmp_path / "b", [second])
+    (tmp_path / "plain.jsonl").write_text('{"text": "A text.", "id": "x"}\n')
+    folders = [tmp_path / "a/prepared", tmp_path / "b/prepared", tmp_path / "plain.jsonl"]
+    for one, other in ((0, 1), (0, 2), (2, 1)):
+        with pytest.raises(InputError, match=str(folders[other]).replace("plain.jsonl", "plain")):
+            built(tmp_path, "mixed", [folders[one], folders[other]])
+    rule = built(tmp_path, "corpus", [folders[0]]).heldout_rule
+    for other in (1, 2):
+        with pytest.raises(InputError):
+            built(
+                tmp_path,
+                "like",
+                [folders[other]],
+                OPTIONS.model_copy(update={"heldout_rule": rule, "provenance": None}),
+            )
+
+
+def test_a_file_that_lost_the_names_of_its_clusters_is_refused(tmp_path: Path) -> None:
+    prepared(tmp_path, near_copies(8, 60))
+    part = next((tmp_path / "prepared/documents").iterdir())
+    pq.write_table(pq.read_table(part).drop_columns(["cluster"]), tmp_path / "lost.parquet")
+    with pytest.raises(InputError, match=r"lost\.parquet"):
+        built(tmp_path, "corpus", [tmp_path / "lost.parquet"])
+
+
+def test_all_documents_are_kept_with_the_name_of_their_cluster(tmp_path: Path) -> None:
+    first, second = near_copies(9, 120)
+    statistics = prepared(tmp_path / "all", [first, second])
+    prepared(tmp_path / "first", [first, second], [{"stage": "near_duplicates"}])
+    rows = pq.read_table(tmp_path / "all/prepared/documents").to_pylist()
+    assert [row["text"] for row in rows] == [*first, *second]
+    assert {row["cluster_size"] for row in rows} == {1}
+    members = [row for row in rows if row["cluster"] is not None]
+    assert statistics.stages[-1].clustered == len(members)
+    assert len(members) > 30
+    dropped = pq.read_table(tmp_path / "first/prepared/dropped").to_pylist()
+    expected = {row["id"]: row["detail"].removeprefix("near copy of ") for row in dropped}
+    assert {row["id"]: row["cluster"] for row in members} == expected | {
+        name: name for name in expected.values()
+    }
+
+
+def test_later_stages_and_kills_keep_the_names(tmp_path: Path) -> None:
+    sources = near_copies(10, 120)
+    stages: list[dict[str, Any]] = [
+        MARKED,
+        {"stage": "exact_duplicates"},
+        {"stage": "length", "least_words": 5},
+    ]
+    prepared(tmp_path / "a", sources, stages)
+    for call in (200, 330, 30):
+        dies_at(call, lambda: prepared(tmp_path / "b", sources, stages))
+    prepared(tmp_path / "b", sources, stages)
+    # Inputs lie elsewhere, so only the documents are compared.
+    ours, theirs = (files_of(tmp_path / name / "prepared/documents") for name in "ab")
+    assert ours == theirs
+    metadata = {
+        pq.read_schema(path).metadata[b"maskfleet_clusters"]
+        for path in (tmp_path / "a/prepared/documents").iterdir()
+    }
+    assert len(metadata) == 1
+    assert {
+        row["cluster"] is None for row in pq.read_table(tmp_path / "a/prepared/documents").to_pylist()
+    } == {
+        True,
+        False,
+    }
+
+
+def test_a_manifest_with_clusters_is_of_a_version_of_its_own_and_others_stay(tmp_path: Path) -> None:
+    prepared(tmp_path, near_copies(11, 120))
+    manifest = built(tmp_path, "corpus", [tmp_path / "prepared"])
+    data = (tmp_path / "corpus/manifest.json").read_bytes()
+    assert b'"version":5,' in data[:60]
+    assert load_manifest(open_store(str(tmp_path / "corpus"))).heldout_rule == manifest.heldout_rule
+    again = built(tmp_path, "corpus", [tmp_path / "prepared"])
+    assert again.digest == load_manifest(open_store(str(tmp_path / "corpus"))).digest
+    table = pa.table({"text": made_up(60, 40, random.Random(1)), "id": [str(i) for i in range(60)]})
+    table = table.append_column("cluster", pa.array(["topic"] * 60))
+    pq.write_table(table, tmp_path / "own.parquet")  # a column of the user's own means nothing
+    plain = built(tmp_path, "plain", [tmp_path / "own.parquet"])
+    assert b'"clusters":' not in (tmp_path / "plain/manifest.json").read_bytes()
+    assert plain.heldout.tokens.sum() > 0
+
+
+def test_two_stages_that_name_clusters_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="near_duplicates"):
+        Preparation.model_validate({"inputs": [{"source": "a", "files": ["a"]}], "stages": [MARKED, MARKED]})
+
+
+def test_settings_without_keep_are_stored_as_before() -> None:
+    stages = [{"stage": "near_duplicates", "keep": "first"}, {"stage": "near_duplicates"}]
+    made = Preparation.model_validate({"inputs": [{"source": "a", "files": ["a"]}], "stages": stages})
+    assert (
+        made.model_dump(mode="json")["stages"]
+        == [{"stage": "near_duplicates", "similarity": 0.8, "words": 5}] * 2
+    )
