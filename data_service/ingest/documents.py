@@ -19,6 +19,7 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_ranged
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
+from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
 from data_service.ingest.tasks import FilePiece, Split
@@ -80,9 +81,21 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
         case "arrow":
             return read_arrow(piece, options)
         case "warc":
+            _refuse_pairs(piece, options)
             return read_warc(piece, options)
+        case "mediawiki":
+            _refuse_pairs(piece, options)
+            return read_dump(piece, options)
         case other:
             assert_never(other)
+
+
+def _refuse_pairs(piece: FilePiece, options: BuildOptions) -> None:
+    if options.pairs is not None or options.word_fields:
+        raise InputError(
+            f"{piece.file.uri}: a .{piece.file.format} file holds running text alone, neither pairs nor words",
+            remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
+        )
 
 
 def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:

@@ -4,21 +4,25 @@ Files are read by ranges of a few MiB, so memory does not depend on their size. 
 an error, never a shorter text.
 """
 
+import bz2
 import gzip
 import io
+import lzma
 import zlib
-from functools import lru_cache
-from typing import BinaryIO, cast
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import BinaryIO, assert_never, cast
 
 from data_service.errors import InputError
 from data_service.ingest.encodings import MARK_LENGTH, UTF_8, Utf8Stream, marked_encoding
-from data_service.ingest.inputs import InputFile
+from data_service.ingest.inputs import Compression, InputFile
 from data_service.ingest.options import MIB
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
 _CHUNK = 4 * MIB
 _BUFFER = 1 << 20
+_XZ_MEMORY = 256 * MIB  # `xz -9` needs 65
 
 
 class _RangedFile(io.RawIOBase):
@@ -103,11 +107,32 @@ def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
 
 def open_bytes(file: InputFile) -> BinaryIO:
     """Return a stream of the file's bytes, decompressed. Raises as `open_text`."""
-    raw = open_ranged(file)
-    if file.compression == "":
-        return raw
-    plain: io.RawIOBase = _Gzip(raw, file) if file.compression == "gz" else _Zstd(raw, file)
+    return unpacked(open_ranged(file), file)
+
+
+def unpacked(raw: BinaryIO, file: InputFile) -> BinaryIO:
+    """Return a stream of `raw`, the stored bytes of a file, decompressed. Raises as `open_text`."""
+    match file.compression:
+        case "":
+            return raw
+        case "gz":
+            plain: io.RawIOBase = _Gzip(raw, file)
+        case "zst":
+            plain = _Zstd(raw, file)
+        case "bz2" | "xz":
+            plain = _Joined(raw, file)
+        case other:
+            assert_never(other)
     return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER))
+
+
+def utf8_text(raw: BinaryIO, declared: str) -> BinaryIO:
+    """Return a stream of the text of `raw` in UTF-8.
+
+    `declared`: its encoding, unless a byte order mark names another.
+    """
+    head = raw.read(MARK_LENGTH)
+    return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, declared), buffer_size=_BUFFER))
 
 
 @lru_cache(maxsize=1024)
@@ -163,6 +188,61 @@ class _Zstd(io.RawIOBase):
                     remedy="compress it again without --long or --ultra, or with --long=27",
                 ) from error
             raise _damaged(self._file, str(error)) from error
+
+
+_DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
+    "bz2": bz2.BZ2Decompressor,
+    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
+}
+
+
+class _Joined(io.RawIOBase):
+    """A stream of bz2 or xz data: one compressed stream after another, as in Wikipedia's multistream dumps.
+
+    xz allows zeros between streams. Whatever else is no stream is an error, as is an end within one.
+    """
+
+    def __init__(self, raw: BinaryIO, file: InputFile) -> None:
+        self._raw, self._file = raw, file
+        self._padding = b"\0" if file.compression == "xz" else b""
+        self._plain = _DECOMPRESSORS[file.compression]()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        try:
+            data = self._next(len(view))
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            if "emory usage limit" in str(error):
+                raise InputError(
+                    f"{self._file.uri} needs more than {_XZ_MEMORY // MIB} MiB to be decompressed",
+                    remedy="compress it again with a smaller dictionary: xz -9 or less",
+                ) from error
+            raise _damaged(self._file, str(error)) from error
+        view[: len(data)] = data
+        return len(data)
+
+    def _next(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end."""
+        while True:
+            packed = b""
+            if self._plain.eof:
+                if not (packed := self._behind_stream()):
+                    return b""
+                self._plain = _DECOMPRESSORS[self._file.compression]()
+            elif self._plain.needs_input and not (packed := self._raw.read(_BUFFER)):
+                raise EOFError("it ends too early")
+            if data := self._plain.decompress(packed, size):
+                return data
+
+    def _behind_stream(self) -> bytes:
+        """Return the first bytes behind a finished stream and padding; none at the end."""
+        ahead = self._plain.unused_data
+        while not (rest := ahead.lstrip(self._padding)) and (ahead := self._raw.read(_BUFFER)):
+            pass
+        return rest
 
 
 def _damaged(file: InputFile, reason: str) -> InputError:

@@ -30,6 +30,7 @@ from data_service.ingest.records import (
     document,
     example,
     guessed_remedy,
+    refuse,
     too_long,
     with_provenance,
 )
@@ -261,7 +262,7 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
         except StopIteration:
             return
         except csv.Error as error:
-            yield accept(options, _refuse, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES))
+            yield accept(options, refuse, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES))
             continue
         if row:  # a blank line is no row
             yield accept(options, _document_of_row, row, len(names), columns, place, options)
@@ -335,7 +336,3 @@ def _document_of_row(
     if options.pairs is not None:
         return example(values, options.pairs, options, place)
     return document(values, options, place)
-
-
-def _refuse(bad: BadRecord) -> Text:
-    raise bad

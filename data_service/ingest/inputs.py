@@ -21,6 +21,9 @@ UNKNOWN_KIND = "a file of unknown kind"
 _TOKENIZER = "a tokenizer's file"
 _CORPUS = "a corpus"
 _DESCRIPTION = "describes a data set"
+_OTHER_XML = "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
+_DUMP_INDEX = "the index of a dump"
+_DUMP, _INDEX = re.compile(r"-pages-(articles|meta)"), re.compile(r"-multistream-index\d*\.txt\b")
 _NOT_IN_STATE = "not one of the files that the data set's state.json names"
 
 # Any of these, or all of a row, make a folder a tokenizer's.
@@ -91,7 +94,14 @@ def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, 
     if any(mark <= found for mark in _TOKENIZER_MARKS):
         yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
     yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
+    yield from ((name, _OTHER_XML) for name in found if _is_other_xml(name))
+    yield from ((name, _DUMP_INDEX) for name in found if _INDEX.search(name))
     yield from _dataset(store, folder, found)
+
+
+def _is_other_xml(name: str) -> bool:
+    kind = _kind(name)
+    return kind is not None and kind[0] == "mediawiki" and not _DUMP.search(name)
 
 
 def _by_folder(keys: Sequence[str]) -> dict[str, set[str]]:
@@ -162,10 +172,10 @@ def _data_files(store: Store, key: str) -> set[str]:
     return names
 
 
-Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "warc"]
-Compression = Literal["", "gz", "zst"]
+Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki"]
+Compression = Literal["", "gz", "zst", "bz2", "xz"]
 
-_LINES: dict[str, Format] = {
+_TEXTS: dict[str, Format] = {
     ".txt": "txt",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -174,14 +184,16 @@ _LINES: dict[str, Format] = {
     ".tsv": "tsv",
     ".warc": "warc",
     ".wet": "warc",
+    ".xml": "mediawiki",
 }
-_COMPRESSIONS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
+_COMPRESSIONS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ending + packed: (kind, compression)
-    for ending, kind in _LINES.items()
+    for ending, kind in _TEXTS.items()
     for packed, compression in _COMPRESSIONS.items()
 } | {".parquet": ("parquet", ""), ".arrow": ("arrow", "")}
-KINDS = f"{', '.join(_LINES)} (all of them also with .gz or .zst), .parquet, .arrow"
+KINDS = f"{', '.join(_TEXTS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow"
+_PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")  # pages-articles1.xml-p1p41242.bz2
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
 _NAMED = 10  # names in a sentence
@@ -325,7 +337,7 @@ def _parent(path: str) -> tuple[Store | None, str]:
 
 
 def _kind(key: str) -> tuple[Format, Compression] | None:
-    lowered = key.lower()
+    lowered = _PART_OF_DUMP.sub("", key.lower())
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 

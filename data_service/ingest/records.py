@@ -226,10 +226,30 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
             raise BadRecord(
                 place, f"field {name!r} does not hold the words of the text: {error}", _WORDS
             ) from error
-    if options.metadata_fields is not None:
-        values = (_metadata(record.get(name), name, place) for name in options.metadata_fields)
-        found = replace(found, place=place, metadata=tuple(values))
-    return with_provenance(found, record, options, place)
+    return with_provenance(_with_metadata(found, record, options, place), record, options, place)
+
+
+def no_document(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+    """Return what stands for a record that is no document: a text that is empty, with the reason.
+
+    Raises:
+        BadRecord: a field beside the text is not text.
+    """
+    return _with_metadata(Text("", False, absent=reason), record, options, place)
+
+
+def refuse(bad: BadRecord) -> Text:
+    """Raise a record that was found to be bad, for `accept`."""
+    raise bad
+
+
+def _with_metadata(
+    found: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+) -> Text:
+    if options.metadata_fields is None:
+        return found
+    values = (_metadata(record.get(name), name, place) for name in options.metadata_fields)
+    return replace(found, place=place, metadata=tuple(values))
 
 
 def with_provenance(

@@ -8,7 +8,7 @@ core.
 """
 
 import io
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -16,9 +16,16 @@ from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.files import open_text
 from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line
-from data_service.ingest.inputs import InputFile
+from data_service.ingest.inputs import Format, InputFile
+from data_service.ingest.mediawiki import PAGE_END, refuse_cut
 from data_service.ingest.options import MIB, BuildOptions
 from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_receipt
+
+_TAIL = 256
+_SEPARATORS: dict[Format, Callable[[bytes], bool]] = {
+    "txt": bytes.isspace,
+    "mediawiki": lambda line: line.rstrip().endswith(PAGE_END),
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,9 @@ def measure(task: MeasureTask) -> MeasuredFile:
         StoreError: the file cannot be read.
     """
     with open_text(task.file) as stream:
-        size = _pass_over(stream, sys.maxsize)
+        size, tail = _size_and_tail(stream)
+    if task.file.format == "mediawiki":
+        refuse_cut(task.file, tail)
     measured = MeasuredFile(source=task.sources[0], files={}, plain_size=size)
     write_receipt(task.layout.open(), task.receipt, measured)
     return measured
@@ -65,7 +74,7 @@ def measure(task: MeasureTask) -> MeasuredFile:
 class PieceReader:
     """A reader that delivers streamed pieces, of one file after another.
 
-    A document may begin after a newline, or after a blank line if blank lines separate documents. A piece's text
+    A document may begin after a newline; of .txt after a blank line, of a dump after the end of a page. A piece's text
     begins at the first such place at or after its `start`, and ends at the first at or after its `stop`. So the text
     depends only on the piece. Reading the pieces in order takes one pass over the file.
     """
@@ -110,14 +119,14 @@ class PieceReader:
         if self._position < bound:
             self._take_line(limit, kept)
         self._separator = self._position
-        if self._file is not None and self._file.format == "txt":
-            self._take_run(limit, kept)
+        if self._file is not None and self._file.format in _SEPARATORS:
+            self._take_run(limit, kept, _SEPARATORS[self._file.format])
 
-    def _take_run(self, limit: int, kept: list[bytes] | None) -> None:
-        """Read lines up to and including a blank one. They belong to one document, or to none."""
+    def _take_run(self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]) -> None:
+        """Read lines up to and including one that separates documents. They belong to one document, or to none."""
         taken = 0
         while line := self._take_line(limit, kept if taken <= limit else None):
-            if line.isspace():
+            if separates(line):
                 return
             taken += len(line)
             self._separator = self._position
@@ -146,6 +155,15 @@ class PieceReader:
                 f"{piece.file.uri} changed while the corpus was built: it had {piece.plain_size:,} bytes of text",
                 remedy="run the same command again when the inputs no longer change: it reads the changed files again",
             )
+
+
+def _size_and_tail(stream: BinaryIO) -> tuple[int, bytes]:
+    """Read a stream to its end; return the number of bytes, and the last ones."""
+    buffer, size, tail = memoryview(bytearray(MIB)), 0, b""
+    while count := stream.readinto(buffer):  # type: ignore[attr-defined]
+        size += count
+        tail = (tail + bytes(buffer[max(0, count - _TAIL) : count]))[-_TAIL:]
+    return size, tail
 
 
 def _pass_over(stream: BinaryIO, length: int) -> int:

@@ -7,10 +7,10 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from data_service.errors import InputError, PrepareError
+from data_service.ingest import mediawiki, warc
 from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.inputs import PREPARATION, InputListing, LeftOut, list_inputs, refuse_own_output
 from data_service.ingest.options import MIB, BuildOptions, differences
-from data_service.ingest.warc import require_packages
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
 
@@ -123,7 +123,9 @@ def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
         refuse_own_output(store, listing)
         for file in listing.files:
             if file.format == "warc":
-                require_packages(file)
+                warc.require_packages(file)
+            elif file.format == "mediawiki":
+                mediawiki.require_packages(file)
             owner = owners.setdefault(file.uri, entry.source)
             if owner != entry.source:
                 raise InputError(

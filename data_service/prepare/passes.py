@@ -199,7 +199,7 @@ def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | Dro
             continue
         found = _document(record, place, task.entry, numbers)
         if record.blank:
-            yield place, DroppedDocument(found.id, found.source, READ, "empty")
+            yield place, DroppedDocument(found.id, found.source, READ, record.absent or "empty")
         else:
             yield place, found
 

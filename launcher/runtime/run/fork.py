@@ -21,6 +21,7 @@ from data_service.printable import shell_word
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
+from launcher.runtime.recipe.corpora import phase_of
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.objective import meta_module
 from launcher.runtime.recipe.parts import PhaseMixture
@@ -194,7 +195,12 @@ def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step
 
 def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
     """Yield the names of the settings that change the data up to `step`."""
-    yield from (path for path in changed_fields(source.record, wanted) if _any(path, _DATA))
+    changed = changed_fields(source.record, wanted)
+    yield from (path for path in changed if _any(path, _DATA))
+    for path in changed:
+        phase = phase_of(path)
+        if phase is not None and sum(each.steps for each in recipe.phases[:phase]) < step:
+            yield path
     begin = source.record.data_begins
     if _taken(source.recipe, begin, step) != _taken(recipe, begin, step):
         yield "phases"

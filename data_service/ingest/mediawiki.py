@@ -1,0 +1,255 @@
+"""Reads Wikipedia's XML dumps, as any MediaWiki exports them: an article is a document.
+
+MediaWiki writes `<page>` and `</page>` on lines of their own, and escapes every `<` in a text. So a dump is cut into
+pages by its lines, at any byte, and one page alone is parsed: no XML document that could declare entities is. Talk,
+templates and all else that is in no namespace of articles, and redirects, are no documents; they are counted.
+
+Fields: `id` (`enwiki:12`), `title`, `url`, `date` (of the revision) and `language`. The format is MediaWiki's schema
+export-0.11.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from urllib.parse import quote
+from xml.parsers import expat
+
+from data_service.errors import InputError
+from data_service.ingest.files import is_stored_plainly, open_ranged, open_text
+from data_service.ingest.formats import InputLine, open_piece, read_lines, skip_line
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import (
+    BadRecord,
+    Numbered,
+    Text,
+    accept,
+    decode,
+    document,
+    no_document,
+    refuse,
+    too_long,
+)
+from data_service.ingest.tasks import FilePiece
+from data_service.ingest.warc import INSTALL
+from data_service.ingest.wikitext import plain_text
+
+END = b"</mediawiki>"
+_PAGE, PAGE_END = b"<page>", b"</page>"
+_HEADER = 1 << 20  # bytes within which the first page begins
+_TAIL = 256
+_HIDDEN = {"6": ("file", "image"), "14": ("category",)}  # namespaces by number: their names in every wiki
+_NAMESPACE = re.compile(r'<namespace key="(6|14)"[^>]*>([^<]*)</namespace>')
+_FETCH = "fetch the dump again; no document of it was used"
+_WANTED = {
+    "page/title",
+    "page/ns",
+    "page/id",
+    "page/revision/timestamp",
+    "page/revision/model",
+    "page/revision/text",
+}
+
+
+@dataclass(frozen=True)
+class Wiki:
+    """What a dump says of its wiki.
+
+    Attributes:
+        name: its database, such as `enwiki`; "" if the dump does not say.
+        base: URL before the title of an article; "" if the dump does not say.
+        language: code of its language; None if the dump does not say.
+        hidden: names in lower case of the namespaces of pictures and of categories.
+    """
+
+    name: str
+    base: str
+    language: str | None
+    hidden: frozenset[str]
+
+
+def require_packages(file: InputFile) -> None:
+    """Raise InputError if the package that reads wikitext is not installed."""
+    try:
+        import mwparserfromhell  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"{file.uri}: wikitext is read by {error.name}, which is not installed", remedy=INSTALL
+        ) from error
+
+
+def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """Yield the pages that begin in a piece of a dump; those that are no articles are without text.
+
+    Raises:
+        InputError: the file is no dump, it is cut short, or the package that reads wikitext is missing.
+    """
+    require_packages(piece.file)
+    wiki, limit = wiki_of(piece.file), options.max_document_bytes
+    start = piece.text_start if piece.text is not None else max(0, piece.start - 1)
+    with open_piece(piece, start) as stream:
+        if start < piece.start and piece.text is None:
+            start += skip_line(stream)
+        for offset, data in _pages(read_lines(stream, start, limit), piece, limit):
+            place = Numbered(piece.file, "byte", offset)
+            if len(data) > limit:
+                yield accept(options, refuse, too_long(place, limit))
+            else:
+                yield accept(options, _document, data, wiki, options, place)
+
+
+@lru_cache(maxsize=64)
+def wiki_of(file: InputFile) -> Wiki:
+    """Return what the first lines of a dump say. Of a dump that is not packed, the last line is looked at, too.
+
+    Raises:
+        InputError: it is no dump, or cut short.
+    """
+    head = _head(file)
+    if "<mediawiki" not in head:
+        raise InputError(
+            f"{file.uri} is no dump of a MediaWiki: it does not begin with <mediawiki>",
+            remedy="name dumps such as ...-pages-articles.xml.bz2, or other files by what they are",
+        )
+    if is_stored_plainly(file):
+        with open_ranged(file, start=max(0, file.size - _TAIL), chunk=_TAIL) as stream:
+            refuse_cut(file, stream.read())
+    base = _between(head, "<base>", "</base>")
+    names = {name for known in _HIDDEN.values() for name in known}
+    names |= {html.unescape(name).lower() for _, name in _NAMESPACE.findall(head)}
+    language = re.search(r'xml:lang="([^"]+)"', head)
+    return Wiki(
+        _between(head, "<dbname>", "</dbname>"),
+        base[: base.rfind("/") + 1],
+        language[1] if language else None,
+        frozenset(names),
+    )
+
+
+def refuse_cut(file: InputFile, tail: bytes) -> None:
+    """Raise InputError if the last bytes of a dump are not those of a whole one."""
+    if not tail.rstrip().endswith(END):
+        raise InputError(
+            f"{file.uri}: the dump is cut short: it does not end with </mediawiki>", remedy=_FETCH
+        )
+
+
+def _head(file: InputFile) -> str:
+    lines: list[bytes] = []
+    with open_text(file) as stream:
+        for line in read_lines(stream, 0, _HEADER):
+            if line.offset > _HEADER or line.data.lstrip().startswith(_PAGE):
+                break
+            lines.append(line.data)
+    return b"".join(lines).decode(errors="replace")
+
+
+def _between(text: str, begin: str, end: str) -> str:
+    found = text.partition(begin)[2].partition(end)
+    return html.unescape(found[0]).strip() if found[1] else ""
+
+
+def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, bytes) of each page that begins in the piece; of longer ones little more than `limit` bytes.
+
+    Raises:
+        InputError: a page does not end, or the last line is missing.
+    """
+    page: list[bytes] | None = None
+    first = size = 0
+    closed = bool(piece.plain_size) or piece.file.compression == ""
+    for line in lines:
+        words = line.data.strip()
+        if words.startswith(_PAGE):
+            if page is not None and size <= limit:
+                raise _cut(piece.file, first)
+            if page is not None:
+                yield first, b"".join(page)
+            if not piece.holds(line.offset):
+                return
+            page, first, size = [], line.offset, 0
+        if page is None:
+            closed = closed or words == END
+            continue
+        if size <= limit:
+            page.append(line.data)
+        size += len(line.data)
+        if words.endswith(PAGE_END):
+            yield first, b"".join(page)
+            page = None
+    if page is not None and size > limit:
+        yield first, b"".join(page)
+    if (page is not None and size <= limit) or not closed:
+        raise _cut(piece.file, first)
+
+
+def _cut(file: InputFile, offset: int) -> InputError:
+    return InputError(
+        f"{file.uri}: damaged or cut short: what follows the page at byte {offset:,} is missing",
+        remedy=_FETCH,
+    )
+
+
+def _document(data: bytes, wiki: Wiki, options: BuildOptions, place: Numbered) -> Text:
+    raw = decode(data, options, place, place.number)
+    found = _fields(raw.text, place)
+    number, title = found.get("page/id", ""), found.get("page/title", "")
+    values: dict[str, object] = {
+        "id": f"{wiki.name}:{number}" if wiki.name else number,
+        "title": title,
+        "url": wiki.base + quote(title.replace(" ", "_"), safe="/:@!$&'()*,;~") if wiki.base else None,
+        "date": found.get("page/revision/timestamp"),
+        "language": wiki.language,
+    }
+    if (reason := _no_article(found)) is not None:
+        return no_document(reason, values, options, place)
+    try:
+        text = plain_text(found.get("page/revision/text", ""), wiki.hidden)
+    except ValueError as error:
+        raise BadRecord(place, str(error), "leave the page out of the dump") from error
+    made = document({**values, options.text_field: text}, options, place)
+    return replace(made, replaced=made.replaced or raw.replaced)
+
+
+def _no_article(found: dict[str, str]) -> str | None:
+    """Return why a page is no article; None if it is one."""
+    if found.get("page/ns", "0").strip() != "0":
+        return "other_namespace"
+    if "page/redirect" in found:
+        return "redirect"
+    return "no_wikitext" if found.get("page/revision/model", "wikitext") != "wikitext" else None
+
+
+def _fields(page: str, place: Numbered) -> dict[str, str]:
+    """Return the texts of the wanted elements of a page, by path; of several revisions those of the last.
+
+    Raises:
+        BadRecord: it is not XML, or has no number.
+    """
+    path: list[str] = []
+    found: dict[str, list[str]] = {}
+
+    def begin(name: str, _: dict[str, str]) -> None:
+        path.append(name)
+        here = "/".join(path)
+        if here in _WANTED or here == "page/redirect":
+            found[here] = []
+
+    def text(data: str) -> None:
+        if (here := "/".join(path)) in _WANTED:
+            found[here].append(data)
+
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.CharacterDataHandler = begin, text
+    parser.EndElementHandler = lambda _: path.pop()
+    try:
+        parser.Parse(page, True)
+    except expat.ExpatError as error:
+        raise BadRecord(place, f"the page is not XML: {error}", "fetch the dump again") from error
+    joined = {name: "".join(parts) for name, parts in found.items()}
+    if not joined.get("page/id"):
+        raise BadRecord(place, "the page has no <id>", "fetch the dump again")
+    return joined
