@@ -21,7 +21,8 @@ class _Frozen(BaseModel):
 
 class StageCounts(_Frozen):
     """What a stage of a preparation did. `dropped`: number of documents by reason; `changed`: number whose text it
-    changed; `clustered`: number that it kept in clusters of near duplicates, which is not stored if it is 0."""
+    changed; `clustered`: number that it kept in clusters of near duplicates; `cut`, `cut_characters`: numbers of
+    paragraphs and characters that it cut from them. The last three are not stored if they are 0."""
 
     stage: str
     entered: int
@@ -29,10 +30,13 @@ class StageCounts(_Frozen):
     changed: int
     dropped: dict[str, int]
     clustered: int = 0
+    cut: int = 0
+    cut_characters: int = 0
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if (name, value) != ("clustered", 0)}
+        later = {"clustered", "cut", "cut_characters"}
+        return {name: value for name, value in serialize(self).items() if value or name not in later}
 
 
 class IndexedSplit(_Frozen):
