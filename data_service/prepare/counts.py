@@ -13,7 +13,8 @@ class Counts(BaseModel):
         dropped: number by stage and reason.
         changed: number of documents whose text a stage changed, by stage.
         clustered: number of documents that a stage found near duplicates of and kept, by stage.
-        cut, cut_characters: numbers of paragraphs and of characters that a stage cut, by stage.
+        cut: number of those of which it removed a part, by stage and reason.
+        paragraphs_cut, characters_cut: numbers of paragraphs and of characters that were cut as frequent, by stage.
         odd: number of documents read that do not look like text (`is_odd`).
         languages, licences: number of documents that left the last pass, by value; "" for none.
     """
@@ -27,8 +28,9 @@ class Counts(BaseModel):
     dropped: dict[str, dict[str, int]] = {}
     changed: dict[str, int] = {}
     clustered: dict[str, int] = {}
-    cut: dict[str, int] = {}
-    cut_characters: dict[str, int] = {}
+    cut: dict[str, dict[str, int]] = {}
+    paragraphs_cut: dict[str, int] = {}
+    characters_cut: dict[str, int] = {}
     odd: int = 0
     languages: dict[str, int] = {}
     licences: dict[str, int] = {}

@@ -19,6 +19,7 @@ from data_service.prepare.configuration import Input
 from data_service.prepare.counts import Counts
 from data_service.prepare.documents import (
     DROPPED,
+    Cut,
     Document,
     Drop,
     DroppedDocument,
@@ -237,7 +238,10 @@ def _cut_paragraphs(store: Store, task: LaterTask, cuts: Cuts, sink: "_Sink") ->
         if not paragraphs:
             sink.take(found)
             continue
-        for counts, more in ((sink.counts.cut, paragraphs), (sink.counts.cut_characters, characters)):
+        for counts, more in (
+            (sink.counts.paragraphs_cut, paragraphs),
+            (sink.counts.characters_cut, characters),
+        ):
             counts[label] = counts.get(label, 0) + more
         if cutter.leaves_little(text):
             detail = f"{paragraphs} of {cuts.stage.unit}s cut, {len(text.split())} words left"
@@ -299,6 +303,9 @@ class _Sink:
                     DroppedDocument(document.id, document.source, label, decided.reason, decided.detail)
                 )
                 return
+            if isinstance(decided, Cut):
+                _count(self.counts.cut, label, decided.reason)
+                decided = decided.document
             if decided.text is not document.text and decided.text != document.text:
                 self.counts.changed[label] = self.counts.changed.get(label, 0) + 1
             document = decided
@@ -319,8 +326,7 @@ class _Sink:
                 counts[value or ""] = counts.get(value or "", 0) + 1
 
     def drop(self, dropped: DroppedDocument) -> None:
-        reasons = self.counts.dropped.setdefault(dropped.stage, {})
-        reasons[dropped.reason] = reasons.get(dropped.reason, 0) + 1
+        _count(self.counts.dropped, dropped.stage, dropped.reason)
         self._dropped.add(dropped)
 
     def finish(
@@ -355,6 +361,11 @@ class _Sink:
         )
         write_receipt(store, task.receipt, receipt)
         return receipt
+
+
+def _count(counts: dict[str, dict[str, int]], stage: str, reason: str) -> None:
+    of_stage = counts.setdefault(stage, {})
+    of_stage[reason] = of_stage.get(reason, 0) + 1
 
 
 def _texts_for(comparing: ComparingStage | None) -> Hashes | Signatures | ParagraphHashes | None:

@@ -81,9 +81,10 @@ def gather(
     for label in labels:
         dropped = _sum(counts.dropped.get(label, {}) for counts in by_source.values())
         changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
+        cut = _sum(receipt.counts.cut.get(label, {}) for receipt in receipts)
         clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
-        cut = sum(receipt.counts.cut.get(label, 0) for receipt in receipts)
-        characters = sum(receipt.counts.cut_characters.get(label, 0) for receipt in receipts)
+        paragraphs = sum(receipt.counts.paragraphs_cut.get(label, 0) for receipt in receipts)
+        characters = sum(receipt.counts.characters_cut.get(label, 0) for receipt in receipts)
         left = entered - sum(dropped.values())
         stages.append(
             StageCounts(
@@ -92,9 +93,10 @@ def gather(
                 left=left,
                 changed=changed,
                 dropped=dropped,
-                clustered=clustered,
                 cut=cut,
-                cut_characters=characters,
+                clustered=clustered,
+                paragraphs_cut=paragraphs,
+                characters_cut=characters,
             )
         )
         entered = left

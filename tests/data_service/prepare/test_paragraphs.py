@@ -129,7 +129,7 @@ def test_what_is_cut_is_what_more_documents_have(tmp_path: Path, seed: int) -> N
     assert {(row["stage"], row["reason"]) for row in dropped} <= {("duplicate_paragraphs", "little_left")}
     (counts,) = [each for each in statistics.stages if each.stage == "duplicate_paragraphs"]
     assert counts.changed == sum(changed) - sum(little)
-    assert counts.cut_characters == sum(len(old) - len(new) for old, new in zip(texts, left, strict=True))
+    assert counts.characters_cut == sum(len(old) - len(new) for old, new in zip(texts, left, strict=True))
     listed = rows_of(tmp_path / "out/paragraphs/1.parquet")
     assert [row["documents"] for row in listed] == sorted(often.values(), reverse=True)[: stage.listed]
     assert all(often[plain(row["paragraph"])] == row["documents"] for row in listed)
