@@ -30,6 +30,7 @@ from data_service.ingest.heldout import is_usual
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, differences
 from data_service.ingest.pool import Progress, ReportProgress
+from data_service.ingest.records import NOT_CHOSEN
 from data_service.ingest.scan import ScanReceipt
 from data_service.ingest.skipped import LISTED, with_lines
 from data_service.ingest.tasks import Split
@@ -244,9 +245,9 @@ def _unigram(
 
 
 def _counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
-    odd = sum(split.odd for split in scanned)
-    return ({"odd": odd} if odd else {}) | {
-        "documents_read": sum(split.documents + split.empty for split in scanned),
+    few = {"odd": sum(one.odd for one in scanned), NOT_CHOSEN: sum(one.not_chosen for one in scanned)}
+    return {name: count for name, count in few.items() if count} | {
+        "documents_read": sum(split.documents + split.empty + split.not_chosen for split in scanned),
         "empty": sum(split.empty for split in scanned),
         "skipped": sum(split.skipped for split in scanned),
         "replaced": sum(split.replaced for split in scanned),

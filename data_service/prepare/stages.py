@@ -5,7 +5,6 @@ A stage looks at one document alone, and keeps it, changes it or drops it with a
 documents and settings.
 """
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Literal, Self, assert_never
@@ -21,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from data_service.corpus.provenance import Patterns, matches_one
 from data_service.prepare.contamination import Decontaminate, open_decontaminate
 from data_service.prepare.datatrove_blocks import (
     C4Quality,
@@ -85,15 +85,14 @@ class Licence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["licence"]
-    allowed: tuple[str, ...] = Field(min_length=1)
+    allowed: Patterns
     unstated: Literal["drop", "keep"] = "drop"
 
     def decide(self, document: Document) -> Document | Drop:
         """Return the document if its licence is allowed."""
         if document.licence is None:
             return document if self.unstated == "keep" else Drop("unstated")
-        patterns = (".*".join(map(re.escape, one.lower().split("*"))) for one in self.allowed)
-        if any(re.fullmatch(one, document.licence.lower(), re.DOTALL) for one in patterns):
+        if matches_one(document.licence, self.allowed):
             return document
         return Drop("not_allowed", document.licence)
 

@@ -22,6 +22,7 @@ from launcher.runtime.recipe.corpora import corpora_of, path_of, phase_of
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
+from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks, warn_once
 from launcher.runtime.run.inputs import FILES, Inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
@@ -36,7 +37,11 @@ _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
 
 
 def create_run(
-    recipe: Recipe, uri: str, now: datetime, read: Callable[[Recipe, Tokenizer], Inputs] = read_all_inputs
+    recipe: Recipe,
+    uri: str,
+    now: datetime,
+    read: Callable[[Recipe, Tokenizer], Inputs] = read_all_inputs,
+    report: ReportBlocks = lambda more, total: None,
 ) -> Run:
     """Create the run at `uri`.
 
@@ -44,10 +49,12 @@ def create_run(
 
     Args:
         read: function that fingerprints the inputs. A caller that only measures steps passes one without teachers.
+        report: function that is called as sources whose held-out rules differ are compared.
 
     Raises:
         RunError: a run exists at `uri`, or another command is creating one there.
-        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small; or a
+            source trains on what another holds out.
         StoreError: no permission, no space, no such bucket.
     """
     store = free_place(uri)
@@ -57,9 +64,11 @@ def create_run(
     run = Run(uri, store, resolved, record_of(resolved, read(resolved, tokenizer), now))
     check_rows(run, tokenizer)
     check_mixture(run, tokenizer)
+    compared = refuse_leaks(resolved, report)
     reserve(store, resolved)
     keep(store, tokenizer)
     keep_modules(resolved, store)
+    record_compared(store, compared, now)
     publish(store, run.record)
     return run
 
@@ -119,6 +128,7 @@ def reconcile(
         )
     _refuse_begun(run, wanted, inputs)
     _refuse_removed(replace(run, recipe=wanted), inputs, heads, without_removed)
+    warn_once(run.store, wanted, now)
     keep(run.store, tokenizer)  # a run of an older version has no copy, nor a run that changes its tokenizer
     if changes:
         operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)

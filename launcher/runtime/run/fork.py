@@ -38,6 +38,7 @@ from launcher.runtime.run.create import (
     since_made,
 )
 from launcher.runtime.run.decay import decaying
+from launcher.runtime.run.heldout_rules import refuse_leaks
 from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
@@ -100,6 +101,8 @@ def fork(
     recipe = _with_planned_data(source.recipe, absolute(reload(base, tuple(assignments))), manifest.step)
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
+    if inputs.corpora != past.inputs.corpora:
+        refuse_leaks(recipe)
     heads, inputs = inputs.removals, since_made(inputs, past.inputs)
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
