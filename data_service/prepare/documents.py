@@ -60,6 +60,14 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """The decision to keep a document without a part of its text. `reason`: kind of reason, which statistics count."""
+
+    document: Document
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DroppedDocument:
     """A document that was left out.
 

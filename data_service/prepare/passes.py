@@ -18,6 +18,7 @@ from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_r
 from data_service.prepare.configuration import Input
 from data_service.prepare.documents import (
     DROPPED,
+    Cut,
     Document,
     Drop,
     DroppedDocument,
@@ -72,6 +73,7 @@ class Counts(BaseModel):
         entered_bytes, left_bytes: their text in UTF-8.
         dropped: number by stage and reason.
         changed: number of documents whose text a stage changed, by stage.
+        cut: number of those of which it removed a part, by stage and reason.
         clustered: number of documents that a stage found near duplicates of and kept, by stage.
         odd: number of documents read that do not look like text (`is_odd`).
         languages, licences: number of documents that left the last pass, by value; "" for none.
@@ -85,6 +87,7 @@ class Counts(BaseModel):
     left_bytes: int = 0
     dropped: dict[str, dict[str, int]] = {}
     changed: dict[str, int] = {}
+    cut: dict[str, dict[str, int]] = {}
     clustered: dict[str, int] = {}
     odd: int = 0
     languages: dict[str, int] = {}
@@ -282,6 +285,9 @@ class _Sink:
                     DroppedDocument(document.id, document.source, label, decided.reason, decided.detail)
                 )
                 return
+            if isinstance(decided, Cut):
+                _count(self.counts.cut, label, decided.reason)
+                decided = decided.document
             if decided.text is not document.text and decided.text != document.text:
                 self.counts.changed[label] = self.counts.changed.get(label, 0) + 1
             document = decided
@@ -300,8 +306,7 @@ class _Sink:
                 counts[value or ""] = counts.get(value or "", 0) + 1
 
     def drop(self, dropped: DroppedDocument) -> None:
-        reasons = self.counts.dropped.setdefault(dropped.stage, {})
-        reasons[dropped.reason] = reasons.get(dropped.reason, 0) + 1
+        _count(self.counts.dropped, dropped.stage, dropped.reason)
         self._dropped.add(dropped)
 
     def finish(self, store: Store, task: "ReadTask | LaterTask", ids: HashedChunk | None) -> PassReceipt:
@@ -328,6 +333,11 @@ class _Sink:
         )
         write_receipt(store, task.receipt, receipt)
         return receipt
+
+
+def _count(counts: dict[str, dict[str, int]], stage: str, reason: str) -> None:
+    of_stage = counts.setdefault(stage, {})
+    of_stage[reason] = of_stage.get(reason, 0) + 1
 
 
 def _texts_for(comparing: ComparingStage | None) -> Hashes | Signatures | None:

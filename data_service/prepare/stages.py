@@ -31,10 +31,10 @@ from data_service.prepare.datatrove_blocks import (
     UrlFilter,
     open_block,
 )
-from data_service.prepare.documents import Document, Drop
+from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.language import Language, open_language
 
-DocumentFilter = Callable[[Document], Document | Drop]
+DocumentFilter = Callable[[Document], Document | Drop | Cut]
 
 
 class Length(BaseModel):

@@ -79,6 +79,7 @@ def gather(
     for label in labels:
         dropped = _sum(counts.dropped.get(label, {}) for counts in by_source.values())
         changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
+        cut = _sum(receipt.counts.cut.get(label, {}) for receipt in receipts)
         clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
         left = entered - sum(dropped.values())
         stages.append(
@@ -88,6 +89,7 @@ def gather(
                 left=left,
                 changed=changed,
                 dropped=dropped,
+                cut=cut,
                 clustered=clustered,
             )
         )

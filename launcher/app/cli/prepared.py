@@ -62,6 +62,8 @@ def statistics_tables(statistics: Statistics) -> Iterator[Table]:
         stages.add_row(stage.stage, f"{stage.entered:,}", f"{dropped:,}", share, changed)
         for reason, count in sorted(stage.dropped.items(), key=lambda item: (-item[1], item[0])):
             stages.add_row("", "", f"{count:,}", f"{count / max(1, stage.entered):.1%}", reason)
+        for reason, count in sorted(stage.cut.items(), key=lambda item: (-item[1], item[0])):
+            stages.add_row("", "", "", "", f"{count:,} cut: {reason}")
     stages.add_row("kept", f"{statistics.documents_kept:,}")
     yield stages
     sources = Table("source", "read", "kept", "text read", "text kept", box=None, pad_edge=False)
