@@ -154,14 +154,12 @@ def moto_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def ceph_server() -> Iterator[S3Server]:
+def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     reason = ceph.why_not()
     if reason is not None:
         pytest.skip(f"no real S3 server: {reason}")
-    with (
-        tempfile.TemporaryDirectory(prefix="ceph-") as folder,  # its sockets' paths must be short
-        ceph.running(Path(folder)) as server,
-    ):
+    own = tmp_path_factory.getbasetemp()
+    with ceph.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as server:
         yield server
 
 

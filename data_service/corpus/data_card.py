@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from data_service.corpus.corpus import Corpus
 from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
-from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput
+from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, StageCounts
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
 from data_service.printable import one_line, without_secrets
@@ -221,7 +221,7 @@ def _prepared(prepared: PreparedInput, head: str) -> Iterator[str]:
     yield from _table(("source", "documents kept", "files"), sources)
     settings: list[Mapping[str, object]] = [{}, *prepared.settings]
     stages = [
-        (stage.stage, stage.entered, _drops(stage.dropped), stage.changed, _settings(chosen))
+        (stage.stage, stage.entered, _counts(stage.dropped), _changes(stage), _settings(chosen))
         for stage, chosen in zip(prepared.stages, settings, strict=False)
     ]
     yield from _table(("stage", "documents", "dropped", "changed", "settings"), stages)
@@ -230,8 +230,13 @@ def _prepared(prepared: PreparedInput, head: str) -> Iterator[str]:
         yield from _table(("evaluation texts searched for", "texts", "looked up", "digest"), found)
 
 
-def _drops(dropped: Mapping[str, int]) -> str:
-    ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+def _changes(stage: StageCounts) -> str:
+    """Return the number of documents that a stage changed; of those of which it cut a part, by reason."""
+    return f"{stage.changed:,}{f' ({_counts(stage.cut)})' if stage.cut else ''}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason} {count:,}" for reason, count in ordered)
 
 

@@ -6,7 +6,7 @@ say, of documents with provenance how many there are of each source, licence and
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
 from data_service.corpus.provenance import Provenance, ProvenanceField
 
@@ -20,19 +20,27 @@ class _Frozen(BaseModel):
 
 
 class StageCounts(_Frozen):
-    """What a stage of a preparation did. `dropped`: number of documents by reason; `changed`: number whose text it
-    changed; `clustered`: number that it kept in clusters of near duplicates, which is not stored if it is 0."""
+    """What a stage of a preparation did.
+
+    Attributes:
+        stage: its label.
+        entered, left: number of documents.
+        changed: number whose text it changed.
+        dropped: number that it left out, by reason.
+        cut: number of which it removed a part, by reason.
+        clustered: number that it kept in clusters of near duplicates.
+        paragraphs_cut, characters_cut: numbers of lines or paragraphs, and of characters, that were cut as frequent.
+    """
 
     stage: str
     entered: int
     left: int
     changed: int
     dropped: dict[str, int]
-    clustered: int = 0
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if (name, value) != ("clustered", 0)}
+    cut: dict[str, int] = Field(default={}, exclude_if=lambda cut: not cut)
+    clustered: int = Field(default=0, exclude_if=lambda clustered: not clustered)
+    paragraphs_cut: int = Field(default=0, exclude_if=lambda count: not count)
+    characters_cut: int = Field(default=0, exclude_if=lambda count: not count)
 
 
 class IndexedSplit(_Frozen):

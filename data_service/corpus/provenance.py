@@ -2,9 +2,10 @@
 input say so. Training never reads it: it lies beside the shards (`sidecar.py`).
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,7 +16,16 @@ LACKING_REMEDY = (
     "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
     "documents lack it (may_lack)"
 )
+Patterns = Annotated[tuple[str, ...], Field(min_length=1)]
 _Name = Field(default=None, min_length=1)
+
+
+def matches_one(value: str | None, patterns: Sequence[str]) -> bool:
+    """Return whether a value matches one of the patterns. `*` stands for any text; case makes no difference."""
+    if value is None:
+        return False
+    expressions = (".*".join(map(re.escape, one.lower().split("*"))) for one in patterns)
+    return any(re.fullmatch(one, value.lower(), re.DOTALL) for one in expressions)
 
 
 class Provenance(NamedTuple):
@@ -68,6 +78,8 @@ class ProvenanceOptions(BaseModel):
         id, source, url, licence, language, date: name of the field of the record that holds it.
         constants: values for whole inputs, in place of what a record lacks. The first whose pattern matches counts.
         may_lack: what a document may lack. A record that lacks anything else that is recorded is bad.
+        only: patterns of which a value must match one, such as `{licence: [mit, cc-by-*]}`. Other documents are left
+            out, those that lack the value, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -80,6 +92,7 @@ class ProvenanceOptions(BaseModel):
     date: str | None = _Name
     constants: tuple[InputConstants, ...] = ()
     may_lack: tuple[ProvenanceField, ...] = ()
+    only: dict[ProvenanceField, Patterns] = {}
 
     @model_validator(mode="after")
     def _records_what_it_names(self) -> Self:
@@ -90,6 +103,8 @@ class ProvenanceOptions(BaseModel):
         other = [field for field in self.may_lack if field not in self.recorded]
         if other:
             raise ValueError(f"may_lack: {', '.join(other)} is not recorded: name its field or leave it out")
+        if other := [field for field in self.only if field not in self.recorded]:
+            raise ValueError(f"only: {', '.join(other)} is not recorded: name its field or a constant for it")
         return self
 
     @property
@@ -110,6 +125,10 @@ class ProvenanceOptions(BaseModel):
     def unmatched(self, uris: list[str]) -> list[str]:
         """Return the patterns of constants that match none of the inputs' URIs."""
         return [one.inputs for one in self.constants if not any(fnmatchcase(uri, one.inputs) for uri in uris)]
+
+    def chooses(self, known: Provenance) -> bool:
+        """Return whether `only` chooses a document of which this is known."""
+        return all(matches_one(getattr(known, field), patterns) for field, patterns in self.only.items())
 
     def read(self, record: Mapping[str, object], uri: str) -> Provenance:
         """Return what the record of the file at `uri` says of its document.

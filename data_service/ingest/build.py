@@ -384,7 +384,10 @@ def _no_text(scanned: list[ScanReceipt]) -> InputError:
         if skipped
         else ""
     )
+    others = sum(split.not_chosen for split in scanned)
+    not_chosen = f", {others:,} that `only` in --provenance does not choose" if others else ""
     return InputError(
-        f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{first})",
-        remedy="check the inputs, and --text-field, --txt-documents or the fields of pairs",
+        f"no document with text in the inputs ({sum(split.empty for split in scanned)} empty ones{not_chosen}{first})",
+        remedy="check the inputs, and --text-field, --txt-documents or the fields of pairs"
+        + (", and how licences and sources are written there" if others else ""),
     )

@@ -14,24 +14,23 @@ from data_service.corpus.manifest import (
     CONFIGURATION,
     MANIFEST,
     TOKENIZER,
-    BlockTable,
     BuildLayout,
     CorpusManifest,
     HeldoutRule,
     StoredFile,
-    WrittenShard,
-    block_table,
     shard_key,
     sidecar_of,
 )
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.origin import Origin, joined
 from data_service.corpus.words import Segmentation
+from data_service.corpus.written import WrittenShard, joined_table
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.heldout import is_usual
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, differences
 from data_service.ingest.pool import Progress, ReportProgress
+from data_service.ingest.records import NOT_CHOSEN
 from data_service.ingest.scan import ScanReceipt
 from data_service.ingest.skipped import LISTED, with_lines
 from data_service.ingest.tasks import Split
@@ -195,8 +194,8 @@ def assemble(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         heldout_fraction=fraction,
-        train=_table("train", train),
-        heldout=_table("heldout", heldout),
+        train=joined_table(_shards("train", train)),
+        heldout=joined_table(_shards("heldout", heldout)),
         unigram=_unigram(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
@@ -234,13 +233,6 @@ def _sidecars(part: str, summaries: list[PartSummary]) -> dict[str, StoredFile]:
     }
 
 
-def _table(part: str, summaries: list[PartSummary]) -> BlockTable:
-    shards = _shards(part, summaries)
-    blocks = [(number, block) for number, shard in enumerate(shards.values()) for block in shard.blocks]
-    rows = [(n, b.offset, b.length, b.tokens, b.sentences, b.documents) for n, b in blocks]
-    return block_table(rows, [block.digest for _, block in blocks], list(shards))
-
-
 def _unigram(
     layout: BuildLayout, splits: int, vocab_size: int, progress: ReportProgress
 ) -> NDArray[np.int64]:
@@ -253,9 +245,9 @@ def _unigram(
 
 
 def _counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
-    odd = sum(split.odd for split in scanned)
-    return ({"odd": odd} if odd else {}) | {
-        "documents_read": sum(split.documents + split.empty for split in scanned),
+    few = {"odd": sum(one.odd for one in scanned), NOT_CHOSEN: sum(one.not_chosen for one in scanned)}
+    return {name: count for name, count in few.items() if count} | {
+        "documents_read": sum(split.documents + split.empty + split.not_chosen for split in scanned),
         "empty": sum(split.empty for split in scanned),
         "skipped": sum(split.skipped for split in scanned),
         "replaced": sum(split.replaced for split in scanned),

@@ -1,7 +1,7 @@
 """Turns a record of the input into a document, an example of a corpus of pairs, or a bad record.
 
 Bytes become text if they are UTF-8; otherwise there is a clear error. The options say whether bad records are
-refused, or counted and skipped. Skipped records are kept in receipts and shown to the user with file and line.
+refused, or counted and skipped (`skipped.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +25,7 @@ _P = ParamSpec("_P")
 Unit = Literal["", "byte", "line", "row", "record"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
+NOT_CHOSEN = "not_chosen"  # by licence or source
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Text:
         provenance: where the document comes from, if the options ask for that.
         place: place of the record; None unless the options ask for other fields than the text.
         metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
-        absent: why the record is no document though nothing is wrong with it, such as `redirect`; "" for a document.
         cluster: cluster of near duplicates, if the input names it.
+        absent: why the record is no document though nothing is wrong with it, such as `redirect`; "" for a document.
     """
 
     text: str
@@ -50,8 +51,8 @@ class Text:
     provenance: Provenance | None = None
     place: "RecordPlace | None" = None
     metadata: tuple[str | None, ...] = ()
-    absent: str = ""
     cluster: Cluster | None = None
+    absent: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -256,7 +257,8 @@ def _with_metadata(
 def with_provenance(
     found: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
 ) -> Text:
-    """Return the text with what its record says of it, if the options ask for that and it is not blank.
+    """Return the text with what its record says of it, if the options ask for that and it is not blank; in place of a
+    text that the options do not choose an empty one.
 
     Raises:
         BadRecord: the record lacks something that is to be recorded.
@@ -267,6 +269,8 @@ def with_provenance(
         known = options.provenance.read(record, place.file.uri)
     except ValueError as error:
         raise BadRecord(place, str(error), LACKING_REMEDY) from error
+    if not options.provenance.chooses(known):
+        return Text("", False, absent=NOT_CHOSEN)
     return replace(found, provenance=known, place=place)
 
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_odd
-from data_service.ingest.records import BadRecord, Text
+from data_service.ingest.records import NOT_CHOSEN, BadRecord, Text
 from data_service.ingest.sentences import split_sentences
 from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
@@ -197,6 +197,7 @@ class ScanReceipt(TaskReceipt):
     Attributes:
         documents: number of documents with text; they are numbered from 0 in reading order.
         empty: number of documents without text.
+        not_chosen: number of documents of other licences or sources than are chosen.
         skipped: number of bad records.
         first_skipped: the first `LISTED` bad records.
         replaced: number of documents in which bad bytes were replaced by U+FFFD.
@@ -211,6 +212,7 @@ class ScanReceipt(TaskReceipt):
 
     documents: int
     empty: int
+    not_chosen: int = 0
     skipped: int
     first_skipped: list[SkippedRecord]
     replaced: int
@@ -233,7 +235,7 @@ def scan(task: ScanTask) -> ScanReceipt:
     sizes = array("I")
     first_skipped: list[SkippedRecord] = []
     clusters: set[str] = set()
-    empty = replaced = skipped = odd = 0
+    empty = replaced = skipped = odd = not_chosen = 0
     for document in read_records(task.split, task.options):
         if isinstance(document, BadRecord):
             skipped += 1
@@ -241,7 +243,8 @@ def scan(task: ScanTask) -> ScanReceipt:
                 first_skipped.append(skipped_record(document))
             continue
         if document.blank:
-            empty += 1
+            empty += document.absent != NOT_CHOSEN
+            not_chosen += document.absent == NOT_CHOSEN
             continue
         replaced += document.replaced
         odd += any(map(is_odd, document.texts))
@@ -265,6 +268,7 @@ def scan(task: ScanTask) -> ScanReceipt:
         files=files,
         documents=len(records),
         empty=empty,
+        not_chosen=not_chosen,
         skipped=skipped,
         first_skipped=first_skipped,
         replaced=replaced,

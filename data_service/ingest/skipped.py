@@ -1,4 +1,4 @@
-"""Bad records that were skipped: what is kept of them, and the lines at which they stand."""
+"""Bad records that were skipped: receipts keep the first of them, and the user sees them with file and line."""
 
 from collections.abc import Iterable, Sequence
 

@@ -10,7 +10,7 @@ split are looked up. Source of the method: Brown et al. 2020, "Language Models a
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from data_service.corpus.origin import IndexedSplit
 from data_service.errors import PrepareError
-from data_service.prepare.documents import Document, Drop
+from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.model_file import check_hash
-from data_service.prepare.shingles import runs, units_of
+from data_service.prepare.shingles import runs, units_of, units_of_lines
 
 WORDS, LEAST, MOST_TEXTS = 13, 8, 10
 _REMEDY = "make it with `maskfleet tasks ngrams`"
@@ -60,12 +60,25 @@ class NgramIndex:
 
     def find(self, text: str) -> list[tuple[str, int]]:
         """Return (split, example) of the evaluation texts that `text` shares a run with, each once, in order."""
-        units, found = units_of(text), set[int]()
+        found = set[int]()
+        for _, matched in self._matches(units_of(text)):
+            found.update(self.texts[matched[matched >= 0]].tolist())
+        return [(self.splits[one >> 32].split, one & 0xFFFFFFFF) for one in sorted(found)]
+
+    def covered(self, units: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return [U], whether each of the units belongs to a run that an evaluation text has."""
+        covered = np.zeros(len(units), dtype=np.bool_)
+        for span, matched in self._matches(units):
+            for start in np.flatnonzero(matched >= 0).tolist():
+                covered[start : start + span] = True
+        return covered
+
+    def _matches(self, units: NDArray[np.uint64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each span and, for each run of it, its place in `keys`; -1 for a run that is not there."""
         for span in self.spans.tolist():
             wanted = runs(units, span)
             places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-            found.update(self.texts[places[self.keys[places] == wanted]].tolist())
-        return [(self.splits[one >> 32].split, one & 0xFFFFFFFF) for one in sorted(found)]
+            yield span, np.where(self.keys[places] == wanted, places, -1)
 
 
 _Run = tuple[NDArray[np.uint64], NDArray[np.int64]]
@@ -167,11 +180,12 @@ def _no_index(path: str) -> PrepareError:
 
 
 class Decontaminate(BaseModel):
-    """Drops documents that hold a run of words of an evaluation text.
+    """Drops documents that hold a run of words of an evaluation text, or cuts the lines that hold it.
 
     Attributes:
         index: path of the index, the same on all workers.
         sha256: hash of the file, in hexadecimal.
+        found: what becomes of documents in which a run is found. `cut` removes every line with a part of one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -179,9 +193,10 @@ class Decontaminate(BaseModel):
     stage: Literal["decontaminate"]
     index: str
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    found: Literal["drop", "cut"] = "drop"
 
 
-def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | Drop]:
+def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | Drop | Cut]:
     """Return the function that decides about documents. The reason of a drop is the first split found.
 
     Raises:
@@ -190,15 +205,28 @@ def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | 
     check_hash(stage.index, stage.sha256, "index of evaluation texts")
     index = _loaded(stage.index, stage.sha256)
 
-    def decide(document: Document) -> Document | Drop:
+    def decide(document: Document) -> Document | Drop | Cut:
         found = index.find(document.text)
         if not found:
             return document
+        if stage.found == "cut" and (rest := _without(document.text, index)):
+            return Cut(document.with_text(rest), found[0][0])
         named = ", ".join(f"{split} {number}" for split, number in found[:_NAMED])
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return Drop(found[0][0], f"examples {named}{more}")
 
     return decide
+
+
+def _without(text: str, index: NgramIndex) -> str:
+    """Return the text without the lines that hold a part of a run.
+
+    Empty if nothing is left, or if a run is left after all: lines that were apart can make one.
+    """
+    lines, units, line_of = units_of_lines(text)
+    gone = set(line_of[index.covered(units)].tolist())
+    rest = "\n".join(line for number, line in enumerate(lines) if number not in gone)
+    return "" if not gone or not rest.strip() or index.find(rest) else rest
 
 
 def searched_splits(stages: Iterable[object]) -> list[IndexedSplit]:

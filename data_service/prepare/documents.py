@@ -60,6 +60,14 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """The decision to keep a document without a part of its text. `reason`: kind of reason, which statistics count."""
+
+    document: Document
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DroppedDocument:
     """A document that was left out.
 
@@ -143,6 +151,13 @@ class PartWriter:
             self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         self._writer.write_table(table)
         self._rows, self._size = [], 0
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """Return a table as a Parquet file. Equal tables give equal bytes."""
+    file = io.BytesIO()
+    pq.write_table(table, file, compression="zstd")
+    return file.getvalue()
 
 
 def read_part(data: bytes) -> Iterator[Document]:

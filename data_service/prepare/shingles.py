@@ -40,6 +40,24 @@ def units_of(text: str) -> NDArray[np.uint64]:
     return np.concatenate([_units(piece) for piece in _pieces(text)])
 
 
+def units_of_lines(text: str) -> tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the lines of a text, [U] hashes of their units, and [U] the line of each.
+
+    The units are those of `units_of`, unless a unit goes on where a piece of a million characters ends.
+    """
+    lines = text.split("\n")
+    found = [units_of(line) if _has_units(line) else np.empty(0, dtype=np.uint64) for line in lines]
+    return lines, np.concatenate(found), np.repeat(np.arange(len(lines)), [len(units) for units in found])
+
+
+def _has_units(text: str) -> bool:
+    return bool(_kinds()[_codes("".join(_pieces(text)))].any())
+
+
+def _codes(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+
+
 def runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
     """Return [U - span + 1] hashes of all runs of `span` units; none if there are fewer units, or `span` is 0."""
     count = len(units) - span + 1 if span else 0
@@ -67,7 +85,7 @@ def _pieces(text: str) -> list[str]:
 
 def _units(text: str) -> NDArray[np.uint64]:
     """Return [U] hashes of the units of a text."""
-    codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+    codes = _codes(text)
     kinds = _kinds()[codes]
     inside = kinds != 0
     before = np.append(False, inside[:-1])

@@ -1,11 +1,11 @@
 """The stages of a preparation: their settings, and the functions that decide about documents.
 
 A stage looks at one document alone, and keeps it, changes it or drops it with a reason; or it compares all documents
-(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see `near_duplicates.py`). Every stage is a pure function of
+(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see `near_duplicates.py`; `DuplicateParagraphs`, see
+`paragraphs.py`). Every stage is a pure function of
 documents and settings.
 """
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Literal, Self, assert_never
@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from data_service.corpus.provenance import Patterns, matches_one
 from data_service.prepare.contamination import Decontaminate, open_decontaminate
 from data_service.prepare.datatrove_blocks import (
     C4Quality,
@@ -31,10 +32,11 @@ from data_service.prepare.datatrove_blocks import (
     UrlFilter,
     open_block,
 )
-from data_service.prepare.documents import Document, Drop
+from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.language import Language, open_language
+from data_service.prepare.paragraphs import DuplicateParagraphs
 
-DocumentFilter = Callable[[Document], Document | Drop]
+DocumentFilter = Callable[[Document], Document | Drop | Cut]
 
 
 class Length(BaseModel):
@@ -85,15 +87,14 @@ class Licence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["licence"]
-    allowed: tuple[str, ...] = Field(min_length=1)
+    allowed: Patterns
     unstated: Literal["drop", "keep"] = "drop"
 
     def decide(self, document: Document) -> Document | Drop:
         """Return the document if its licence is allowed."""
         if document.licence is None:
             return document if self.unstated == "keep" else Drop("unstated")
-        patterns = (".*".join(map(re.escape, one.lower().split("*"))) for one in self.allowed)
-        if any(re.fullmatch(one, document.licence.lower(), re.DOTALL) for one in patterns):
+        if matches_one(document.licence, self.allowed):
             return document
         return Drop("not_allowed", document.licence)
 
@@ -162,7 +163,7 @@ DocumentStage = (
     | UrlFilter
     | Pii
 )
-ComparingStage = ExactDuplicates | NearDuplicates
+ComparingStage = ExactDuplicates | NearDuplicates | DuplicateParagraphs
 Stage = Annotated[DocumentStage | ComparingStage, Field(discriminator="stage")]
 
 

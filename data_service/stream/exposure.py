@@ -43,7 +43,7 @@ class SampleFinder:
         """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place.
 
         The places of one block follow each other, and so do the samples of one place; a sample that holds several
-        places comes once for each.
+        places comes once for each. Of a block that the corpus does not have (but one that grew from it) there is none.
 
         Raises:
             CorruptBlock, StoreError: a block cannot be read.
@@ -52,6 +52,8 @@ class SampleFinder:
         for place in places:
             by_block.setdefault((place.source, place.block), []).append(place)
         for (source, block), together in by_block.items():
+            if block >= len(self._corpora.tables[source]):
+                continue
             cuts = _Cuts(self._corpora, source, block)
             for place in together:
                 for epoch in epochs:

@@ -37,6 +37,7 @@ from launcher.after.certificate.statement import (
     Statement,
     name_of_commit,
 )
+from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.run.create import record_of
 from launcher.runtime.run.outline import RECIPE, RECORD, read_files
 from launcher.runtime.run.record import Run, open_run
@@ -129,7 +130,7 @@ class _Examiner:
         self._found.entries += facts_of_inputs(run, record, recipe)
         self._identity(run)
         self._tokenizer(run)
-        for name, source in run.recipe.corpus.sources.items():
+        for name, source in corpora_of(run.recipe).items():
             self._corpus(run, name, corpora.get(name, source.uri))
         self._commits(run)
         self._compare_entries()

@@ -10,6 +10,7 @@ from data_service.corpus.data_card import DataCard, card_of
 from data_service.errors import CorpusError
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
+from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.run.record import Run
 
 DATA_CARDS = "data_cards.json"
@@ -27,12 +28,12 @@ def cards_of(run: Run) -> dict[str, DataCard | None]:
 
     None for a corpus that cannot be read, or that is another one than the run's.
     """
-    return {name: _card(run, name) for name in run.recipe.corpus.sources}
+    return {name: _card(run, name) for name in corpora_of(run.recipe)}
 
 
 def _card(run: Run, name: str) -> DataCard | None:
     try:
-        card = card_of(open_corpus(run.recipe.corpus.sources[name].uri))
+        card = card_of(open_corpus(corpora_of(run.recipe)[name].uri))
     except (CorpusError, StoreError):
         return None
     return card if card.fingerprint == run.record.inputs.corpora[name] else None

@@ -21,6 +21,7 @@ from launcher.after.export.data_cards import DATA_CARDS, dump_cards
 from launcher.after.export.model_card import ExportedNetwork, Facts, facts_of, render
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.progress import work
+from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint
@@ -91,7 +92,7 @@ def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[
     """Return the files that say what the model is, by name."""
     notes = {CARD: render(facts, network, licence)}
     if facts.cards:
-        notes[DATA_CARDS] = dump_cards(facts.cards, facts.run.recipe.corpus.sources)
+        notes[DATA_CARDS] = dump_cards(facts.cards, corpora_of(facts.run.recipe))
     return notes
 
 

@@ -20,6 +20,7 @@ from launcher.after.certificate.stored import certificate_of
 from launcher.after.export.data_cards import cards_of
 from launcher.errors import CertificateError
 from launcher.format import human_count
+from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import kind
 from launcher.runtime.recipe.timeline import tokens_before
@@ -77,7 +78,7 @@ def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
     CheckpointError if the run's own records cannot be read."""
     records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
     before = [record for record in records if record["step"] <= manifest.step]
-    data = tuple(_source(run, name) for name in run.recipe.corpus.sources)
+    data = tuple(_source(run, name) for name in corpora_of(run.recipe))
     newest = before[-1] if before else None
     cards = tuple((name, card) for name, card in cards_of(run).items() if card is not None and card.says)
     return Facts(run, manifest.step, newest, data, cards, _certificate(run, manifest))
@@ -108,7 +109,7 @@ def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
 
 
 def _source(run: Run, name: str) -> str:
-    source = run.recipe.corpus.sources[name]
+    source = corpora_of(run.recipe)[name]
     try:
         train = load_manifest(open_store(source.uri)).train
         size = f"{int(train.documents.sum()):,} | {human_count(int(train.tokens.sum()))}"

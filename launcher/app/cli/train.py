@@ -77,7 +77,13 @@ def init(
     wanted = keep_start(wanted, run)
     check_start(wanted)
     check_tasks(wanted.evaluation.tasks)
-    created = create_run(wanted, run, datetime.now(UTC))
+    with work("comparing held-out text", unit="blocks") as now:
+
+        def compared(more: int, total: int) -> None:
+            now.total = total
+            now.advance(more)
+
+        created = create_run(wanted, run, datetime.now(UTC), report=compared)
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
     for line in warnings(created):
         typer.echo(f"warning: {line}")

@@ -67,8 +67,10 @@ class BatchJob(Launch):
 
 def reads_of(recipe: "Recipe") -> tuple[str, ...]:
     """Return the URIs that a run of `recipe` reads: corpora, tokenizer, and the checkpoint that it starts from."""
-    sources = (source.uri for source in recipe.corpus.sources.values())
-    return (*sources, recipe.tokenizer.uri, recipe.start)
+    from launcher.runtime.recipe.corpora import corpora_of
+
+    corpora = (source.uri for source in corpora_of(recipe).values())
+    return (*corpora, recipe.tokenizer.uri, recipe.start)
 
 
 def render(job: BatchJob) -> str:

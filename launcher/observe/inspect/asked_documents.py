@@ -10,6 +10,7 @@ from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
 from data_service.stream.exposure import TextPlace
 from launcher.errors import RunError
+from launcher.runtime.recipe.corpora import corpora_of, corpus_name, source_of
 from launcher.runtime.run.record import Run
 
 ReportDone = Callable[[int, int], None]
@@ -114,36 +115,42 @@ def removed_documents(run: Run) -> AskedDocuments:
     """Return all documents that were ever removed from the run's corpora. Raises CorpusError, StoreError."""
     places: dict[DocumentName, TextPlace] = {}
     heldout: list[str] = []
-    for number, (name, corpus) in enumerate(_corpora(run)):
-        chain = load_removals(corpus.store, corpus.manifest)
+    sources = list(run.recipe.corpus.sources)
+    for corpus_of_run, source in corpora_of(run.recipe).items():
+        corpus, name = open_corpus(source.uri), source_of(corpus_of_run)
+        number, chain = sources.index(name), load_removals(corpus.store, corpus.manifest)
         gone = chain.of("train")
         for document, *at in zip(*(column.tolist() for column in vars(gone).values()), strict=True):
             places[DocumentName(name, document)] = TextPlace(number, *at)
         heldout += [f"{name}:heldout:{document}" for document in chain.of("heldout").documents.tolist()]
-    return AskedDocuments(places, heldout=tuple(heldout))
+    return AskedDocuments(places, heldout=tuple(dict.fromkeys(heldout)))
 
 
 class LeftOutDocuments:
     """Tells at which steps a run left documents out."""
 
     def __init__(self, run: Run, asked: AskedDocuments) -> None:
-        self._history = run.history
+        self._history, self._recipe = run.history, run.recipe
         states = [run.history.first, *(record.states for record in run.history.records)]
         self._gone: dict[tuple[str, str], frozenset[int]] = {}
         numbers = np.array([document.number for document in asked.places], dtype=np.int64)
-        for name, corpus in _corpora(run) if any(states) else ():
+        for name, source in corpora_of(run.recipe).items() if any(states) else ():
+            corpus = open_corpus(source.uri)
             chain = load_removals(corpus.store, corpus.manifest)
             for digest in {state[name] for state in states if name in state}:
                 known = chain.up_to(digest)
                 removed = np.zeros(0, dtype=np.int64) if known is None else known.of("train").documents
                 self._gone[name, digest] = frozenset(np.intersect1d(numbers, removed).tolist())
 
-    def at(self, document: DocumentName, step: int, attempt: int | None) -> bool:
-        """Return whether a step left a document out; with `attempt`, as it was read by then."""
-        state = self._history.at(step, attempt).get(document.source, "")
-        return document.number in self._gone.get((document.source, state), ())
+    def at(self, document: DocumentName, phase: int, step: int, attempt: int | None) -> bool:
+        """Return whether a step of a phase left a document out; with `attempt`, as it was read by then."""
+        corpus = corpus_name(self._recipe, phase, document.source)
+        state = self._history.at(step, attempt).get(corpus, "")
+        return document.number in self._gone.get((corpus, state), ())
 
 
 def _corpora(run: Run) -> Iterator[tuple[str, Corpus]]:
-    for name, source in run.recipe.corpus.sources.items():
-        yield name, open_corpus(source.uri)
+    """Yield each source with the corpus that the last phase to name one reads in its place, which holds all others."""
+    last = {source_of(name): source.uri for name, source in corpora_of(run.recipe).items()}
+    for name in run.recipe.corpus.sources:
+        yield name, open_corpus(last[name])

@@ -93,7 +93,7 @@ def find_exposures(
         *finder.of(sample_positions(run, streams, lost.ranges)),
         *_undone(run, streams, lost.gone_back, finder),
     ):
-        if gone.at(each.document, each.step, each.undone):
+        if gone.at(each.document, each.phase, each.step, each.undone):
             left_out[each.document] += 1
         else:
             found.append(each)

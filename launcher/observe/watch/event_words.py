@@ -75,6 +75,9 @@ _WORDS: dict[str, Callable[[_Fields], str]] = {
     "evaluation_skipped": lambda of: f"not evaluated: steps {of['steps']}{of.reason()}",
     "recipe_changed": lambda of: f"settings changed: {of['changes']}",
     "identity_changed": lambda of: f"what the run is was changed: {of['changes']}",
+    "heldout_rules": lambda of: (
+        f"held-out rules of sources differ ({'compared' if of.event.get('compared') else 'not compared'}): {of['what']}"
+    ),
     "removals": lambda of: f"goes on without removed documents from step {of['step']}",
     "pause": lambda of: f"paused{of.reason()}",
     "world": lambda of: f"{of['to']} ranks instead of {of['from']}{of.reason('cause')}",

@@ -30,6 +30,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
         *_term_weights(recipe),
         *_lengths(recipe),
         *_mixtures(recipe),
+        *_corpora(recipe),
         *_schedule(recipe),
         *_shuffle(recipe),
         *_precision(recipe),
@@ -234,6 +235,16 @@ def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
                 (*path, "weights"),
                 "all sources weigh 0, so the phase would read nothing",
                 "give one of them a weight above 0",
+            )
+
+
+def _corpora(recipe: Recipe) -> Iterator[RecipeIssue]:
+    for index, phase in enumerate(recipe.phases):
+        for name in (phase.corpora or {}).keys() - recipe.corpus.sources.keys():
+            yield RecipeIssue(
+                ("phases", index, "corpora", name),
+                f"the phase reads a corpus in place of {name}, which is not a source",
+                f"name one of {', '.join(recipe.corpus.sources)}",
             )
 
 

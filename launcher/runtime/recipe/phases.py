@@ -128,6 +128,24 @@ def _no_mixture(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
+def _with_corpora(recipe: Recipe, own: Mapping[str, str]) -> Recipe:
+    sources = {
+        name: source.model_copy(update={"uri": own.get(name, source.uri)})
+        for name, source in recipe.corpus.sources.items()
+    }
+    return recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"sources": sources})})
+
+
+def _no_other_corpora(recipe: Recipe) -> tuple[str, str] | None:
+    if not is_staged(recipe):
+        return None
+    return (
+        "phases with a mixture continue each source where the phase before it stopped, and no corpus can be continued "
+        "in another",
+        "leave it out; give the recipe both corpora as sources, and mixture.weights to the phases",
+    )
+
+
 def _sources(recipe: Recipe, phase: RecipePhase) -> str:
     """Return as text the shares of the tokens, and how often a source may have been read by the phase's end."""
     shares = source_shares(recipe, phase)
@@ -226,6 +244,17 @@ KEYS: tuple[PhaseKey, ...] = (
         text=_sources,
         refusal=_no_mixture,
         curves=_share_curves,
+    ),
+    PhaseKey(
+        name="corpora",
+        title="corpora",
+        record="corpora",
+        value=lambda recipe, phase: phase.corpora,
+        text=lambda recipe, phase: visible(
+            ", ".join(f"{name}: {uri}" for name, uri in (phase.corpora or {}).items()) or "the sources' own"
+        ),
+        put=_with_corpora,
+        refusal=_no_other_corpora,
     ),
     layer_key("rope_base", "rope base", _rope_base, _with_rope_base, _no_rotation),
     PhaseKey(

@@ -182,6 +182,8 @@ class RecipePhase(Choice):
         weights: weights of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss uses the
             objective's own weights, of a schedule the final one.
         mixture: shares of the sources in this phase.
+        corpora: URIs of corpora that the phase reads in place of those of sources, by source. Each has grown from the
+            one that was read before (`maskfleet corpus append`).
         rope_base: base of the rotary positions in layers that see the whole row (ModernBERT's global layers, all of
             EuroBERT's).
     """
@@ -195,6 +197,7 @@ class RecipePhase(Choice):
     mlm: PhaseMlm | None = None
     weights: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
     mixture: PhaseMixture | None = None
+    corpora: Annotated[dict[str, Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     rope_base: Annotated[float, Field(gt=0)] | None = None
 
     @property

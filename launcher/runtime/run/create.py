@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
+from checkpoints.listing import committed
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals, removals_at
 from data_service.printable import shell_word
@@ -17,9 +18,11 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe import identity
+from launcher.runtime.recipe.corpora import corpora_of, path_of, phase_of
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
-from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
+from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
+from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks, warn_once
 from launcher.runtime.run.inputs import FILES, Inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
@@ -34,7 +37,11 @@ _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
 
 
 def create_run(
-    recipe: Recipe, uri: str, now: datetime, read: Callable[[Recipe, Tokenizer], Inputs] = read_all_inputs
+    recipe: Recipe,
+    uri: str,
+    now: datetime,
+    read: Callable[[Recipe, Tokenizer], Inputs] = read_all_inputs,
+    report: ReportBlocks = lambda more, total: None,
 ) -> Run:
     """Create the run at `uri`.
 
@@ -42,10 +49,12 @@ def create_run(
 
     Args:
         read: function that fingerprints the inputs. A caller that only measures steps passes one without teachers.
+        report: function that is called as sources whose held-out rules differ are compared.
 
     Raises:
         RunError: a run exists at `uri`, or another command is creating one there.
-        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small.
+        CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small; or a
+            source trains on what another holds out.
         StoreError: no permission, no space, no such bucket.
     """
     store = free_place(uri)
@@ -55,9 +64,11 @@ def create_run(
     run = Run(uri, store, resolved, record_of(resolved, read(resolved, tokenizer), now))
     check_rows(run, tokenizer)
     check_mixture(run, tokenizer)
+    compared = refuse_leaks(resolved, report)
     reserve(store, resolved)
     keep(store, tokenizer)
     keep_modules(resolved, store)
+    record_compared(store, compared, now)
     publish(store, run.record)
     return run
 
@@ -115,7 +126,9 @@ def reconcile(
             remedy=f"restore the old settings, or fork the run with the new ones: maskfleet runs fork "
             f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
+    _refuse_begun(run, wanted, inputs)
     _refuse_removed(replace(run, recipe=wanted), inputs, heads, without_removed)
+    warn_once(run.store, wanted, now)
     keep(run.store, tokenizer)  # a run of an older version has no copy, nor a run that changes its tokenizer
     if changes:
         operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
@@ -135,6 +148,24 @@ def since_made(inputs: Inputs, made: Inputs) -> Inputs:
     kept = {name: digest for name, digest in inputs.removals.items() if name not in same}
     kept |= {name: made.removals[name] for name in same if name in made.removals}
     return inputs.model_copy(update={"removals": kept})
+
+
+def _refuse_begun(run: Run, wanted: Recipe, inputs: Inputs) -> None:
+    """Raise RunChanged if a phase that has begun would read another corpus in place of a source's: what its steps read
+    would no longer be known."""
+    old, new = run.record.inputs.corpora, inputs.corpora
+    changed = {name: phase_of(name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    phases = sorted({number for number in changed.values() if number is not None})
+    commits = committed(run.store) if phases else ()
+    for number in phases:
+        begins = sum(phase.steps for phase in wanted.phases[:number])
+        if commits and commits[0].step > begins:
+            raise RunChanged(
+                f"{run.uri} has taken {commits[0].step:,} steps, and phase {number}, which would read another corpus, "
+                f"begins at step {begins:,}",
+                remedy=f"name the corpus in a later phase, or fork the run with it: maskfleet runs fork "
+                f"{shell_word(run.uri)} NEW --set KEY=VALUE",
+            )
 
 
 def _refuse_removed(run: Run, inputs: Inputs, heads: CorpusStates, without_removed: bool) -> None:
@@ -161,7 +192,7 @@ def _gained(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]
         StoreError: a store cannot be read.
     """
     lines = []
-    for name, source in run.recipe.corpus.sources.items():
+    for name, source in corpora_of(run.recipe).items():
         known = run.removals.get(name, "")
         if name not in sources or known == heads.get(name, ""):
             continue
@@ -170,7 +201,7 @@ def _gained(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]
         before = removals_at(store, manifest, known)
         later = load_removals(store, manifest).removals[len(before.removals) :]
         documents = sum(len(one.train) + len(one.heldout) for one in later)
-        lines.append(f"corpus.sources.{name}: {documents:,} documents were removed from {source.uri}")
+        lines.append(f"{path_of(name)}: {documents:,} documents were removed from {source.uri}")
     return lines
 
 
@@ -227,11 +258,18 @@ def absolute(recipe: Recipe) -> Recipe:
         update={
             "corpus": corpus,
             **files,
+            "phases": tuple(map(_with_absolute_corpora, recipe.phases)),
             "start": start,
             "evaluation": evaluation,
             "objective": _with_absolute_teachers(recipe.objective),
         }
     )
+
+
+def _with_absolute_corpora(phase: RecipePhase) -> RecipePhase:
+    if phase.corpora is None:
+        return phase
+    return phase.model_copy(update={"corpora": {name: _absolute(uri) for name, uri in phase.corpora.items()}})
 
 
 def _with_absolute_teachers(objective: RecipeObjective) -> RecipeObjective:

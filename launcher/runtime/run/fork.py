@@ -21,6 +21,7 @@ from data_service.printable import shell_word
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
+from launcher.runtime.recipe.corpora import phase_of
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.objective import meta_module
 from launcher.runtime.recipe.parts import PhaseMixture
@@ -37,6 +38,7 @@ from launcher.runtime.run.create import (
     since_made,
 )
 from launcher.runtime.run.decay import decaying
+from launcher.runtime.run.heldout_rules import refuse_leaks
 from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
@@ -99,6 +101,8 @@ def fork(
     recipe = _with_planned_data(source.recipe, absolute(reload(base, tuple(assignments))), manifest.step)
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
+    if inputs.corpora != past.inputs.corpora:
+        refuse_leaks(recipe)
     heads, inputs = inputs.removals, since_made(inputs, past.inputs)
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
@@ -194,7 +198,12 @@ def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step
 
 def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
     """Yield the names of the settings that change the data up to `step`."""
-    yield from (path for path in changed_fields(source.record, wanted) if _any(path, _DATA))
+    changed = changed_fields(source.record, wanted)
+    yield from (path for path in changed if _any(path, _DATA))
+    for path in changed:
+        phase = phase_of(path)
+        if phase is not None and sum(each.steps for each in recipe.phases[:phase]) < step:
+            yield path
     begin = source.record.data_begins
     if _taken(source.recipe, begin, step) != _taken(recipe, begin, step):
         yield "phases"

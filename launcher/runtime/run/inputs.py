@@ -1,7 +1,7 @@
 """Checks the inputs of a run, its corpora and its tokenizer, against the recipe and each other, and fingerprints
 them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from data_service.stream.sources import check_kind, check_languages, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import unsuitable
+from launcher.runtime.recipe.corpora import corpora_of, path_of, source_of
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.run.corpus_option import CorpusOption
@@ -46,7 +47,8 @@ class Inputs(BaseModel):
     """The fingerprints of a run's inputs. They depend on the content only.
 
     Attributes:
-        corpora: fingerprint of the manifest, by name of the source.
+        corpora: fingerprint of the manifest, by name of the corpus (`launcher.runtime.recipe.corpora`), which is that
+            of the source, unless a phase reads another corpus in its place.
         tokenizer: hash of the tokenizer.
         teachers: identities of the teachers (`launcher.runtime.run.teachers`), in the recipe's order.
         similar_words: hash of the table of similar words. If there is none, the record has no such field.
@@ -75,8 +77,8 @@ class Inputs(BaseModel):
 
     def fields(self) -> dict[str, object]:
         """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""
-        corpora = {f"corpus.sources.{name} (content)": value for name, value in self.corpora.items()}
-        corpora |= {f"corpus.sources.{name} (removals)": value for name, value in self.removals.items()}
+        corpora = {f"{path_of(name)} (content)": value for name, value in self.corpora.items()}
+        corpora |= {f"{path_of(name)} (removals)": value for name, value in self.removals.items()}
         files = {f"{name} (content)": value for name in FILES if (value := getattr(self, name)) is not None}
         teachers = {
             f"objective.distil.teachers.{number} (weights)": teacher.weights
@@ -90,9 +92,9 @@ class Inputs(BaseModel):
         Left out are sources of which `other` has no digest, or other content, which `fields` shows.
         """
         return {
-            f"corpus.sources.{name} (manifest)": value
+            f"{path_of(name)} (manifest)": value
             for name, value in self.manifests.items()
-            if name in other.manifests and self.corpora[name] == other.corpora[name]
+            if name in other.manifests and self.corpora[name] == other.corpora.get(name)
         }
 
 
@@ -167,8 +169,8 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
     corpora: dict[str, str] = {}
     digests: dict[str, str] = {}
     removals: dict[str, str] = {}
-    manifests: list[CorpusManifest] = []
-    for name, source in recipe.corpus.sources.items():
+    manifests: dict[str, CorpusManifest] = {}
+    for name, source in corpora_of(recipe).items():
         store = open_store(source.uri)
         manifest = load_manifest(store)
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
@@ -178,8 +180,9 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         removals[name] = load_removals(store, manifest).digest
         if manifest.parts:
             _refuse_still_read(source.uri)
-        manifests.append(manifest)
-    _check_weights(recipe, manifests)
+        manifests[name] = manifest
+    _check_grown(recipe, manifests)
+    _check_weights(recipe, [manifests[name] for name in recipe.corpus.sources])
     _check_units(recipe, manifests)
     return Inputs(
         corpora=corpora,
@@ -209,10 +212,28 @@ def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
     return identify_similar_words(recipe.similar_words.uri, tokenizer_hash).hash
 
 
-def _check_units(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
+def _check_grown(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
+    """Refuse a corpus that has not grown from the one in whose place a phase reads it: `news:12` is one document."""
+    parts = {
+        name: [part.digest for part in manifest.parts] or [manifest.digest]
+        for name, manifest in manifests.items()
+    }
+    corpora, before = corpora_of(recipe), {name: name for name in recipe.corpus.sources}
+    for name, source in corpora.items():
+        former = before[source_of(name)]
+        if parts[name][: len(parts[former])] != parts[former]:
+            raise CorpusError(
+                f"{path_of(name)}: {source.uri} has not grown from the corpus in whose place it is read, "
+                f"{corpora[former].uri}",
+                remedy="make it with `maskfleet corpus append`, or give the recipe both as sources",
+            )
+        before[source_of(name)] = name
+
+
+def _check_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
     """Refuse to mask phrases or entities in corpora that were built without a lexicon."""
-    levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests]
-    uris = {name: source.uri for name, source in recipe.corpus.sources.items()}
+    levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests.values()]
+    uris = {name: source.uri for name, source in corpora_of(recipe).items()}
     for phase in recipe.phases:
         mlm = during(recipe, phase).objective.mlm
         if mlm is not None:

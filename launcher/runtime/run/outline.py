@@ -71,6 +71,7 @@ class _Corpus(_Part):
 
 class _Phase(_Part):
     steps: int
+    corpora: dict[str, str] = {}
 
 
 class _Logging(_Part):
@@ -176,7 +177,12 @@ def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
         flush_seconds=asked.logging.flush_seconds,
         record=made,
         recipe=text,
-        corpora={source: place.uri for source, place in asked.corpus.sources.items()},
+        corpora={source: place.uri for source, place in asked.corpus.sources.items()}
+        | {
+            f"phases.{number}.corpora.{source}": uri
+            for number, phase in enumerate(asked.phases)
+            for source, uri in phase.corpora.items()
+        },
         tokenizer=asked.tokenizer.uri,
     )
 

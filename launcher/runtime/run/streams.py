@@ -19,6 +19,7 @@ from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, 
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
 from encoder_core.families.xlnet import XlnetConfig
+from launcher.runtime.recipe.corpora import corpora_of, corpus_name
 from launcher.runtime.recipe.parts import PhaseMixture
 from launcher.runtime.recipe.phases import during, is_staged, planned_steps, source_shares
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
@@ -87,7 +88,7 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
         window = WindowSize.of_batches(rows, spread=run.recipe.shuffle == "spread")
     else:
         window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
-    spec = _spec(run, tokenizer, "train", length, window, lanes)
+    spec = _spec(run, tokenizer, "train", length, window, lanes, phase)
     one_source = rows if run.recipe.mixing.batches == "one_source" else None
     stages = _stages(run, phase) if is_staged(run.recipe) else ()
     return spec.model_copy(update={"one_source": one_source, "masking": masking, "stages": stages})
@@ -161,20 +162,23 @@ def _spec(
     length: int,
     window: WindowSize,
     lanes: int | None,
+    phase: int | None = None,
 ) -> StreamSpec:
-    recipe = run.recipe
+    """Return the spec of samples of a phase's corpora; without a phase, of those of the sources."""
+    recipe, corpora = run.recipe, corpora_of(run.recipe)
     texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
     return StreamSpec(
         sources=tuple(
             SourceSpec(
                 name=name,
-                uri=source.uri,
-                manifest_fingerprint=run.record.inputs.corpora[name],
+                uri=corpora[corpus].uri,
+                manifest_fingerprint=run.record.inputs.corpora[corpus],
                 weight=None if source.weight == "auto" else source.weight,
                 languages=source.languages,
-                removals=run.removals.get(name, ""),
+                removals=run.removals.get(corpus, ""),
             )
             for name, source in recipe.corpus.sources.items()
+            for corpus in [name if phase is None else corpus_name(recipe, phase, name)]
         ),
         split=split,
         input=recipe.input,

@@ -3,11 +3,14 @@
 import hashlib
 import json
 import random
+import tempfile
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,12 +21,17 @@ from data_service.prepare.contamination import (
     LEAST,
     MOST_TEXTS,
     WORDS,
+    Decontaminate,
     EvaluationText,
+    NgramIndex,
     build_index,
     dump_index,
     load_index,
 )
+from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.prepare import prepare
+from data_service.prepare.shingles import units_of, units_of_lines
+from data_service.prepare.stages import DocumentFilter, open_filter
 from tests.support.data.raw_text import files_of, ignore_progress, write_jsonl
 
 Run = tuple[str, ...]
@@ -39,11 +47,9 @@ def runs_of(text: str) -> set[Run]:
     )
 
 
-def search(texts: list[EvaluationText], document: str) -> list[tuple[str, int]]:
-    """The first example, by split and number, of each run that is no template and stands in the document."""
+def owners_of(texts: list[EvaluationText]) -> dict[Run, tuple[int, int]]:
+    """The first example, by split and number, of each run that is no template."""
     splits = list(dict.fromkeys(text.split for text in texts))
-    words = document.split()
-    found = set()
     owners: dict[Run, tuple[int, int]] = {}
     for place, split in enumerate(splits):
         different: dict[str, int] = {}
@@ -55,6 +61,14 @@ def search(texts: list[EvaluationText], document: str) -> list[tuple[str, int]]:
             for run in runs_of(one):
                 if counts[run] <= MOST_TEXTS:
                     owners[run] = min(owners.get(run, (place, number)), (place, number))
+    return owners
+
+
+def search(texts: list[EvaluationText], document: str) -> list[tuple[str, int]]:
+    """The examples whose runs stand in the document."""
+    splits = list(dict.fromkeys(text.split for text in texts))
+    words, owners = document.split(), owners_of(texts)
+    found = set()
     for run, owner in owners.items():
         if any(tuple(words[at : at + len(run)]) == run for at in range(len(words) - len(run) + 1)):
             found.add(owner)
@@ -89,6 +103,55 @@ def test_as_a_search_by_words(drawn: list[EvaluationText], document: str) -> Non
     assert (np.diff(index.keys.astype(object)) > 0).all()
 
 
+@settings(deadline=None, max_examples=150)
+@given(evaluation_texts, st.lists(st.lists(words, max_size=12).map(" ".join), max_size=12))
+def test_lines_with_a_part_of_a_run_are_cut(drawn: list[EvaluationText], lines: list[str]) -> None:
+    texts = [EvaluationText(one.split, number, one.text) for number, one in enumerate(drawn)]
+    try:
+        index = build_index(texts)
+    except PrepareError:
+        return
+    found = search(texts, " ".join(lines))
+    owners = [number for number, line in enumerate(lines) for _ in line.split()]
+    written = " ".join(lines).split()
+    gone = {
+        owners[at + offset]
+        for run in owners_of(texts)
+        for at in range(len(written) - len(run) + 1)
+        if tuple(written[at : at + len(run)]) == run
+        for offset in range(len(run))
+    }
+    rest = "\n".join(line for number, line in enumerate(lines) if number not in gone)
+    decided = open_stage(index)(Document("d", "\n".join(lines), "web"))
+    if not found:
+        assert decided == Document("d", "\n".join(lines), "web")
+    elif rest.strip() and not search(texts, rest):
+        assert decided == Cut(Document("d", rest, "web"), found[0][0])
+    else:
+        assert isinstance(decided, Drop)
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from("\n\n aé字か")))
+def test_lines_have_the_units_of_their_text(text: str) -> None:
+    lines, units, line_of = units_of_lines(text)
+    assert "\n".join(lines) == text
+    assert len(units) == len(line_of)
+    if any(unicodedata.category(character)[0] in "LNM" for character in unicodedata.normalize("NFKC", text)):
+        assert units.tolist() == units_of(text).tolist()
+    else:
+        assert not len(units)
+
+
+def open_stage(index: NgramIndex) -> DocumentFilter:
+    """The stage `decontaminate` that cuts, with this index."""
+    content = dump_index(index)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        sha256 = hashlib.sha256(content).hexdigest()
+        return open_filter(Decontaminate(stage="decontaminate", index=file.name, sha256=sha256, found="cut"))
+
+
 def sentence(draw: random.Random, length: int, alphabet: str) -> str:
     return " ".join("".join(draw.choices(alphabet, k=draw.randint(3, 8))) for _ in range(length))
 
@@ -119,7 +182,7 @@ def planted(folder: Path) -> tuple[list[str], list[EvaluationText], set[int]]:
     clean = [EvaluationText("clean/dev", n, sentence(draw, 18, "abcdefgh")) for n in range(300)]
     places = set(draw.sample(range(4000), 4))
     for number, place in enumerate(sorted(places)):
-        documents[place] = f"{documents[place][:150]} {taken[50 + number].text} {documents[place][150:]}"
+        documents[place] = f"{documents[place][:150]}\n{taken[50 + number].text}\n{documents[place][150:]}"
     write_jsonl(folder / "in.jsonl", documents)
     return documents, [*taken, *clean], places
 
@@ -138,6 +201,13 @@ def test_one_in_a_thousand_is_found_and_a_clean_task_is_clean(tmp_path: Path) ->
     statistics = prepare(made, str(tmp_path / "one"), 1, ignore_progress)
     assert statistics.stages[-1].dropped == {"taken/test": 4}
     assert statistics.documents_kept == len(documents) - len(places)
+    cutting = made.model_copy(update={"stages": (made.stages[0].model_copy(update={"found": "cut"}),)})
+    cut = prepare(cutting, str(tmp_path / "cut"), 1, ignore_progress)
+    assert (cut.documents_kept, cut.stages[-1].cut) == (len(documents), {"taken/test": 4})
+    kept = pq.read_table(tmp_path / "cut" / "documents")["text"].to_pylist()
+    for place in places:
+        before, _, after = documents[place].split("\n")
+        assert kept[place] == f"{before}\n{after}"
     again = prepare(made, str(tmp_path / "two"), 1, ignore_progress)
     assert again == statistics
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.prepare import datatrove_blocks
-from data_service.prepare.documents import Document, Drop
+from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.stages import Stage, check_stage, open_filter
 from tests.support.data.raw_text import DOCUMENTS
 
@@ -24,7 +24,9 @@ ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
 
 def decided(text: str, url: str | None = None, **settings: Any) -> Document | Drop:
     stage = ADAPTER.validate_python(settings)
-    return open_filter(stage)(Document("a", text, "s", url=url))
+    found = open_filter(stage)(Document("a", text, "s", url=url))
+    assert not isinstance(found, Cut)
+    return found
 
 
 def theirs(stage: str, text: str) -> tuple[str, str]:

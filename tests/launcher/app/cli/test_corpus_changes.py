@@ -85,7 +85,7 @@ def test_mistakes_change_nothing(corpus: Path, tmp_path: Path) -> None:
 def test_corpora_are_merged(corpus: Path, tmp_path: Path) -> None:
     maskfleet("corpus", "remove", corpus, "--ids", listed(tmp_path, "d35\n"), *WHY)
     lines = (tmp_path / "lines.txt").read_text("utf-8").splitlines()
-    records = [{"docid": f"d{n}", "text": " ".join(lines[4 * n + 2 : 4 * n + 6])} for n in range(58)]
+    records = [{"docid": f"e{n}", "text": " ".join(lines[4 * n + 2 : 4 * n + 6])} for n in range(58)]
     copied = {"docid": "copied", "text": " ".join(lines[80:84])}  # d20
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, copied]))
     maskfleet(
@@ -107,6 +107,11 @@ def test_corpora_are_merged(corpus: Path, tmp_path: Path) -> None:
     assert "removal 2" in maskfleet("corpus", "find", tmp_path / "merged", "--id", "copied")
     assert "0 damaged" in maskfleet("corpus", "verify", tmp_path / "merged")
     assert "119" in maskfleet("corpus", "stats", tmp_path / "merged")
+    appended = ("corpus", "append", corpus, tmp_path / "in.jsonl", "--out", tmp_path / "grown", "--json")
+    said = json.loads(maskfleet(*appended).splitlines()[-1])
+    assert said == {"added": 59, "copies": 1, "documents": 119, "removed": 1}
+    assert json.loads(maskfleet(*appended).splitlines()[-1]) == said
+    assert "e7" in maskfleet("corpus", "find", tmp_path / "grown", "--id", "e7")
     run = tmp_path / "run"
     maskfleet("init", "quickstart", run, "--corpus", tmp_path / "merged", "--tiny")
     assert open_run(str(run)).removals

@@ -1,0 +1,143 @@
+"""Held-out text of one corpus in the training text of another, held to a search of all places."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_service.corpus.corpus import open_corpus
+from data_service.corpus.manifest import HeldoutRule
+from data_service.ingest.heldout import bound
+from data_service.ingest.heldout_overlap import RUNS, SPAN, HeldoutIndex, find_overlap, keeps_apart
+from data_service.types import Block
+from tests.support.data.raw_text import SMALL, build, write_jsonl
+
+
+def block_of(documents: list[list[int]], removed: set[int] = frozenset()) -> Block:  # type: ignore[assignment]
+    tokens = np.array([token for document in documents for token in document], dtype=np.uint16)
+    ends = np.cumsum([0, *map(len, documents)])
+    gone = np.zeros(len(tokens), dtype=np.bool_)
+    for number in removed:
+        gone[ends[number] : ends[number + 1]] = True
+    return Block(
+        np.where(gone, 0, tokens).astype(np.uint16),
+        ends.astype(np.int64),
+        np.arange(len(documents) + 1),
+        removed=gone if removed else None,
+    )
+
+
+def is_found(document: list[int], blocks: list[list[list[int]]]) -> bool:
+    """Whether at least half of a held-out document's runs are in a block; a short one must be a whole document."""
+    if len(document) < SPAN:
+        return any(document == other for block in blocks for other in block)
+    last = len(document) - SPAN
+    places = sorted({int(place) for place in np.linspace(0, last, RUNS if last else 1)})
+    joined = [[token for other in block for token in other] for block in blocks]
+    there = [
+        any(
+            block[at : at + SPAN] == document[place : place + SPAN]
+            for block in joined
+            for at in range(len(block) - SPAN + 1)
+        )
+        for place in places
+    ]
+    return 2 * sum(there) >= len(there)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_found_is_what_a_search_of_all_places_finds(seed: int) -> None:
+    drawn = random.Random(seed)
+    most = drawn.choice((1, 2, 500, 60_000))
+
+    def text(least: int = 1) -> list[int]:
+        return [drawn.randint(1, most) for _ in range(drawn.choice((least, SPAN - 1, SPAN, SPAN + 1, 90)))]
+
+    held = [text() for _ in range(12)]
+    trained = [text() for _ in range(12)]
+    for document in drawn.sample(held, 8):
+        kind = drawn.choice(("whole", "changed", "embedded", "half"))
+        copy = list(document)
+        if kind == "changed":
+            copy[drawn.randrange(len(copy))] = 0
+        if kind == "embedded":
+            copy = [*text(), *copy, *text()]
+        trained.append(copy[: len(copy) // 2 + 1] if kind == "half" else copy)
+    drawn.shuffle(trained)
+    blocks = [trained[:7], trained[7:]]
+    index = HeldoutIndex()
+    gone = set(drawn.sample(range(6), drawn.randint(0, 2)))
+    index.add(block_of(held[:6], gone))
+    index.add(block_of(held[6:]))
+    index.close()
+    for block in blocks:
+        index.look_up(block_of(block))
+    kept = [number for number in range(12) if number not in gone]
+    expected = [number for number in kept if is_found(held[number], blocks)]
+    found = index.overlap()
+    assert (found.documents, found.found) == (len(kept), len(expected))
+    assert found.tokens == sum(len(held[number]) for number in kept)
+    assert found.found_tokens == sum(len(held[number]) for number in expected)
+    assert found.first == (expected[0] if expected else None)
+
+
+def texts(count: int, seed: int) -> list[str]:
+    drawn = random.Random(seed)
+    words = ["".join(drawn.choices("abcdefghijkl", k=drawn.randint(2, 9))) for _ in range(800)]
+    return [" ".join(drawn.choices(words, k=60)) for _ in range(count)]
+
+
+def test_of_two_sizes_with_one_share_the_smaller_ones_text_is_found(tmp_path: Path) -> None:
+    both = texts(300, 1)
+    write_jsonl(tmp_path / "in-large/a.jsonl", [*both, *texts(900, 2)])
+    write_jsonl(tmp_path / "in-small/a.jsonl", both)
+    options = SMALL.model_copy(update={"heldout_fraction": 0.02})
+    few = HeldoutRule("document", bound(0.01))  # what a much larger corpus would hold out
+    build(tmp_path / "in-large", tmp_path / "large", options.model_copy(update={"heldout_rule": few}))
+    build(tmp_path / "in-small", tmp_path / "small", options)
+    large, small = (open_corpus(str(tmp_path / name)) for name in ("large", "small"))
+    assert keeps_apart(large.manifest, small.manifest)
+    assert not keeps_apart(small.manifest, large.manifest)
+    found = find_overlap(small, large)
+    assert found.documents == int(small.manifest.heldout.documents.sum())
+    assert 0.3 * found.documents < found.found < found.documents
+    assert find_overlap(large, small).found == 0
+    build(tmp_path / "in-small", tmp_path / "like", options.model_copy(update={"heldout_rule": few}))
+    like = open_corpus(str(tmp_path / "like"))
+    assert keeps_apart(like.manifest, large.manifest)
+    assert keeps_apart(large.manifest, like.manifest)
+    assert find_overlap(like, large).found == find_overlap(large, like).found == 0
+
+
+def test_which_rules_keep_apart(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in/a.jsonl", texts(100, 3))
+    manifest = build(tmp_path / "in", tmp_path / "corpus")
+
+    def by(rule: HeldoutRule | None) -> object:
+        return replace(manifest, heldout_rule=rule)
+
+    usual = HeldoutRule("document", bound(0.1))
+    more, stretch = replace(usual, below=usual.below + 1), HeldoutRule("stretch", 9, 64)
+    marked = replace(usual, clusters="a")
+    rules = [
+        None,
+        usual,
+        replace(usual, by_tokens=True),
+        more,
+        stretch,
+        replace(stretch, trained=(3,)),
+        marked,
+    ]
+    apart = [[keeps_apart(by(one), by(other)) for other in rules] for one in rules]  # type: ignore[arg-type]
+    same = [True, True, True, True, False, False, False]
+    assert apart == [
+        same,
+        same,
+        same,
+        [False, False, False, True, False, False, False],
+        [False, False, False, False, True, False, False],
+        [False, False, False, False, False, True, False],
+        [False, False, False, False, False, False, True],
+    ]
