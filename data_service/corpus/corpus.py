@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_service.corpus.block_columns import FOLDER, StoredColumns
 from data_service.corpus.manifest import MANIFEST, TOKENIZER, BlockTable, CorpusManifest, PairTexts
@@ -74,9 +75,10 @@ def verify_files(
     def tell(read: int) -> None:
         report(read, total)
 
+    blocks = {**_by_shard(manifest.train), **_by_shard(manifest.heldout)}
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
         shards = threads.map(
-            lambda key: list(_verify_shard(store, manifest, key, tell)), manifest.shard_sizes
+            lambda key: list(_verify_shard(store, manifest, key, blocks[key], tell)), manifest.shard_sizes
         )
         damage = [found for shard in shards for found in shard]
     damage += [
@@ -95,7 +97,11 @@ def verify_files(
 
 
 def _verify_shard(
-    store: Store, manifest: CorpusManifest, key: str, tell: Callable[[int], None]
+    store: Store,
+    manifest: CorpusManifest,
+    key: str,
+    listed: "_ShardBlocks",
+    tell: Callable[[int], None],
 ) -> Iterator[Damage]:
     size, expected = store.size(key), manifest.shard_sizes[key]
     if size is None:
@@ -105,8 +111,8 @@ def _verify_shard(
         yield Damage(key, f"has {size} bytes, but the manifest says {expected}")
     whole = hashlib.blake2b(digest_size=16)
     position, sound = 0, size == expected
-    table, blocks = _blocks_of(manifest, key)
-    for index in blocks:
+    table = listed.table
+    for index in listed.blocks.tolist():
         start = int(table.offset[index])
         problems = [
             *_verify_gap(store, key, position, start),
@@ -123,12 +129,21 @@ def _verify_shard(
         yield Damage(key, "its blocks are sound, but the hash of the whole shard differs from the manifest's")
 
 
-def _blocks_of(manifest: CorpusManifest, key: str) -> tuple[BlockTable, list[int]]:
-    """Return the table of the split that the shard belongs to, and the numbers of its blocks in the order of the
-    file."""
-    table = manifest.train if key in manifest.train.shards else manifest.heldout
-    rows = (table.shard == table.shards.index(key)).nonzero()[0]
-    return table, sorted(rows.tolist(), key=lambda index: int(table.offset[index]))
+class _ShardBlocks(NamedTuple):
+    """The blocks of one shard. `blocks`: [N] int64, their numbers in the table, in the order of the file."""
+
+    table: BlockTable
+    blocks: NDArray[np.int64]
+
+
+def _by_shard(table: BlockTable) -> dict[str, _ShardBlocks]:
+    """Return the blocks of each of a table's shards, by key."""
+    order = np.lexsort((table.offset, table.shard))
+    bounds = np.searchsorted(table.shard[order], np.arange(len(table.shards) + 1))
+    return {
+        key: _ShardBlocks(table, order[bounds[number] : bounds[number + 1]])
+        for number, key in enumerate(table.shards)
+    }
 
 
 def _verify_block(

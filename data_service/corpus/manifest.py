@@ -75,33 +75,6 @@ def shard_key(part: str, split: int) -> str:
     return f"{part}/{shard_name(split)}.tar"
 
 
-@dataclass(frozen=True)
-class WrittenBlock:
-    """A block that was written: bytes [offset, offset + length) of its shard.
-
-    Attributes:
-        offset, length: place in the shard, in bytes.
-        tokens, sentences, documents: counts.
-        digest: blake2b hash of its bytes (16 bytes, hex).
-    """
-
-    offset: int
-    length: int
-    tokens: int
-    sentences: int
-    documents: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class WrittenShard:
-    """A shard that was written. `size`: in bytes; `digest`: hash of all its bytes; `blocks`: its blocks in order."""
-
-    size: int
-    digest: str
-    blocks: tuple[WrittenBlock, ...]
-
-
 def sidecar_of(shard: str) -> str:
     """Return the key of the sidecar of the shard at key `shard`."""
     return f"provenance/{shard.removesuffix('.tar')}.parquet"
@@ -213,6 +186,12 @@ class BlockTable:
     def digest(self) -> Digests:
         """B hex digests (blake2b, 16 bytes) of the blocks' `length` bytes."""
         return Digests(self.columns["digest"])
+
+    @cached_property
+    def first_blocks(self) -> dict[str, int]:
+        """Number of the first block of each shard, by key."""
+        shards, first = np.unique(self.shard, return_index=True)
+        return {self.shards[shard]: int(block) for shard, block in zip(shards, first, strict=True)}
 
     def key(self, index: int) -> str:
         """Return the key of the shard that holds block `index`, relative to the corpus root."""

@@ -95,14 +95,13 @@ def _write_hashes(
 def _ids_of(source: Corpus, split: Part) -> Iterator[tuple[NDArray[np.int64], list[str | None]]]:
     """Yield the numbers in the split, and the ids, of each shard's documents."""
     table = source.table(split)
-    first = np.searchsorted(table.shard, np.arange(len(table.shards)))  # a shard's blocks follow one another
     starts = np.cumsum(table.documents) - table.documents
 
     def read(shard: str) -> _Columns:
         return read_ids(source, shard)
 
-    for begin, (block, document, ids) in zip(first, together(read, table.shards), strict=True):
-        yield starts[begin + block] + document, ids
+    for shard, (block, document, ids) in zip(table.shards, together(read, table.shards), strict=True):
+        yield starts[table.first_blocks[shard] + block] + document, ids
 
 
 def _hashed(ids: Sequence[str]) -> NDArray[np.void]:
@@ -157,7 +156,7 @@ def _id_of(source: Corpus, split: Part, number: int) -> str | None:
     table = source.table(split)
     ends = np.cumsum(table.documents)
     block = int(np.searchsorted(ends, number, side="right"))
-    document, shard = number - int(ends[block] - table.documents[block]), table.shard[block]
-    in_shard = block - int(np.searchsorted(table.shard, shard))
+    document = number - int(ends[block] - table.documents[block])
+    in_shard = block - table.first_blocks[table.key(block)]
     where: Conditions = [("block", "==", in_shard), ("document", "==", document)]
     return next(read_origins(source, split, table.key(block), where)).provenance.id

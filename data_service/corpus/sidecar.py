@@ -132,8 +132,7 @@ def read_origins(
         CorpusError: the sidecar is missing, or its bytes are not those of the manifest.
         StoreError: the store cannot be read.
     """
-    table = corpus.table(split)
-    first = int((table.shard == table.shards.index(shard)).argmax())
+    first = corpus.table(split).first_blocks[shard]
     for batch in _read(corpus, shard, filters=where).to_batches(ROWS):
         columns = batch.to_pydict()
         known = zip(*(columns[name] for name in FIELDS), strict=True)
@@ -145,7 +144,7 @@ def read_origins(
 def origins_of(corpus: Corpus, split: Part, block: int, stretches: Sequence[range]) -> list[DocumentOrigin]:
     """Return the documents that have tokens in one of a block's stretches. Raises as `read_origins`."""
     table = corpus.table(split)
-    number = block - int((table.shard == table.shard[block]).argmax())
+    number = block - table.first_blocks[table.key(block)]
     rows = read_origins(corpus, split, table.key(block), [("block", "==", number)])
     return [
         row

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from webdataset.writer import TarWriter
 
-from data_service.corpus.manifest import WrittenBlock, WrittenShard
 from data_service.corpus.reader import MEMBERS
+from data_service.corpus.written import WrittenBlock, WrittenShard
 from data_service.store.base import digest
 from data_service.types import Block
 
@@ -47,7 +47,7 @@ class ShardWriter:
         end = self._offset + 1024  # two zero blocks end an archive
         self._append(bytes(-(-end // _RECORD) * _RECORD - self._offset))
         self._file.close()
-        return WrittenShard(self._offset, self._hash.hexdigest(), tuple(self._blocks))
+        return WrittenShard.of(self._offset, self._hash.hexdigest(), self._blocks)
 
     def close(self) -> None:
         """Close the file, finished or not."""

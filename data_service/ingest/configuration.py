@@ -14,19 +14,17 @@ from data_service.corpus.manifest import (
     CONFIGURATION,
     MANIFEST,
     TOKENIZER,
-    BlockTable,
     BuildLayout,
     CorpusManifest,
     HeldoutRule,
     StoredFile,
-    WrittenShard,
-    block_table,
     shard_key,
     sidecar_of,
 )
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.origin import Origin, joined
 from data_service.corpus.words import Segmentation
+from data_service.corpus.written import WrittenShard, joined_table
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.heldout import is_usual
 from data_service.ingest.inputs import InputListing
@@ -196,8 +194,8 @@ def assemble(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         heldout_fraction=fraction,
-        train=_table("train", train),
-        heldout=_table("heldout", heldout),
+        train=joined_table(_shards("train", train)),
+        heldout=joined_table(_shards("heldout", heldout)),
         unigram=_unigram(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
@@ -233,13 +231,6 @@ def _sidecars(part: str, summaries: list[PartSummary]) -> dict[str, StoredFile]:
         for i, summary in enumerate(summaries)
         if summary.sidecar
     }
-
-
-def _table(part: str, summaries: list[PartSummary]) -> BlockTable:
-    shards = _shards(part, summaries)
-    blocks = [(number, block) for number, shard in enumerate(shards.values()) for block in shard.blocks]
-    rows = [(n, b.offset, b.length, b.tokens, b.sentences, b.documents) for n, b in blocks]
-    return block_table(rows, [block.digest for _, block in blocks], list(shards))
 
 
 def _unigram(

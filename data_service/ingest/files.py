@@ -11,7 +11,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import BinaryIO, assert_never, cast
+from typing import BinaryIO, assert_never, cast, overload
 
 from data_service.errors import InputError
 from data_service.ingest.encodings import MARK_LENGTH, UTF_8, Utf8Stream, marked_encoding
@@ -21,6 +21,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 
 _CHUNK = 4 * MIB
+_LEAST = 64 * 1024  # bytes that are worth a request
 _BUFFER = 1 << 20
 _XZ_MEMORY = 256 * MIB  # `xz -9` needs 65
 
@@ -73,11 +74,20 @@ def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> Bina
     return cast(BinaryIO, stream)
 
 
-def line_start(file: InputFile, position: int) -> int:
-    """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards."""
+@overload
+def line_start(file: InputFile, position: int) -> int: ...
+@overload
+def line_start(file: InputFile, position: int, within: int) -> int | None: ...
+def line_start(file: InputFile, position: int, within: int | None = None) -> int | None:
+    """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards.
+
+    None if the line begins more than about `within` bytes before.
+    """
     store = _store_at(file.root)
     stop = position
     while stop > 0:
+        if within is not None and stop <= position - within:
+            return None
         start = max(0, stop - 64 * 1024)
         newline = store.get_range(file.key, start, stop - start).rfind(b"\n")
         if newline >= 0:
@@ -86,17 +96,18 @@ def line_start(file: InputFile, position: int) -> int:
     return 0
 
 
-def open_text(file: InputFile, *, start: int = 0) -> BinaryIO:
+def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK) -> BinaryIO:
     """Return a stream of the file's text, decompressed, in UTF-8. A byte order mark of UTF-8 is kept, so that positions
     are those of the file.
 
-    `start`: number of bytes to skip; only for files whose text is stored plainly (`is_stored_plainly`).
+    `start`: number of bytes to skip; only for files whose text is stored plainly (`is_stored_plainly`). `needed`: about
+    how many bytes are read from there, so that few more are fetched.
 
     Raises:
         InputError: now or on reading: the compressed data is damaged or truncated.
     """
     if start:
-        return open_ranged(file, start=start)
+        return open_ranged(file, start=start, chunk=min(_CHUNK, max(_LEAST, needed)))
     raw = open_bytes(file)
     head = raw.read(MARK_LENGTH)
     if file.compression == "" and (marked_encoding(head) or file.encoding) == UTF_8:

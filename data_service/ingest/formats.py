@@ -37,6 +37,7 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 
 _SKIP = 1 << 20
+_NEAR = 64 * 1024  # bytes before a piece in which the line before it mostly begins
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
 LINE_PER_DOCUMENT = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -93,6 +94,19 @@ def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]
             offset += skip_line(stream)
 
 
+def ends_within(stream: BinaryIO, most: int) -> int:
+    """Read to the end of the line at the stream's position; return its length, or 0 if it has more than `most` bytes.
+
+    No more is read than that, so a piece inside a long line costs no more than any other.
+    """
+    length = 0
+    while length < most and (data := stream.readline(min(_SKIP, most - length))):
+        length += len(data)
+        if data.endswith(b"\n"):
+            return length
+    return 0
+
+
 def skip_line(stream: BinaryIO) -> int:
     """Read to the end of the current line without storing it; return the number of bytes skipped."""
     skipped = 0
@@ -113,7 +127,7 @@ def open_piece(piece: FilePiece, start: int) -> BinaryIO:
     if piece.text is not None:
         return io.BytesIO(piece.text)
     assert not piece.plain_size, "a streamed piece is read by PieceReader"
-    return open_text(piece.file, start=start)
+    return open_text(piece.file, start=start, needed=piece.stop - start)
 
 
 def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -128,17 +142,44 @@ def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
 
 def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Yield the documents whose first line begins inside the piece. Their ends may lie behind the piece."""
-    file, limit = piece.file, options.max_document_bytes
-    start = piece.text_start
-    if piece.text is None and piece.start:
-        # Begin with the line before the piece: whether a line begins a document is known from the line above it.
-        start = line_start(file, piece.start - 1)
+    file, limit, cut = piece.file, options.max_document_bytes, piece.text is None and piece.start > 0
+    start = _line_above(piece) if cut else piece.text_start
+    if start is None:
+        return
     with open_piece(piece, start) as stream:
-        for first, data in _separate(read_lines(stream, start, limit), limit):
+        lines = read_lines(stream, start, limit)
+        if cut and not next(lines).data.isspace() and not _pass_run(lines, piece.stop):
+            return
+        for first, data in _separate(lines, limit):
             if not piece.holds(first):
                 return
-            if first >= piece.start:
-                yield accept(options, _document, data, first, LinePlace(file, first), options)
+            yield accept(options, _document, data, first, LinePlace(file, first), options)
+
+
+def _line_above(piece: FilePiece) -> int | None:
+    """Return the first byte of the line before the first one that begins inside the piece; None if none begins there.
+
+    Whether a line begins a document is known from the line above it. Of a long line only the piece that holds its end
+    looks for its beginning, so the pieces read it a few times together, however many they are.
+    """
+    near = line_start(piece.file, piece.start - 1, within=_NEAR)
+    if near is not None:
+        return near
+    with open_piece(piece, piece.start - 1) as stream:
+        if not ends_within(stream, piece.stop - piece.start):
+            return None
+    return line_start(piece.file, piece.start - 1)
+
+
+def _pass_run(lines: Iterator[InputLine], stop: int) -> bool:
+    """Read the lines of a document that began before the piece; return whether it ends before byte `stop`, behind which
+    nothing is read."""
+    for line in lines:
+        if line.offset >= stop:
+            return False
+        if line.data.isspace():
+            return True
+    return False
 
 
 def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOptions) -> Text:
@@ -182,7 +223,10 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
         start = max(0, piece.start - 1)
     with open_piece(piece, start) as stream:
         if start < piece.start:
-            start += skip_line(stream)
+            above = ends_within(stream, piece.stop - piece.start)
+            if not above:
+                return
+            start += above
         for line in read_lines(stream, start, limit):
             if not piece.holds(line.offset):
                 return

@@ -19,7 +19,6 @@ from data_service.corpus.manifest import (
     BuildLayout,
     HeldoutRule,
     StoredFile,
-    WrittenShard,
     shard_key,
     shard_name,
     sidecar_of,
@@ -29,6 +28,7 @@ from data_service.corpus.provenance import Provenance
 from data_service.corpus.sidecar import DocumentOrigin, SidecarWriter
 from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
+from data_service.corpus.written import WrittenShard
 from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, EncodedDocument, encode_documents, encode_examples
 from data_service.ingest.deduplicate import ORDINAL, KeptDocuments, read_kept

@@ -151,7 +151,12 @@ def keys(data: object, path: str = "") -> Iterator[str]:
     """Dotted paths as the schema has them: names of sources, items of lists and bare words are `*`."""
     if isinstance(data, dict):
         for name, value in data.items():
-            of_ones_own = path in ("corpus.sources", "phases.*.mixture.weights", "phases.*.weights")
+            of_ones_own = path in (
+                "corpus.sources",
+                "phases.*.corpora",
+                "phases.*.mixture.weights",
+                "phases.*.weights",
+            )
             below = f"{path}.{'*' if of_ones_own else name}".removeprefix(".")
             yield from () if of_ones_own else (below,)
             yield from keys(value, below)

@@ -34,6 +34,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("objective.*", "identity"),
     ("phases.*.microbatch", "operational"),
     ("phases.*.mixture.most_readings", "operational"),
+    ("phases.*.corpora", "operational"),
     ("phases.*.corpora.*", "operational"),
     ("phases.*", "identity"),
     ("optimizer.*", "identity"),

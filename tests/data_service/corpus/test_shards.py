@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import BlockTable, WrittenShard, block_table
+from data_service.corpus.manifest import BlockTable, block_table
 from data_service.corpus.reader import parse_block, read_block
 from data_service.corpus.writer import ShardWriter
+from data_service.corpus.written import WrittenShard
 from data_service.errors import CorruptBlock
 from data_service.store.open import open_store
 from data_service.types import Block

@@ -1,0 +1,84 @@
+"""A file that is cut into splits anywhere gives the documents of the whole file, and its bytes are read a few times,
+however long its lines and however small the splits."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_service.ingest.documents import read_records
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import BadRecord, Text
+from data_service.ingest.tasks import FilePiece, Split
+from data_service.store.local import LocalStore
+
+MOST = 12  # bytes of a document
+RUNS = st.lists(
+    st.sampled_from(
+        [b"a", b" ", b"\t", b"\n", b"\n\n", b" \n", b"bc" * 9, b" " * 15, b'"d"', b'{"text": "e"}']
+    ),
+    max_size=40,
+)
+
+
+def documents_of(pieces: list[FilePiece], options: BuildOptions) -> list[object]:
+    """Text and place of each, or the place of a bad one."""
+    found: list[object] = []
+    for piece in pieces:
+        for record in read_records(Split((piece,)), options):
+            found.append(record.text if isinstance(record, Text) else record.place.number)
+            assert isinstance(record, Text | BadRecord)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(RUNS.map(b"".join), st.data())
+def test_documents_do_not_depend_on_the_cuts(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(["x.txt", "x.jsonl"]))
+    path = tmp_path_factory.mktemp("cuts") / name
+    path.write_bytes(text)
+    (file,) = list_inputs([str(path)]).files
+    options = BuildOptions(txt_documents="blank_line", on_bad_records="skip", max_document_bytes=MOST)
+    inner = data.draw(st.lists(st.integers(1, max(1, len(text) - 1)), max_size=8, unique=True))
+    edges = [0, *sorted(cut for cut in inner if cut < len(text)), len(text)]
+    pieces = [FilePiece(file, start, stop) for start, stop in pairwise(edges)]
+    whole = documents_of([FilePiece(file, 0, len(text))], options)
+    assert documents_of(pieces, options) == whole
+
+
+@pytest.mark.parametrize("kind", ["a line", "a document of lines", "white space"])
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
+def test_what_is_long_is_read_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """In splits of a hundredth of it."""
+    size, split = 4 << 20, 40 << 10
+    made: dict[str, Callable[[], bytes]] = {
+        "a line": lambda: b"x" * size,
+        "a document of lines": lambda: b"".join(b"line %d\n" % n for n in range(size // 12)),
+        "white space": lambda: b" " * size,
+    }
+    text = b"one\n\n" + made[kind]() + b"\n\nanother\n"
+    (tmp_path / name).write_bytes(text)
+    read = [0]
+    real = LocalStore.get_range
+
+    def counting(self: LocalStore, key: str, start: int, length: int) -> bytes:
+        read[0] += length
+        return real(self, key, start, length)
+
+    monkeypatch.setattr(LocalStore, "get_range", counting)
+    (file,) = list_inputs([str(tmp_path / name)]).files
+    options = BuildOptions(txt_documents="blank_line", on_bad_records="skip", max_document_bytes=1 << 16)
+    edges = [*range(0, len(text), split), len(text)]
+    pieces = [FilePiece(file, start, stop) for start, stop in pairwise(edges)]
+    random.Random(1).shuffle(pieces)
+    documents_of(pieces, options)
+    assert read[0] < 8 * len(text)
