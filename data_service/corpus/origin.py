@@ -29,6 +29,7 @@ class StageCounts(_Frozen):
         dropped: number that it left out, by reason.
         cut: number of which it removed a part, by reason.
         clustered: number that it kept in clusters of near duplicates.
+        paragraphs_cut, characters_cut: numbers of lines or paragraphs, and of characters, that were cut as frequent.
     """
 
     stage: str
@@ -38,6 +39,8 @@ class StageCounts(_Frozen):
     dropped: dict[str, int]
     cut: dict[str, int] = Field(default={}, exclude_if=lambda cut: not cut)
     clustered: int = Field(default=0, exclude_if=lambda clustered: not clustered)
+    paragraphs_cut: int = Field(default=0, exclude_if=lambda count: not count)
+    characters_cut: int = Field(default=0, exclude_if=lambda count: not count)
 
 
 class IndexedSplit(_Frozen):

@@ -16,6 +16,7 @@ Stage = Literal[
     "reading",
     "comparing",
     "comparing ids",
+    "counting",
     "matching",
     "linking",
     "naming",

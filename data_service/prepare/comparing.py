@@ -7,10 +7,19 @@ from typing import assert_never
 from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
 from data_service.ingest.tasks import find_receipts
 from data_service.prepare.clusters import LinkReceipt, LinkTask, link, name, plan_link, plan_names
-from data_service.prepare.duplicates import CompareReceipt, HashedChunk, compare, plan_compare
+from data_service.prepare.duplicates import (
+    Clusters,
+    CompareReceipt,
+    HashedChunk,
+    clusters_of,
+    compare,
+    plan_compare,
+)
+from data_service.prepare.frequent_paragraphs import CountReceipt, count, cuts_of, plan_counts
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.minhash import bands_for
 from data_service.prepare.near_duplicates import JoinReceipt, join, plan_joins
+from data_service.prepare.paragraphs import Cuts, DuplicateParagraphs
 from data_service.prepare.passes import IDS, PassReceipt, texts_of
 from data_service.prepare.signatures import SignedChunk
 from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
@@ -31,8 +40,9 @@ class Runner:
 
 def compare_texts(
     runner: Runner, stage: ComparingStage, number: int, before: Sequence[PassReceipt]
-) -> list[CompareReceipt]:
-    """Compare the documents that pass `number` left; return where it says what is a copy of what.
+) -> Sequence[Clusters | Cuts]:
+    """Compare the documents that pass `number` left; return for each chunk where it says what is a copy of what, or
+    what is cut.
 
     Raises:
         StoreError: the store cannot be used.
@@ -40,12 +50,18 @@ def compare_texts(
     kind = texts_of(number)
     match stage:
         case ExactDuplicates():
-            return _compare(runner, kind, [receipt.texts for receipt in before])
+            compared = _compare(runner, kind, [receipt.texts for receipt in before])
         case NearDuplicates():
             signed = [receipt.signed for receipt in before if receipt.signed is not None]
-            return _find_near(runner, kind, stage, signed)
+            compared = _find_near(runner, kind, stage, signed)
+        case DuplicateParagraphs():
+            hashed = [receipt.paragraphs for receipt in before if receipt.paragraphs is not None]
+            tasks = plan_counts(runner.layout, kind, stage, hashed)
+            counted = runner.run(StageTasks("counting", tasks, count, CountReceipt))
+            return cuts_of(tasks[0], counted)
         case other:
             assert_never(other)
+    return [clusters_of(chunk, runner.layout, kind, compared) for chunk in range(len(before))]
 
 
 def compare_ids(runner: Runner, read: Sequence[PassReceipt]) -> list[CompareReceipt]:

@@ -153,6 +153,13 @@ class PartWriter:
         self._rows, self._size = [], 0
 
 
+def parquet_bytes(table: pa.Table) -> bytes:
+    """Return a table as a Parquet file. Equal tables give equal bytes."""
+    file = io.BytesIO()
+    pq.write_table(table, file, compression="zstd")
+    return file.getvalue()
+
+
 def read_part(data: bytes) -> Iterator[Document]:
     """Yield the documents of a part with a schema of `kept_schema`."""
     with pq.ParquetFile(pa.BufferReader(data)) as table:

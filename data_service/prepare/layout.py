@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from data_service.corpus.manifest import BUILD, BuildLayout
 from data_service.ingest.inputs import PREPARED_DOCUMENTS
 
-DROPPED = "dropped/"
+DROPPED, PARAGRAPHS = "dropped/", "paragraphs/"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,14 @@ class PrepareLayout(BuildLayout):
     def clusters(self, kind: str, partition: int) -> str:
         """Return the key of what comparing one partition of hashes found."""
         return f"{BUILD}{self.build}/clusters/{kind}/{partition:03d}.arrows"
+
+    def frequent(self, kind: str, partition: int) -> str:
+        """Return the key of the hashes of frequent paragraphs in one partition."""
+        return f"{BUILD}{self.build}/frequent/{kind}/{partition:06d}.bin"
+
+    def listed(self, number: int) -> str:
+        """Return the key of the table of the most frequent paragraphs that were cut before pass `number`."""
+        return f"{PARAGRAPHS}{number}.parquet"
 
     def pairs(self, kind: str, task: int) -> str:
         """Return the key of the pairs of near duplicates that one task found."""

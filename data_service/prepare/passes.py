@@ -4,11 +4,11 @@ The first pass reads the inputs; every later one reads what the pass before hand
 A chunk's task writes one part of documents and one of dropped documents, and its receipt last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_odd
@@ -16,6 +16,7 @@ from data_service.ingest.records import BadRecord, RecordPlace, Text
 from data_service.ingest.scan import encoded_text, hash_of
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.prepare.configuration import Input
+from data_service.prepare.counts import Counts
 from data_service.prepare.documents import (
     DROPPED,
     Cut,
@@ -29,6 +30,13 @@ from data_service.prepare.documents import (
 from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.minhash import bands_for
+from data_service.prepare.paragraphs import (
+    Cuts,
+    DuplicateParagraphs,
+    HashedParagraphs,
+    ListedParagraph,
+    ParagraphHashes,
+)
 from data_service.prepare.signatures import Signatures, SignedChunk
 from data_service.prepare.stages import (
     ComparingStage,
@@ -64,36 +72,6 @@ class Pass:
     comparing: ComparingStage | None
 
 
-class Counts(BaseModel):
-    """What became of a chunk's documents in a pass.
-
-    Attributes:
-        entered: number of documents that entered the pass; in the first, of records of the input.
-        left: number that left it.
-        entered_bytes, left_bytes: their text in UTF-8.
-        dropped: number by stage and reason.
-        changed: number of documents whose text a stage changed, by stage.
-        cut: number of those of which it removed a part, by stage and reason.
-        clustered: number of documents that a stage found near duplicates of and kept, by stage.
-        odd: number of documents read that do not look like text (`is_odd`).
-        languages, licences: number of documents that left the last pass, by value; "" for none.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    entered: int = 0
-    left: int = 0
-    entered_bytes: int = 0
-    left_bytes: int = 0
-    dropped: dict[str, dict[str, int]] = {}
-    changed: dict[str, int] = {}
-    cut: dict[str, dict[str, int]] = {}
-    clustered: dict[str, int] = {}
-    odd: int = 0
-    languages: dict[str, int] = {}
-    licences: dict[str, int] = {}
-
-
 class PassReceipt(TaskReceipt):
     """The result of a pass over a chunk.
 
@@ -103,6 +81,8 @@ class PassReceipt(TaskReceipt):
         parts: digest of each part that belongs to the output, by key.
         ids, texts: hashes of the ids of all documents read, and of the texts that are compared next.
         signed: signatures of these texts, if near duplicates are to be found.
+        paragraphs: hashes of their paragraphs, if frequent ones are to be found.
+        listed: frequent paragraphs that are listed, and that this chunk is the first to have.
     """
 
     counts: Counts
@@ -111,6 +91,8 @@ class PassReceipt(TaskReceipt):
     ids: HashedChunk | None = None
     texts: HashedChunk | None = None
     signed: SignedChunk | None = None
+    paragraphs: HashedParagraphs | None = None
+    listed: list[ListedParagraph] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -138,7 +120,7 @@ class LaterTask(BuildTask):
     Attributes:
         run: the pass.
         before: receipt of the pass before.
-        clusters: what comparing the documents of that pass found.
+        found: what comparing the documents of that pass found.
         compared: label of the stage that compared them.
         reason: reason for which that stage drops documents; None if it keeps all and names their clusters.
         named: digest of the clusters whose names documents have; empty if they have none.
@@ -149,7 +131,7 @@ class LaterTask(BuildTask):
     run: Pass
     before: str
     size: int
-    clusters: Clusters
+    found: Clusters | Cuts
     compared: str
     reason: str | None
     named: str
@@ -164,7 +146,7 @@ class LaterTask(BuildTask):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (hash_of([self.before, self.clusters.digest]),)
+        return (hash_of([self.before, self.found.digest]),)
 
 
 def read_chunk(task: ReadTask) -> PassReceipt:
@@ -240,10 +222,40 @@ def later_pass(task: LaterTask) -> PassReceipt:
     """
     store = task.layout.open()
     sink = _Sink(task.layout, task.index, task.run, task.named)
-    copies, weights = task.clusters.read(store)
-    for ordinal, found in enumerate(_documents_between(store, task)):
-        sink.counts.entered += 1
-        sink.counts.entered_bytes += len(found.text.encode())
+    if isinstance(task.found, Cuts):
+        listed = _cut_paragraphs(store, task, task.found, sink)
+    else:
+        listed = []
+        _drop_copies(store, task, task.found, sink)
+    return sink.finish(store, task, None, listed)
+
+
+def _cut_paragraphs(store: Store, task: LaterTask, cuts: Cuts, sink: "_Sink") -> list[ListedParagraph]:
+    """Cut frequent paragraphs from the documents; return those of the table."""
+    cutter, label = cuts.open(store), task.compared
+    for found in sink.entering(_documents_between(store, task)):
+        text, paragraphs, characters = cutter.cut(found.text)
+        if not paragraphs:
+            sink.take(found)
+            continue
+        for counts, more in (
+            (sink.counts.paragraphs_cut, paragraphs),
+            (sink.counts.characters_cut, characters),
+        ):
+            counts[label] = counts.get(label, 0) + more
+        if cutter.leaves_little(text):
+            detail = f"{paragraphs} of {cuts.stage.unit}s cut, {len(text.split())} words left"
+            sink.drop(DroppedDocument(found.id, found.source, label, cuts.stage.reason, detail))
+        else:
+            sink.counts.changed[label] = sink.counts.changed.get(label, 0) + 1
+            sink.take(found.with_text(text))
+    return cutter.listed
+
+
+def _drop_copies(store: Store, task: LaterTask, clusters: Clusters, sink: "_Sink") -> None:
+    """Drop the documents that are copies of others, or name their clusters."""
+    copies, weights = clusters.read(store)
+    for ordinal, found in enumerate(sink.entering(_documents_between(store, task))):
         first = copies.get(ordinal)
         if task.reason is None:
             sink.take(_in_cluster(found, first, sink.counts, task) if first or ordinal in weights else found)
@@ -252,7 +264,6 @@ def later_pass(task: LaterTask) -> PassReceipt:
             sink.drop(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
         else:
             sink.take(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
-    return sink.finish(store, task, None)
 
 
 def _in_cluster(found: Document, first: str | None, counts: Counts, task: LaterTask) -> Document:
@@ -277,6 +288,13 @@ class _Sink:
         self._kept, self._dropped = PartWriter(kept_schema(clusters)), PartWriter(DROPPED)
         self._texts = _texts_for(run.comparing)
 
+    def entering(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield the documents, and count them."""
+        for document in documents:
+            self.counts.entered += 1
+            self.counts.entered_bytes += len(document.text.encode())
+            yield document
+
     def take(self, document: Document) -> None:
         for label, decide in self._filters:
             decided = decide(document)
@@ -296,6 +314,8 @@ class _Sink:
         self._kept.add(document)
         if isinstance(self._texts, Hashes):
             self._texts.add(encoded_text(document.text), document.id, document.cluster_size)
+        elif isinstance(self._texts, ParagraphHashes):
+            self._texts.add(document.text)
         elif self._texts is not None:
             self._texts.add(document.text, document.id, document.cluster_size)
         else:
@@ -309,12 +329,18 @@ class _Sink:
         _count(self.counts.dropped, dropped.stage, dropped.reason)
         self._dropped.add(dropped)
 
-    def finish(self, store: Store, task: "ReadTask | LaterTask", ids: HashedChunk | None) -> PassReceipt:
+    def finish(
+        self,
+        store: Store,
+        task: "ReadTask | LaterTask",
+        ids: HashedChunk | None,
+        listed: Sequence[ListedParagraph] = (),
+    ) -> PassReceipt:
         last, number = self._run.compared is None, self._run.number
         key = self._layout.kept(self._index) if last else self._layout.between(self._index, number)
         dropped_key = self._layout.dropped(self._index, number)
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
-        of_texts: HashedChunk | SignedChunk | None = None
+        of_texts: HashedChunk | SignedChunk | HashedParagraphs | None = None
         if self._texts is not None:
             of_texts = self._texts.store(store, self._layout.hashed(texts_of(number), self._index))
         parts = dict.fromkeys(dropped, self._dropped.digest)
@@ -330,6 +356,8 @@ class _Sink:
             ids=ids,
             texts=of_texts if isinstance(of_texts, HashedChunk) else None,
             signed=of_texts if isinstance(of_texts, SignedChunk) else None,
+            paragraphs=of_texts if isinstance(of_texts, HashedParagraphs) else None,
+            listed=list(listed),
         )
         write_receipt(store, task.receipt, receipt)
         return receipt
@@ -340,7 +368,7 @@ def _count(counts: dict[str, dict[str, int]], stage: str, reason: str) -> None:
     of_stage[reason] = of_stage.get(reason, 0) + 1
 
 
-def _texts_for(comparing: ComparingStage | None) -> Hashes | Signatures | None:
+def _texts_for(comparing: ComparingStage | None) -> Hashes | Signatures | ParagraphHashes | None:
     """Return what collects the texts for the stage that compares them."""
     match comparing:
         case None:
@@ -349,5 +377,7 @@ def _texts_for(comparing: ComparingStage | None) -> Hashes | Signatures | None:
             return Hashes()
         case NearDuplicates():
             return Signatures(comparing.words, bands_for(comparing.similarity))
+        case DuplicateParagraphs():
+            return ParagraphHashes(comparing)
         case other:
             assert_never(other)

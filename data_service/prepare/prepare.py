@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
+from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.inputs import PREPARATION, PREPARED_DOCUMENTS, STATISTICS, InputListing
 from data_service.ingest.pool import (
@@ -39,8 +40,9 @@ from data_service.prepare.configuration import (
     short_hash,
 )
 from data_service.prepare.contamination import searched_splits
-from data_service.prepare.duplicates import clusters_of
-from data_service.prepare.layout import DROPPED, PrepareLayout
+from data_service.prepare.frequent_paragraphs import table_of
+from data_service.prepare.layout import DROPPED, PARAGRAPHS, PrepareLayout
+from data_service.prepare.paragraphs import Cuts
 from data_service.prepare.passes import (
     READ,
     LaterTask,
@@ -50,11 +52,10 @@ from data_service.prepare.passes import (
     later_pass,
     read_chunk,
     read_documents,
-    texts_of,
 )
 from data_service.prepare.stages import ComparingStage, DocumentStage, check_stage, stage_labels
 from data_service.prepare.statistics import Statistics, gather, save
-from data_service.store.base import Store
+from data_service.store.base import Store, digest
 from data_service.store.open import open_store
 
 
@@ -142,16 +143,26 @@ class _Passes:
         tasks = self._read_tasks(self._measure())
         receipts = [self._run(StageTasks("reading", tasks, read_chunk, PassReceipt))]
         self._refuse_equal_ids(tasks, receipts[0])
+        tables: dict[str, StoredFile] = {}
         for number, of_pass in enumerate(self._passes[1:], start=1):
             later = self._later_tasks(of_pass, receipts[number - 1])
             receipts.append(self._run(StageTasks("filtering", later, later_pass, PassReceipt)))
+            if isinstance(later[0].found, Cuts):
+                tables |= self._store_listed(number, receipts[number])
         labels = [READ, *stage_labels(self._preparation.stages)]
         sources = [task.entry.source for task in tasks]
         searched = searched_splits(self._preparation.stages)
-        statistics = gather(wanted, labels, sources, receipts, searched)
+        statistics = gather(wanted, labels, sources, receipts, searched, tables)
         if not statistics.documents_kept:
             raise _nothing_left(statistics)
         return statistics
+
+    def _store_listed(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
+        """Store the table of the most frequent paragraphs that were cut; return it by key."""
+        data = table_of([each for receipt in receipts for each in receipt.listed])
+        key = self._layout.listed(number)
+        self._layout.open().put(key, data)
+        return {key: StoredFile(len(data), digest(data))}
 
     def _measure(self) -> dict[str, int]:
         """Return the decompressed sizes of big packed files, by URI."""
@@ -186,10 +197,10 @@ class _Passes:
         """Compare what the pass before left; return the tasks of the next one."""
         earlier = self._passes[of_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
-        compared = compare_texts(self._runner, earlier.comparing, earlier.number, before)
+        found = compare_texts(self._runner, earlier.comparing, earlier.number, before)
         drops = earlier.comparing.drops
         if not drops:
-            self._named = hash_of(receipt.digest for receipt in compared)[:32]
+            self._named = found[0].digest[:32]
         return [
             LaterTask(
                 self._layout,
@@ -197,7 +208,7 @@ class _Passes:
                 of_pass,
                 before=receipt.digest,
                 size=receipt.files.get(self._layout.between(index, of_pass.number - 1), 0),
-                clusters=clusters_of(index, self._layout, texts_of(earlier.number), compared),
+                found=found[index],
                 compared=earlier.compared or "",
                 reason=earlier.comparing.reason if drops else None,
                 named=self._named,
@@ -263,5 +274,7 @@ def _nothing_left(statistics: Statistics) -> PrepareError:
 
 def _remove_strangers(store: Store, statistics: Statistics) -> None:
     """Delete parts that an abandoned preparation of other settings left."""
-    there = [entry.key for prefix in (PREPARED_DOCUMENTS, DROPPED) for entry in store.list(prefix)]
+    there = [
+        entry.key for prefix in (PREPARED_DOCUMENTS, DROPPED, PARAGRAPHS) for entry in store.list(prefix)
+    ]
     store.delete_many([key for key in there if key not in statistics.parts])

@@ -1,7 +1,8 @@
 """The stages of a preparation: their settings, and the functions that decide about documents.
 
 A stage looks at one document alone, and keeps it, changes it or drops it with a reason; or it compares all documents
-(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see `near_duplicates.py`). Every stage is a pure function of
+(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see `near_duplicates.py`; `DuplicateParagraphs`, see
+`paragraphs.py`). Every stage is a pure function of
 documents and settings.
 """
 
@@ -33,6 +34,7 @@ from data_service.prepare.datatrove_blocks import (
 )
 from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.language import Language, open_language
+from data_service.prepare.paragraphs import DuplicateParagraphs
 
 DocumentFilter = Callable[[Document], Document | Drop | Cut]
 
@@ -161,7 +163,7 @@ DocumentStage = (
     | UrlFilter
     | Pii
 )
-ComparingStage = ExactDuplicates | NearDuplicates
+ComparingStage = ExactDuplicates | NearDuplicates | DuplicateParagraphs
 Stage = Annotated[DocumentStage | ComparingStage, Field(discriminator="stage")]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict
 
@@ -63,11 +64,12 @@ def gather(
     sources: Sequence[str],
     passes: Sequence[Sequence[PassReceipt]],
     searched: Sequence[IndexedSplit] = (),
+    tables: Mapping[str, StoredFile] = MappingProxyType({}),
 ) -> Statistics:
     """Return the statistics of all passes.
 
     `labels`: of the stages, in order; `sources`: source of each chunk; `searched`: splits of tasks that the documents
-    were searched for.
+    were searched for; `tables`: further objects of the output.
     """
     by_source = {
         name: _of_source([[p[i] for i, s in enumerate(sources) if s == name] for p in passes])
@@ -81,6 +83,8 @@ def gather(
         changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
         cut = _sum(receipt.counts.cut.get(label, {}) for receipt in receipts)
         clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
+        paragraphs = sum(receipt.counts.paragraphs_cut.get(label, 0) for receipt in receipts)
+        characters = sum(receipt.counts.characters_cut.get(label, 0) for receipt in receipts)
         left = entered - sum(dropped.values())
         stages.append(
             StageCounts(
@@ -91,6 +95,8 @@ def gather(
                 dropped=dropped,
                 cut=cut,
                 clustered=clustered,
+                paragraphs_cut=paragraphs,
+                characters_cut=characters,
             )
         )
         entered = left
@@ -98,7 +104,7 @@ def gather(
         key: StoredFile(receipt.files[key], found)
         for receipt in receipts
         for key, found in receipt.parts.items()
-    }
+    } | dict(tables)
     return Statistics(
         preparation=wanted,
         documents_read=sum(counts.documents_read for counts in by_source.values()),

@@ -59,6 +59,10 @@ def statistics_tables(statistics: Statistics) -> Iterator[Table]:
         share = f"{dropped / max(1, stage.entered):.1%}"
         changed = f"{stage.changed:,} changed" if stage.changed else ""
         changed = f"{stage.clustered:,} in clusters" if stage.clustered else changed
+        if stage.paragraphs_cut:
+            changed = (
+                f"{changed}: {stage.paragraphs_cut:,} paragraphs of {stage.characters_cut:,} characters cut"
+            )
         stages.add_row(stage.stage, f"{stage.entered:,}", f"{dropped:,}", share, changed)
         for reason, count in sorted(stage.dropped.items(), key=lambda item: (-item[1], item[0])):
             stages.add_row("", "", f"{count:,}", f"{count / max(1, stage.entered):.1%}", reason)

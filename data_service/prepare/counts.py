@@ -1,0 +1,36 @@
+"""What became of the documents of a chunk in a pass, in numbers."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Counts(BaseModel):
+    """What became of a chunk's documents in a pass.
+
+    Attributes:
+        entered: number of documents that entered the pass; in the first, of records of the input.
+        left: number that left it.
+        entered_bytes, left_bytes: their text in UTF-8.
+        dropped: number by stage and reason.
+        changed: number of documents whose text a stage changed, by stage.
+        clustered: number of documents that a stage found near duplicates of and kept, by stage.
+        cut: number of those of which it removed a part, by stage and reason.
+        paragraphs_cut, characters_cut: numbers of paragraphs and of characters that were cut as frequent, by stage.
+        odd: number of documents read that do not look like text (`is_odd`).
+        languages, licences: number of documents that left the last pass, by value; "" for none.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    entered: int = 0
+    left: int = 0
+    entered_bytes: int = 0
+    left_bytes: int = 0
+    dropped: dict[str, dict[str, int]] = {}
+    changed: dict[str, int] = {}
+    clustered: dict[str, int] = {}
+    cut: dict[str, dict[str, int]] = {}
+    paragraphs_cut: dict[str, int] = {}
+    characters_cut: dict[str, int] = {}
+    odd: int = 0
+    languages: dict[str, int] = {}
+    licences: dict[str, int] = {}

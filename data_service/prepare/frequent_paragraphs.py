@@ -1,0 +1,165 @@
+"""Finds the paragraphs that many documents have, over all chunks, one range of hashes at a time so that memory is
+bounded.
+
+Each chunk leaves the hashes of its paragraphs and how many of its documents have each (`paragraphs.py`). A task adds up
+one range of all chunks, and writes for each chunk which of its hashes are frequent: so the next pass over a chunk loads
+no more hashes than the chunk has. Sums depend neither on the order of tasks nor on who computes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_service.ingest.scan import hash_of
+from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.prepare.documents import parquet_bytes
+from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.paragraphs import (
+    BITS,
+    RECORD,
+    Cuts,
+    DuplicateParagraphs,
+    HashedParagraphs,
+    ListedParagraph,
+)
+from data_service.store.base import Store, digest, together
+
+_PARTITION = 4_000_000  # records; about 200 MB while they are added up
+_TABLE = pa.schema(
+    [
+        pa.field("paragraph", pa.string(), nullable=False),
+        pa.field("documents", pa.int64(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class CountTask(BuildTask):
+    """The task of adding up one range of hashes. `bits`: their first bits [first, stop); `source`: covers all
+    chunks."""
+
+    layout: PrepareLayout
+    kind: str
+    index: int
+    chunks: tuple[HashedParagraphs, ...]
+    bits: tuple[int, int]
+    stage: DuplicateParagraphs
+    source: str
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt(f"count-{self.kind}", self.index)
+
+    @property
+    def input_bytes(self) -> int:
+        records = sum(chunk.records for chunk in self.chunks)
+        return (records * RECORD.itemsize * (self.bits[1] - self.bits[0])) >> BITS
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+
+class CountReceipt(TaskReceipt):
+    """The result of adding up a range.
+
+    Attributes:
+        starts: [chunks + 1], byte at which the frequent hashes of each chunk begin in the stored object, and the end.
+        digest: digest of the object.
+        frequent: number of different frequent paragraphs.
+        first: (hash, number of documents, first chunk that has it) of the most frequent ones, as many as are listed.
+    """
+
+    starts: list[int]
+    digest: str
+    frequent: int
+    first: list[tuple[int, int, int]]
+
+
+def plan_counts(
+    layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[HashedParagraphs]
+) -> list[CountTask]:
+    """Cut the hashes into ranges of about `_PARTITION` records."""
+    source = hash_of(chunk.digest for chunk in chunks)
+    count = min(1 << BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION)))
+    edges = [(number << BITS) // count for number in range(count + 1)]
+    return [
+        CountTask(layout, kind, index, tuple(chunks), bits, stage, source)
+        for index, bits in enumerate(pairwise(edges))
+    ]
+
+
+def count(task: CountTask) -> CountReceipt:
+    """Write which paragraphs of each chunk are frequent; return the receipt."""
+    store = task.layout.open()
+    parts = list(together(partial(_read, store, task.bits), task.chunks))
+    records = np.concatenate([np.empty(0, dtype=RECORD), *parts])
+    chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
+    order = np.argsort(records["key"], kind="stable")  # of one hash by chunk
+    keys = records["key"][order]
+    begins = np.flatnonzero(np.append(np.ones(min(1, len(keys)), dtype=np.bool_), keys[1:] != keys[:-1]))
+    sums = np.add.reduceat(records["documents"][order].astype(np.int64), begins) if len(begins) else begins
+    frequent = sums > task.stage.most_documents
+    rows = order[np.repeat(frequent, np.diff(np.append(begins, len(keys))))]
+    rows = rows[np.argsort(chunk[rows], kind="stable")]
+    data = records["key"][rows].astype("<u8").tobytes()
+    key = task.layout.frequent(task.kind, task.index)
+    if data:
+        store.put(key, data)
+    starts = 8 * np.searchsorted(chunk[rows], np.arange(len(parts) + 1))
+    receipt = CountReceipt(
+        source=task.source,
+        files={key: len(data)} if data else {},
+        starts=starts.tolist(),
+        digest=digest(data),
+        frequent=int(frequent.sum()),
+        first=_first(
+            keys[begins[frequent]], sums[frequent], chunk[order[begins[frequent]]], task.stage.listed
+        ),
+    )
+    write_receipt(store, task.receipt, receipt)
+    return receipt
+
+
+def _first(
+    keys: NDArray[np.uint64], documents: NDArray[np.int64], chunks: NDArray[np.uint32], most: int
+) -> list[tuple[int, int, int]]:
+    chosen = np.lexsort((keys, -documents))[:most]
+    return list(zip(keys[chosen].tolist(), documents[chosen].tolist(), chunks[chosen].tolist(), strict=True))
+
+
+def _read(store: Store, bits: tuple[int, int], chunk: HashedParagraphs) -> NDArray[np.void]:
+    return chunk.read(store, *bits)
+
+
+def cuts_of(task: CountTask, counted: Sequence[CountReceipt]) -> list[Cuts]:
+    """Return for each chunk what is cut from its documents. `task`: any of those that gave the receipts."""
+    every = sorted((-documents, key, chunk) for each in counted for key, documents, chunk in each.first)
+    listed: list[list[tuple[int, int]]] = [[] for _ in task.chunks]
+    for documents, key, chunk in every[: task.stage.listed]:
+        listed[chunk].append((key, -documents))
+    total = hash_of(each.digest for each in counted)
+    return [
+        Cuts(
+            task.stage,
+            tuple(
+                (task.layout.frequent(task.kind, index), each.starts[chunk], length)
+                for index, each in enumerate(counted)
+                if (length := each.starts[chunk + 1] - each.starts[chunk])
+            ),
+            tuple(listed[chunk]),
+            hash_of([total, str(listed[chunk])]),
+        )
+        for chunk in range(len(task.chunks))
+    ]
+
+
+def table_of(listed: Sequence[ListedParagraph]) -> bytes:
+    """Return the table of the most frequent paragraphs as Parquet, the most frequent first."""
+    ordered = sorted(listed, key=lambda each: (-each.documents, each.paragraph))
+    return parquet_bytes(pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE))

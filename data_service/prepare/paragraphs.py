@@ -1,0 +1,197 @@
+"""Paragraphs, or lines, that return in many documents: hashed chunk by chunk, and cut from the documents.
+
+Two paragraphs are the same if their letters and digits are: case, accents, punctuation and white space make no
+difference. Each chunk leaves the different hashes of its paragraphs, sorted, each with the number of its documents that
+have it (`frequent_paragraphs.py` adds them up). Source of the idea: Wenzek et al. 2020, *CCNet*, section 3.1; there a
+paragraph is cut from its second occurrence on, here everywhere, once more than a given number of documents have it.
+"""
+
+import re
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+
+from data_service.ingest.scan import encoded_text, folded_text, is_blank
+from data_service.store.base import Store, digest
+
+RECORD = np.dtype([("key", "<u8"), ("documents", "<u4")])
+BITS = 12  # of a hash, by which records are found
+_NUMBER = np.dtype("<u4")
+_HEAD = ((1 << BITS) + 1) * _NUMBER.itemsize
+_BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
+SHOWN = 200  # characters of a paragraph that the table shows
+
+
+class DuplicateParagraphs(BaseModel):
+    """Cuts lines or paragraphs that more than a number of documents have, over all inputs.
+
+    Attributes:
+        unit: `line`, or `paragraph`: what is between blank lines.
+        most_documents: number of documents that may have the same one; in more it is cut from all.
+        least_characters: letters and digits of the shortest one that is cut.
+        least_words: a document from which something was cut is dropped if fewer words are left.
+        listed: number of the most frequent ones that are listed in a table, with their documents.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["duplicate_paragraphs"]
+    unit: Literal["line", "paragraph"] = "line"
+    most_documents: int = Field(default=100, ge=1, le=2**31)
+    least_characters: int = Field(default=10, ge=1)
+    least_words: NonNegativeInt = 5
+    listed: int = Field(default=1000, ge=0, le=100_000)
+
+    @property
+    def reason(self) -> str:
+        return "little_left"
+
+    @property
+    def drops(self) -> bool:
+        """Whether copies are dropped."""
+        return True
+
+    def pieces(self, text: str) -> list[tuple[str, str]]:
+        """Return (line or paragraph, separator behind it) of all of a text. Joined they are the text."""
+        found = text.split("\n") if self.unit == "line" else _BLANK_LINES.split(text)
+        if self.unit == "line":
+            return [(line, "\n") for line in found[:-1]] + [(found[-1], "")]
+        return list(zip(found[::2], [*found[1::2], ""], strict=True))
+
+    def key(self, piece: str) -> int | None:
+        """Return the hash of a line or paragraph, 64 bits; None for one that is too short to be cut."""
+        if is_blank(piece):
+            return None
+        plain = folded_text(encoded_text(piece))
+        if len(plain) < self.least_characters:
+            return None
+        return int.from_bytes(blake2b(plain.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class HashedParagraphs:
+    """The stored hashes of a chunk's paragraphs.
+
+    Attributes:
+        key: key of the object; there is none if the chunk has no paragraph.
+        records: number of different hashes.
+        digest: digest of the object.
+        size: bytes of the object.
+    """
+
+    key: str
+    records: int
+    digest: str
+    size: int
+
+    def files(self) -> dict[str, int]:
+        """Return the size of the stored object, by key."""
+        return {self.key: self.size} if self.size else {}
+
+    def read(self, store: Store, first: int, stop: int) -> NDArray[np.void]:
+        """Return the records whose hashes begin with the bits [first, stop)."""
+        if not self.records:
+            return np.empty(0, dtype=RECORD)
+        width = _NUMBER.itemsize
+        head = np.frombuffer(store.get_range(self.key, first * width, (stop - first + 1) * width), _NUMBER)
+        begin, end = int(head[0]), int(head[-1])
+        if begin == end:
+            return np.empty(0, dtype=RECORD)
+        start, length = _HEAD + begin * RECORD.itemsize, (end - begin) * RECORD.itemsize
+        return np.frombuffer(store.get_range(self.key, start, length), RECORD)
+
+
+class ParagraphHashes:
+    """Collects the hashes of a chunk's paragraphs: 8 bytes of memory each, and 40 while they are stored."""
+
+    def __init__(self, stage: DuplicateParagraphs) -> None:
+        self._stage = stage
+        self._keys = array("Q")
+
+    def add(self, text: str) -> None:
+        """Add a document."""
+        keys = (self._stage.key(piece) for piece, _ in self._stage.pieces(text))
+        self._keys.extend({key for key in keys if key is not None})
+
+    def store(self, store: Store, key: str) -> HashedParagraphs:
+        """Store the records, sorted, behind the numbers at which they begin; return what the receipt says of them."""
+        keys, counts = np.unique(np.frombuffer(self._keys, dtype=np.uint64), return_counts=True)
+        records = np.empty(len(keys), dtype=RECORD)
+        records["key"], records["documents"] = keys, counts
+        edges = np.arange(1, 1 << BITS, dtype=np.uint64) << np.uint64(64 - BITS)
+        starts = np.array([0, *np.searchsorted(keys, edges).tolist(), len(keys)], dtype=_NUMBER)
+        data = starts.tobytes() + records.tobytes() if len(keys) else b""
+        if data:
+            store.put(key, data)
+        return HashedParagraphs(key, len(keys), digest(data), len(data))
+
+
+class ListedParagraph(BaseModel):
+    """A paragraph of the table. `paragraph`: its first characters; `documents`: number of documents that had it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    paragraph: str
+    documents: int
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What is cut from a chunk's documents.
+
+    Attributes:
+        stage: the settings.
+        slices: (key, start, length) of the objects that hold the hashes of what is cut.
+        listed: (hash, number of documents) of the paragraphs of the table that this chunk is the first to have.
+        digest: of all partitions.
+    """
+
+    stage: DuplicateParagraphs
+    slices: tuple[tuple[str, int, int], ...]
+    listed: tuple[tuple[int, int], ...]
+    digest: str
+
+    def open(self, store: Store) -> "Cutter":
+        """Return what cuts them. Raises StoreError."""
+        read = (
+            np.frombuffer(store.get_range(key, start, length), "<u8") for key, start, length in self.slices
+        )
+        return Cutter(self.stage, (key for part in read for key in part.tolist()), dict(self.listed))
+
+
+class Cutter:
+    """Cuts paragraphs from documents, and remembers the text of those that are listed.
+
+    Attributes:
+        listed: paragraphs of the table that were found.
+    """
+
+    def __init__(self, stage: DuplicateParagraphs, keys: Iterable[int], listed: dict[int, int]) -> None:
+        self._stage, self._keys, self._wanted = stage, frozenset(keys), listed
+        self.listed: list[ListedParagraph] = []
+
+    def cut(self, text: str) -> tuple[str, int, int]:
+        """Return the text that is left, and the numbers of paragraphs and of characters that were cut."""
+        kept, paragraphs = list[str](), 0
+        for piece, separator in self._stage.pieces(text):
+            key = self._stage.key(piece)
+            if key is None or key not in self._keys:
+                kept.append(piece + separator)
+                continue
+            paragraphs += 1
+            if (documents := self._wanted.pop(key, None)) is not None:
+                self.listed.append(ListedParagraph(paragraph=piece.strip()[:SHOWN], documents=documents))
+        if not paragraphs:
+            return text, 0, 0
+        left = "".join(kept).strip("\n")
+        return left, paragraphs, len(text) - len(left)
+
+    def leaves_little(self, text: str) -> bool:
+        """Return whether too little is left of a document."""
+        return is_blank(text) or len(text.split()) < self._stage.least_words
