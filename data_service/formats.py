@@ -5,11 +5,16 @@ has a number `format`; without one it is of format 1. A version that changes the
 number.
 """
 
+import hashlib
 import json
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+_ENVELOPE = re.compile(
+    rb'\{"format":"([a-z-]+)","version":(\d+),"sha256":"([0-9a-f]{64})","content":(.*)\}\n', re.DOTALL
+)
 REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
 
 
@@ -46,3 +51,28 @@ def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> b
         return True
     unknown = error is not None and {found["type"] for found in error.errors()} == {"extra_forbidden"}
     return isinstance(content, dict) and unknown
+
+
+class Enveloped(NamedTuple):
+    """Content with its version. `digest`: sha256 (hex) of the exact bytes of `body`, so a flipped byte is found even if
+    the JSON can still be parsed."""
+
+    version: int
+    digest: str
+    body: bytes
+
+
+def envelope(kind: str, version: int, body: bytes) -> bytes:
+    """Return the bytes of a file of this kind, such as `maskfleet-corpus`. `body`: its content, as JSON."""
+    head = f'{{"format":"{kind}","version":{version},"sha256":"{hashlib.sha256(body).hexdigest()}","content":'
+    return head.encode() + body + b"}\n"
+
+
+def open_envelope(kind: str, data: bytes) -> Enveloped:
+    """Return what `envelope` packed. Raises ValueError: the bytes are damaged, or of another kind."""
+    found = _ENVELOPE.fullmatch(data)
+    if found is None or found[1] != kind.encode():
+        raise ValueError(f"its beginning or end is not that of a file of format {kind}")
+    if hashlib.sha256(found[4]).hexdigest() != found[3].decode():
+        raise ValueError("its bytes do not match its own hash")
+    return Enveloped(int(found[2]), found[3].decode(), found[4])

@@ -4,9 +4,7 @@ So a flipped byte is found even if the JSON can still be parsed. The block table
 part of the JSON (`data_service.corpus.block_columns`); it holds their digests, and the corpus's fingerprint.
 """
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any, NoReturn
@@ -38,15 +36,14 @@ from data_service.corpus.manifest import (
 from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError
-from data_service.formats import REMEDY, newer
+from data_service.formats import REMEDY, envelope, newer, open_envelope
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
 VERSION = 5
 # A manifest is of the first version that knows all of it: 5 held-out clusters, 4 tables of blocks stored apart, 3 parts
 # of a merged corpus, 2 provenance or an origin, 1 none of them.
-_HEAD = re.compile(rb'\{"format":"maskfleet-corpus","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
-_TAIL = b"}\n"
+_FORMAT = "maskfleet-corpus"
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
@@ -162,10 +159,7 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    checksum = hashlib.sha256(body).hexdigest()
-    version = _version(content, manifest.heldout_rule)
-    head = f'{{"format":"maskfleet-corpus","version":{version},"sha256":"{checksum}","content":'
-    return head.encode() + body + _TAIL
+    return envelope(_FORMAT, _version(content, manifest.heldout_rule), body)
 
 
 def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
@@ -175,16 +169,14 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         CorpusError: the bytes are damaged, not a manifest, or of a version that this program does not know.
     """
     place = f"{store.uri.rstrip('/')}/{MANIFEST}"
-    head = _HEAD.match(data)
-    if head is None or not data.endswith(_TAIL):
-        _damaged(place, "its beginning or end is not that of a corpus manifest")
-    if int(head[1]) > VERSION:
-        raise CorpusError(newer(place), remedy=REMEDY)
-    body = data[head.end() : -len(_TAIL)]
-    if hashlib.sha256(body).hexdigest() != head[2].decode():
-        _damaged(place, "its bytes do not match its own hash")
     try:
-        content = _Content.model_validate_json(body)
+        stored = open_envelope(_FORMAT, data)
+    except ValueError as error:
+        _damaged(place, str(error), error)
+    if stored.version > VERSION:
+        raise CorpusError(newer(place), remedy=REMEDY)
+    try:
+        content = _Content.model_validate_json(stored.body)
     except ValidationError as error:
         _damaged(place, str(error.errors()[0]["msg"]), error)
     apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
@@ -193,9 +185,9 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         "provenance": content.provenance or content.origin,
         "fingerprint": any(apart),
     }
-    if head[1] != b"%d" % _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
-        _damaged(place, f"its content is not that of version {int(head[1])}")
-    return replace(_to_manifest(content, store), digest=head[2].decode())
+    if stored.version != _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
+        _damaged(place, f"its content is not that of version {stored.version}")
+    return replace(_to_manifest(content, store), digest=stored.digest)
 
 
 def _version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
@@ -220,9 +212,7 @@ def save_manifest(store: Store, manifest: CorpusManifest) -> None:
 
 def with_digest(manifest: CorpusManifest) -> CorpusManifest:
     """Return the manifest with the digest that it will have when it is saved."""
-    head = _HEAD.match(dump_manifest(manifest))
-    assert head is not None, "it is written like this"
-    return replace(manifest, digest=head[2].decode())
+    return replace(manifest, digest=open_envelope(_FORMAT, dump_manifest(manifest)).digest)
 
 
 def _has_many(manifest: CorpusManifest) -> bool:

@@ -6,7 +6,6 @@ how many there are, so that a lost last file is found, too. Files are only ever 
 state of the corpus after it for ever, and a run that was made in that state keeps it.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from pydantic import (
 
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.errors import CorpusError
-from data_service.formats import REMEDY, newer
+from data_service.formats import REMEDY, envelope, newer, open_envelope
 from data_service.store.base import Store, together
 from data_service.store.errors import KeyMissing
 from data_service.types import Block
@@ -36,8 +35,7 @@ REMOVALS = "removals/"
 HEAD = f"{REMOVALS}head.json"
 _VERSION = 1
 _NAME = re.compile(rf"{REMOVALS}(\d{{6}})\.json")
-_HEAD = re.compile(rb'\{"format":"maskfleet-removal","version":(\d+),"sha256":"([0-9a-f]{64})","content":')
-_TAIL = b"}\n"
+_FORMAT = "maskfleet-removal"
 _RESTORE = (
     "restore the file from a copy of the corpus; what was removed is not read only while the list is whole"
 )
@@ -212,9 +210,7 @@ def dump_removal(removal: Removal, corpus: str) -> bytes:
         "heldout": _columns(removal.heldout),
     }
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    checksum = hashlib.sha256(body).hexdigest()
-    head = f'{{"format":"maskfleet-removal","version":{_VERSION},"sha256":"{checksum}","content":'
-    return head.encode() + body + _TAIL
+    return envelope(_FORMAT, _VERSION, body)
 
 
 def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
@@ -263,16 +259,14 @@ def removals_at(store: Store, manifest: CorpusManifest, digest: str) -> RemovalC
 
 def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest) -> Removal:
     """Return the removal in `data`, the bytes of object `key`. Raises CorpusError, as `load_removals`."""
-    head = _HEAD.match(data)
-    if head is None or not data.endswith(_TAIL):
-        _damaged(store, key, "its beginning or end is not that of a removal")
-    if int(head[1]) > _VERSION:
-        raise CorpusError(newer(store.at(key).uri), remedy=REMEDY)
-    body, digest = data[head.end() : -len(_TAIL)], head[2].decode()
-    if hashlib.sha256(body).hexdigest() != digest:
-        _damaged(store, key, "its bytes do not match its own hash")
     try:
-        content = _Content.model_validate_json(body)
+        stored = open_envelope(_FORMAT, data)
+    except ValueError as error:
+        _damaged(store, key, str(error), error)
+    if stored.version > _VERSION:
+        raise CorpusError(newer(store.at(key).uri), remedy=REMEDY)
+    try:
+        content = _Content.model_validate_json(stored.body)
     except ValidationError as error:
         _damaged(store, key, str(error.errors()[0]["msg"]), error)
     if content.corpus != manifest.digest:
@@ -285,7 +279,9 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
         )
         if not _inside(splits[split], table):
             _damaged(store, key, f"it names documents of {split} that the corpus does not have")
-    return Removal(content.by, content.at, content.reason, **splits, previous=content.previous, digest=digest)
+    return Removal(
+        content.by, content.at, content.reason, **splits, previous=content.previous, digest=stored.digest
+    )
 
 
 def append_removal(

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data_service.errors import InputError
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_store
+from data_service.store.open import open_file
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 from data_service.types import LEVELS, Level
 
@@ -376,8 +376,8 @@ def _lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
 
 
 def _read(uri: str) -> bytes:
-    base, slash, name = uri.rpartition("/")
+    store, name = open_file(uri)
     try:
-        return open_store(base or ("/" if slash else ".")).get(name)
+        return store.get(name)
     except KeyMissing as error:
         raise InputError(f"{uri}: there is no such file of words", remedy="check the path") from error

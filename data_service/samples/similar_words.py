@@ -25,7 +25,7 @@ from data_service.formats import REMEDY, newer
 from data_service.rng import scale
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_store
+from data_service.store.open import open_file
 from data_service.types import Tokens
 
 LONGEST = 8  # tokens of a word in the table
@@ -137,9 +137,9 @@ def read_similar_words(uri: str) -> bytes:
         CorpusError: the file does not exist.
         StoreError: the file cannot be read.
     """
-    base, slash, name = uri.rpartition("/")
+    store, name = open_file(uri)
     try:
-        return open_store(base or ("/" if slash else ".")).get(name)
+        return store.get(name)
     except KeyMissing as error:
         raise CorpusError(
             f"{uri}: no such table of similar words", remedy="make one with `maskfleet corpus similar-words`"

@@ -44,6 +44,17 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
             raise BadUri.at(text, f"unknown scheme {scheme!r}")
 
 
+def open_file(path: str) -> tuple[Store, str]:
+    """Return the store of the folder in which a file lies, and the file's name. Raises as `open_store`."""
+    return open_store(folder_of(path)), path.rpartition("/")[2]
+
+
+def folder_of(path: str) -> str:
+    """Return the folder, or its URI, in which the file at a path or URI lies."""
+    folder, slash, _ = path.rpartition("/")
+    return folder or ("/" if slash else ".")
+
+
 def _expanded(text: str) -> Path:
     """Return the path with `~` or `~user` replaced by the home folder; unchanged if there is none, as in shells."""
     try:

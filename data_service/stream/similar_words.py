@@ -21,7 +21,7 @@ from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals, without
 from data_service.errors import CorpusError, InputError
 from data_service.samples.similar_words import LONGEST, SimilarPair, dump_similar_words
-from data_service.store.open import open_store
+from data_service.store.open import open_file
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block
 
@@ -73,8 +73,7 @@ def write_similar_words(
     Raises:
         CorpusError: `out` exists already. Otherwise as `learn_similar_words`.
     """
-    base, slash, name = out.rpartition("/")
-    store = open_store(base or ("/" if slash else "."))
+    store, name = open_file(out)
     if store.size(name) is not None:
         raise CorpusError(f"{out} exists already", remedy="name a new file, or delete this one")
     pairs, tokenizer = learn_similar_words(uris, options, report)

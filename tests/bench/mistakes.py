@@ -46,7 +46,7 @@ MISTAKES = {
     "corpus build {records} --out {new} --tokenizer {tokenizer} --text-field content": "content",
     "corpus build {text} --out {new} --tokenizer {tokenizer} --heldout 5": "--heldout",
     "corpus build {records} --out {corpus} --tokenizer {tokenizer}": "--out|another|other",
-    "corpus build s3://your-bucket/text --out {new} --tokenizer {tokenizer}": "bucket of yours",
+    "corpus build s3://your-bucket/text --out {new} --tokenizer {tokenizer}": "your-bucket is a placeholder",
     "corpus stats {run}": "no corpus at",
     "corpus show {corpus} --index 99999": "99,?999|documents",
     "recipe show roberta-base --set optimizer.adam.lr=1": "adamw",

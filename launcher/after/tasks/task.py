@@ -14,7 +14,7 @@ from types import MappingProxyType
 from pydantic import PrivateAttr
 
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_store
+from data_service.store.open import folder_of, open_file
 from launcher.after.tasks.examples import Examples, digest, division
 from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.questions import read_questions, read_retrieval
@@ -119,7 +119,7 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
             f"there is no task {name_or_path!r}",
             remedy=f"{guess}bundled tasks: {', '.join(known)}; or give the path of a .yaml file",
         )
-    return loads(read_yaml(name_or_path), name_or_path, home_of(name_or_path) if data is None else data)
+    return loads(read_yaml(name_or_path), name_or_path, folder_of(name_or_path) if data is None else data)
 
 
 def loads(text: str, name: str, root: str | None) -> Task:
@@ -175,13 +175,9 @@ def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
 def read_yaml(path: str) -> str:
     """Return the text of a YAML file, local or on S3. Raises TaskError if there is none, or it is not UTF-8."""
     try:
-        return open_store(home_of(path)).get(path.rpartition("/")[2]).decode()
+        store, name = open_file(path)
+        return store.get(name).decode()
     except KeyMissing as error:
         raise TaskError(f"there is no file {path}", remedy="check the path") from error
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8 text", remedy="give a YAML file") from error
-
-
-def home_of(path: str) -> str:
-    """Return the folder or URI in which a file lies."""
-    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

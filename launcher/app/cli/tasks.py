@@ -126,7 +126,7 @@ def ngrams(
     from hashlib import sha256
 
     from data_service.prepare.contamination import build_index, dump_index
-    from data_service.store.open import open_store
+    from data_service.store.open import open_file
     from launcher.after.tasks.suite import load_suite
     from launcher.after.tasks.texts import texts_of_file, texts_of_task
     from launcher.progress import work
@@ -139,8 +139,8 @@ def ngrams(
         texts += [text for file in files or () for text in texts_of_file(file, text_field)]
         index = build_index(texts)
         content = dump_index(index)
-    folder, slash, name = out.rpartition("/")
-    open_store(folder or ("/" if slash else ".")).put(name, content)
+    store, name = open_file(out)
+    store.put(name, content)
     digest = sha256(content).hexdigest()
     if as_json:
         print_json([{"sha256": digest, **split.model_dump()} for split in index.splits])

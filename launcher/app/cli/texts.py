@@ -20,7 +20,7 @@ from data_service.ingest.skipped import LISTED, skipped_record, with_lines
 from data_service.ingest.tasks import Split, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_store
+from data_service.store.open import open_file
 from launcher.errors import OptionError
 from launcher.progress import BYTES, work
 from launcher.runtime.recipe.document import Words, parse, validate
@@ -129,9 +129,9 @@ def read_list(path: str) -> list[str]:
         InputError: there is no such file, it is not UTF-8, or it has no such line.
         StoreError: the file cannot be read.
     """
-    folder, slash, name = path.rpartition("/")
+    store, name = open_file(path)
     try:
-        lines = open_store(folder or ("/" if slash else ".")).get(name).decode("utf-8-sig").split("\n")
+        lines = store.get(name).decode("utf-8-sig").split("\n")
     except KeyMissing as error:
         raise InputError(f"there is no file {path}", remedy="check the path") from error
     except UnicodeDecodeError as error:
@@ -152,9 +152,9 @@ def read_settings(path: str, model: type[_MODEL], words: Words) -> _MODEL:
             named by line and path.
         StoreError: the file cannot be read.
     """
-    folder, slash, name = path.rpartition("/")
+    store, name = open_file(path)
     try:
-        text = open_store(folder or ("/" if slash else ".")).get(name).decode()
+        text = store.get(name).decode()
     except KeyMissing as error:
         raise words.error(f"there is no file {path}", remedy="check the path") from error
     except UnicodeDecodeError as error:
