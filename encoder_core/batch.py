@@ -39,6 +39,8 @@ class Batch:
             * group to (i + 1) * group - 1.
         kept: [K] int64, ascending flat indices of the tokens at which something may be learned; None: all. Left out are
             those that stand in place of text that was taken out of a corpus.
+        pair_rows: [P] int64, ascending rows whose pairs are classified; None: all. Left out are those of which some
+            text was taken out of a corpus: their label speaks of it.
         host: the same batch in the host's memory, where it was made; None if it was not moved (`to`).
     """
 
@@ -57,6 +59,7 @@ class Batch:
     numbers: Int[Tensor, " rows"] | None = None
     group: int = 1
     kept: Int[Tensor, " kept"] | None = None
+    pair_rows: Int[Tensor, " pairs"] | None = None
     host: "Batch | None" = None
 
     def to(self, device: torch.device) -> "Batch":
@@ -130,6 +133,7 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
     moved_T = chosen_T.cumsum(0) - 1  # new flat indices
     at_T, of_M = chosen_T.nonzero()[:, 0], chosen_T[batch.target_positions].nonzero()[:, 0]
     numbers = torch.arange(batch.rows) if batch.numbers is None else batch.numbers
+    pairs, moved_R = batch.pair_rows, chosen_R.cumsum(0) - 1
     kept = None if batch.kept is None else moved_T[batch.kept[chosen_T[batch.kept]]]
     return replace(
         batch,
@@ -147,6 +151,7 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
         reversed_rows=_moved(batch.reversed_rows, rows),
         numbers=numbers[rows],
         kept=kept,
+        pair_rows=None if pairs is None else moved_R[pairs[chosen_R[pairs]]],
     )
 
 

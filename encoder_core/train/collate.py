@@ -95,18 +95,24 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
 
 
 def _without_holes(batch: Batch, rows: HostRows, group: int) -> Batch:
-    """Return the batch of `rows`, in which nothing is learned at the holes, without rows that have nothing else."""
+    """Return the batch of `rows`, in which nothing is learned at the holes, without rows that have nothing else.
+
+    The label of a pair of which some text is gone is not learned.
+    """
     assert rows.holes is not None
     kept = np.delete(np.arange(len(rows.tokens)), rows.holes)
     batch = replace(batch, kept=torch.from_numpy(kept))
     inside = np.diff(np.searchsorted(kept, rows.offsets))
+    if rows.pair_label is not None:
+        whole = np.flatnonzero(inside == np.diff(rows.offsets))
+        batch = replace(batch, pair_rows=torch.from_numpy(whole))
     lasting = np.flatnonzero(np.repeat(inside > 0, group))
     if len(lasting) == batch.rows or rows.order is not None:
         return batch
     if not len(lasting):
         return idle_batch(torch.device("cpu"))
     fewer = with_rows(batch, torch.from_numpy(lasting))
-    return replace(fewer, kept=None) if fewer.learned == fewer.tokens.numel() else fewer
+    return replace(fewer, kept=None, pair_rows=None) if fewer.learned == fewer.tokens.numel() else fewer
 
 
 def _second_texts(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:

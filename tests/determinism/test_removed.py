@@ -81,6 +81,31 @@ def test_a_run_under_way(folder: Path) -> None:
     assert small_runs.digests(finish(f"{folder}/forked", 1)) != small_runs.digests(calm)[12:]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_random_moments_it_comes_to_equal_bits(folder: Path, world: int, seed: int) -> None:
+    """Against the undisturbed run on as many ranks: any rank, at any moment of its life, start after start."""
+    draw = random.Random(f"{world} {seed}")
+    calm, killed = (small_runs.new_run(folder, f"{name}-{world}-{seed}") for name in ("calm", "killed"))
+    at = draw.randint(1, small_runs.STEPS - 1)
+    for run in (calm, killed):
+        finish(run, world, stop_at=at)
+    take_out(folder, seed=100 + 10 * world + seed)
+    began = time.monotonic()
+    finish(calm, world, without_removed=True)
+    life = time.monotonic() - began
+    deaths = 0
+    for _ in range(6):
+        moment = (draw.randrange(world), draw.uniform(0.2, 1.0) * life)
+        deaths += KILLED in run_group(killed, world, kill_after=moment, without_removed=True).codes
+    finish(killed, world, without_removed=True)
+    assert deaths
+    small_runs.ensure_same(killed, calm, small_runs.STEPS)
+    assert dict(open_run(killed).history.at(at)) == dict(open_run(calm).history.newest)
+
+
 def ensure_certified(uri: str, entry: str) -> None:
     """The certificate of a run says since when it left documents out, and a changed record is named."""
     store = open_store(uri)

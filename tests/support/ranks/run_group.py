@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.support.ranks.bad_kernels import Misbehaviour
 
 KILLED = -signal.SIGKILL
+_SOON_S = 10.0
 FLIPPED = "encoder.embeddings.norm.bias"  # the weight of which `flip` turns a bit over
 
 
@@ -51,13 +52,16 @@ def run_group(
     compiler: "Misbehaviour | None" = None,
     memory: Memory | None = None,
     without_removed: bool = False,
+    kill_after: tuple[int, float] | None = None,
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
     SIGKILL; `stop_at` asks for a clean stop at a step; `flip` is a rank, and the step before which one bit of its
     weights is turned over; the rank `slow` is, from the first commit on; `wrong` and `deadly` are samples (`poison`);
     with `kernel`, ranks take their CPU for a GPU one of whose kernels is so (`bad_kernels`), with `memory` for one with
-    little memory (`small_memory`); the `compiler` may misbehave, too. `without_removed` as of `train`.
+    little memory (`small_memory`); the `compiler` may misbehave, too. `without_removed` as of `train`. `kill_after` is
+    a rank, and the seconds after which it dies by SIGKILL, wherever it is; the others soon after it, as the driver ends
+    a group.
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
@@ -81,6 +85,8 @@ def run_group(
             rank.start()
         if slow is not None:
             threading.Thread(target=_slow_down, args=(ranks[slow], run), daemon=True).start()
+        if kill_after is not None:
+            threading.Timer(kill_after[1], _end_group, (ranks, kill_after[0])).start()
         wait_all(ranks, timeout)
         output = "\n".join(log.read_text() for log in logs if log.exists())
     return Ended([rank.exitcode or 0 for rank in ranks], output)
@@ -104,6 +110,15 @@ def wait_all(ranks: Sequence[BaseProcess], timeout: float) -> None:
         rank.join()
     if late:
         raise TimeoutError(f"{len(late)} of {len(ranks)} ranks had not ended after {timeout:.0f} s")
+
+
+def _end_group(ranks: Sequence[BaseProcess], first: int) -> None:
+    """Kill a rank, and those that have not ended by themselves soon after, such as one that waits to meet it."""
+    ranks[first].kill()
+    end = time.monotonic() + _SOON_S
+    for rank in ranks:
+        rank.join(max(0.0, end - time.monotonic()))
+        rank.kill()
 
 
 def _slow_down(rank: BaseProcess, run: str) -> None:
