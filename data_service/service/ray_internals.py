@@ -55,7 +55,8 @@ def _lean() -> Iterator[None]:
     _hold_token()
     if not joins_cluster():  # its GCS would keep a record of every call, 100,000 of them, for a dashboard
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        os.environ.setdefault(NICENESS, "0")  # above the command's; with Ray's 15 ranks starve beside other work
+        # Above the command's own niceness. With Ray's default of 15 ranks starve beside any other work.
+        os.environ.setdefault(NICENESS, "0")
     with without_unused():
         yield
     if not joins_cluster():
