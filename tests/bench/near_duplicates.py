@@ -8,7 +8,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from data_service.prepare.prepare import prepare
 from data_service.processes import temporary_folder
 from launcher.app.cli.texts import sample_texts
 
-_BYTES = 1 << 27  # of text that documents are cut from
+BYTES = 1 << 27  # of text that documents are cut from
 _WORD = re.compile(r"\w+")
 _ORIGINAL = "original"
 _STEPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3)
@@ -73,23 +73,24 @@ def plant(texts: Sequence[str], count: int, size: int, seed: int = 0) -> list[Pl
         BenchError: there is not enough text.
     """
     drawn = random.Random(seed)
-    pieces = list(_pieces(texts, size))
-    drawn.shuffle(pieces)
+    cut = list(pieces(texts, size))
+    drawn.shuffle(cut)
     originals = count * 3 // 5
-    if len(pieces) < originals + originals // 2:
+    if len(cut) < originals + originals // 2:
         raise BenchError(
-            f"{len(pieces):,} pieces of text are too few", remedy=f"give {originals + originals // 2:,}"
+            f"{len(cut):,} pieces of text are too few", remedy=f"give {originals + originals // 2:,}"
         )
-    planted = [Planted(piece, _ORIGINAL, number) for number, piece in enumerate(pieces[:originals])]
+    planted = [Planted(piece, _ORIGINAL, number) for number, piece in enumerate(cut[:originals])]
     kinds = list(VARIANTS)
     for number in range(count - originals):
         origin, kind = number // 2 % originals, kinds[number % len(kinds)]
-        other = pieces[originals + number % (len(pieces) - originals)]
-        planted.append(Planted(VARIANTS[kind](pieces[origin], other, drawn), kind, origin))
+        other = cut[originals + number % (len(cut) - originals)]
+        planted.append(Planted(VARIANTS[kind](cut[origin], other, drawn), kind, origin))
     return planted
 
 
-def _pieces(texts: Sequence[str], size: int) -> Iterator[str]:
+def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
+    """Yield runs of paragraphs of at least `size` characters."""
     for text in texts:
         held: list[str] = []
         for paragraph in text.split("\n\n"):
@@ -238,7 +239,7 @@ def main(
     workers: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """Precision and recall of `near_duplicates` against all pairs, on planted near copies."""
-    planted = plant(list(sample_texts(texts, BuildOptions(), _BYTES)), documents, size)
+    planted = plant(list(sample_texts(texts, BuildOptions(), BYTES)), documents, size)
     stage = {"words": words, "similarity": similarity}
     typer.echo(render(bench_near(planted, stage, workers, note)))
 
