@@ -198,13 +198,13 @@ def test_text_that_was_not_prepared_with_a_corpus_can_be_added_to_it(tmp_path: P
         assert new.rule.below == old.rule.below
         assert not keeps_apart(old, new)
         assert not keeps_apart(new, old)
-    place = str(tmp_path / "merged")
-    merge_corpora([str(tmp_path / "old"), str(tmp_path / "new-plain")], place, by="me", at=1)
-    merged = load_manifest(open_store(place))
+    merged_at = str(tmp_path / "merged")
+    merge_corpora([str(tmp_path / "old"), str(tmp_path / "new-plain")], merged_at, by="me", at=1)
+    merged = load_manifest(open_store(merged_at))
     assert merged.rule.below == old.rule.below
     assert merged.rule.clusters not in ("", old.rule.clusters)
     _, held = ids_of(tmp_path, ["old"])
-    gone = load_removals(open_store(place), merged)
+    gone = load_removals(open_store(merged_at), merged)
     of_new = int(old.train.documents.sum()), int(merged.train.documents.sum())
     copies = {number for number in gone.of("train").documents.tolist() if of_new[0] <= number < of_new[1]}
     assert held
