@@ -7,6 +7,7 @@
 [ -n "${inside+set}" ] || inside=()
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # a node is ended only when training on it has
+export RAY_worker_niceness="${RAY_worker_niceness:-0}" # ranks are as urgent as the job: Ray's own default is 15
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 # a driver without a GPU of its own still sees the node's
 
 ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)" # Ray opens many files

@@ -62,29 +62,13 @@ def _connect(workers: int, piece_bytes: int) -> None:
     """Connect to Ray, or start it. Raises CorpusError: Ray did not answer in time."""
     memory = _OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1)
     try:
-        with _urgent(), _answers_kept():
+        with _answers_kept():
             start_ray(num_cpus=workers, object_store_memory=memory)
     except Exception as error:  # Ray raises this very class where a busy machine takes too long
         raise CorpusError(
             f"Ray did not start: {error}",
             remedy="run the same command again, which continues this build, or build with --workers 1",
         ) from error
-
-
-@contextmanager
-def _urgent() -> Iterator[None]:
-    """A Ray that is started in this context gives its workers this process's niceness, unless the user sets another.
-    Ray's
-    own default is 15: beside other work, many workers would then be slower than one process."""
-    name = "RAY_worker_niceness"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 @contextmanager

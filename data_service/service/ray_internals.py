@@ -25,6 +25,7 @@ UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # not neede
 FOLDERS = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
 DRAINING = "get_draining_nodes"
+NICENESS = "RAY_worker_niceness"
 
 
 def start_ray(**local: Any) -> None:
@@ -54,6 +55,8 @@ def _lean() -> Iterator[None]:
     _hold_token()
     if not joins_cluster():  # its GCS would keep a record of every call, 100,000 of them, for a dashboard
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+        # Above the command's own niceness. With Ray's default of 15 ranks starve beside any other work.
+        os.environ.setdefault(NICENESS, "0")
     with without_unused():
         yield
     if not joins_cluster():

@@ -78,7 +78,7 @@ class Killer(threading.Thread):
 
 def train(uri: str, kills: int) -> int:
     """To the end; how many evaluators were killed."""
-    with training(uri, environment={"RAY_worker_niceness": "0"}) as process:
+    with training(uri) as process:
         killer = Killer(process, kills)
         killer.start()
         try:

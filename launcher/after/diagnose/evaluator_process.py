@@ -18,8 +18,8 @@ class EvaluatorProcess:
     """The actor that evaluates commits. With `idle`, it uses only CPU time that no other process needs (the scheduling
     policy SCHED_IDLE).
 
-    A high niceness is not enough: Ray's processes, including ranks, have niceness 15, and a process of niceness 19
-    still gets a third of a core beside one of them. SCHED_IDLE gets a twelfth, and yields at once.
+    A high niceness is not enough: in a Ray that somebody else started ranks may have niceness 15, and a process of
+    niceness 19 still gets a third of a core beside one of them. SCHED_IDLE gets a twelfth, and yields at once.
     """
 
     def __init__(self, *, idle: bool) -> None:

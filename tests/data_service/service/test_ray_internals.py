@@ -1,5 +1,8 @@
 """A private name of Ray's that is gone is an error before Ray is started, and Ray stays as it was."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -46,3 +49,25 @@ def test_folders_of_workers_under_another_name(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_there_is_found() -> None:
     internals.ensure_names()
     assert isinstance(getattr(internals.installed_only(), internals.FOLDERS), list)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("given", "above"), [(None, 0), ("4", 4)])
+def test_workers_are_as_urgent_as_the_command(given: str | None, above: int) -> None:
+    """Ray's own default is 15 above it; who sets another has it."""
+    program = (
+        "import os, ray\n"
+        "from data_service.service.ray_internals import start_ray\n"
+        "start_ray(num_cpus=1, object_store_memory=100 << 20)\n"
+        "print(os.nice(0), ray.get(ray.remote(lambda: os.nice(0)).remote()))\n"
+    )
+    own = os.nice(0)
+    environment = {name: value for name, value in os.environ.items() if name != internals.NICENESS}
+    ran = subprocess.run(
+        ["nice", "-n", "3", sys.executable, "-c", program],
+        env=environment | ({} if given is None else {internals.NICENESS: given}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == [str(own + 3), str(own + 3 + above)]

@@ -26,17 +26,14 @@ pytestmark = pytest.mark.cluster
 
 SETTINGS = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout, {anisotropy: {texts: 20}}]}"
 WAIT_S = 240.0
-NICENESS = "RAY_worker_niceness"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A Ray with one core; its processes as urgent as this one, which Ray's are not by itself."""
-    os.environ[NICENESS] = "0"
+    """A Ray with one core; its processes are as urgent as this one."""
     start_ray(num_cpus=1)
     yield
     ray.shutdown()
-    del os.environ[NICENESS]
 
 
 def wait_for(condition: Callable[[], object]) -> None:
