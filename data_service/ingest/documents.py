@@ -19,9 +19,11 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_ranged
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
+from data_service.ingest.mds import read_mds
 from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
+from data_service.ingest.tars import read_tar
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
 
@@ -60,7 +62,7 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
 
 def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
-        case "txt":
+        case "txt" | "tar":
             if options.pairs is not None or options.word_fields or options.metadata_fields:
                 need = (
                     "pairs need a query and a positive"
@@ -68,10 +70,10 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
                     else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
                 )
                 raise InputError(
-                    f"{piece.file.uri}: a .txt file has no fields, but {need}",
+                    f"{piece.file.uri}: a text file has no fields, but {need}",
                     remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
                 )
-            return read_txt(piece, options)
+            return read_txt(piece, options) if piece.file.format == "txt" else read_tar(piece, options)
         case "jsonl":
             return read_jsonl(piece, options)
         case "csv" | "tsv":
@@ -80,6 +82,8 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
             return read_parquet(piece, options)
         case "arrow":
             return read_arrow(piece, options)
+        case "mds":
+            return read_mds(piece, options)
         case "warc":
             _refuse_pairs(piece, options)
             return read_warc(piece, options)

@@ -137,7 +137,7 @@ def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
     else:
         with open_text(piece.file) as stream:
             data = stream.read(options.max_document_bytes + 1)
-        yield accept(options, _document, data, 0, Numbered(piece.file), options)
+        yield accept(options, text_document, data, 0, Numbered(piece.file), options)
 
 
 def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -150,10 +150,10 @@ def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | 
         lines = read_lines(stream, start, limit)
         if cut and not next(lines).data.isspace() and not _pass_run(lines, piece.stop):
             return
-        for first, data in _separate(lines, limit):
+        for first, data in separate(lines, limit):
             if not piece.holds(first):
                 return
-            yield accept(options, _document, data, first, LinePlace(file, first), options)
+            yield accept(options, text_document, data, first, LinePlace(file, first), options)
 
 
 def _line_above(piece: FilePiece) -> int | None:
@@ -182,7 +182,12 @@ def _pass_run(lines: Iterator[InputLine], stop: int) -> bool:
     return False
 
 
-def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOptions) -> Text:
+def text_document(data: bytes, offset: int, place: RecordPlace, options: BuildOptions) -> Text:
+    """Return the document whose text is `data`, which begins at byte `offset` of the file.
+
+    Raises:
+        BadRecord: it is not UTF-8 or too long.
+    """
     if len(data) > options.max_document_bytes:
         raise too_long(place, options.max_document_bytes)
     data, offset = without_mark(data, offset)
@@ -191,7 +196,7 @@ def _document(data: bytes, offset: int, place: RecordPlace, options: BuildOption
     return with_provenance(found, {}, options, place)
 
 
-def _separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
+def separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, bytes) of each run of lines that are not blank. Of longer runs little more than `limit` bytes."""
     run: list[bytes] = []
     first = size = 0

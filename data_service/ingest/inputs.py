@@ -6,13 +6,14 @@ reason.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from data_service.corpus.manifest import BUILD, CONFIGURATION, MANIFEST, MANIFEST_BEGINS, TOKENIZER
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8
+from data_service.ingest.mds_index import beside_shards
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
 from data_service.tokenizers.files import CONFIG, DEFINITION, MODEL_FILES, SPECIAL_TOKENS, TOKENIZER_FILES
@@ -58,8 +59,10 @@ class LeftOut:
         return f"{self.uri} ({self.reason})"
 
 
-def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
-    """Return those of `keys` that are not text despite their names, with reasons. A corpus is left out as a whole.
+def not_text(store: Store, sizes: Mapping[str, int]) -> dict[str, LeftOut]:
+    """Return the keys that are not text despite their names, with reasons. A corpus is left out as a whole.
+
+    `sizes`: bytes of each object, by key.
 
     Raises:
         InputError: a saved data set cannot be read as it is.
@@ -67,7 +70,7 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
     """
     root = store.uri.rstrip("/")
     left_out: dict[str, LeftOut] = {}
-    names = _by_folder(keys)
+    names = _by_folder(sizes)
     corpora = {folder for folder in names if _is_corpus(store, folder, names)}
     corpora |= {match[1] for folder in names if (match := _RECEIPTS.match(folder))}
     prepared = {folder for folder in names if _is_prepared(folder, names)}
@@ -84,12 +87,14 @@ def not_text(store: Store, keys: Sequence[str]) -> dict[str, LeftOut]:
         if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
             left_out.update((folder + name, LeftOut(f"{root}/{folder}{name}", _NOT_KEPT)) for name in found)
             continue
-        for name, reason in _reasons(store, folder, found):
+        for name, reason in _reasons(store, folder, found, sizes):
             left_out[folder + name] = LeftOut(f"{root}/{folder}{name}", reason)
     return left_out
 
 
-def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
+def _reasons(
+    store: Store, folder: str, found: set[str], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files in a folder, outside of corpora, that are not read."""
     if any(mark <= found for mark in _TOKENIZER_MARKS):
         yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
@@ -97,14 +102,15 @@ def _reasons(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, 
     yield from ((name, _OTHER_XML) for name in found if _is_other_xml(name))
     yield from ((name, _DUMP_INDEX) for name in found if _INDEX.search(name))
     yield from _dataset(store, folder, found)
+    yield from beside_shards(store, folder, found, sizes)
 
 
 def _is_other_xml(name: str) -> bool:
-    kind = _kind(name)
+    kind = kind_of(name)
     return kind is not None and kind[0] == "mediawiki" and not _DUMP.search(name)
 
 
-def _by_folder(keys: Sequence[str]) -> dict[str, set[str]]:
+def _by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
     """Return the names of the files in each folder, by folder. Folders end in a slash; the root is empty."""
     names: dict[str, set[str]] = {}
     for key in keys:
@@ -172,7 +178,7 @@ def _data_files(store: Store, key: str) -> set[str]:
     return names
 
 
-Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki"]
+Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki", "tar", "mds"]
 Compression = Literal["", "gz", "zst", "bz2", "xz"]
 
 _TEXTS: dict[str, Format] = {
@@ -185,14 +191,24 @@ _TEXTS: dict[str, Format] = {
     ".warc": "warc",
     ".wet": "warc",
     ".xml": "mediawiki",
+    ".tar": "tar",
 }
 _COMPRESSIONS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ending + packed: (kind, compression)
     for ending, kind in _TEXTS.items()
     for packed, compression in _COMPRESSIONS.items()
-} | {".parquet": ("parquet", ""), ".arrow": ("arrow", "")}
-KINDS = f"{', '.join(_TEXTS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow"
+} | {
+    ".parquet": ("parquet", ""),
+    ".arrow": ("arrow", ""),
+    ".tgz": ("tar", "gz"),
+    ".txz": ("tar", "xz"),
+    ".mds": ("mds", ""),
+    ".mds.zstd": ("mds", "zst"),
+    ".mds.gz": ("mds", "gz"),
+    ".mds.bz2": ("mds", "bz2"),
+}
+KINDS = f"{', '.join(_TEXTS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
 _PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")  # pages-articles1.xml-p1p41242.bz2
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
@@ -209,6 +225,7 @@ class InputFile:
         version: text that changes whenever the bytes change (`Entry.version`).
         format, compression: format of the file, and compression.
         encoding: encoding of its text, unless a byte order mark names another. Parquet and Arrow are always UTF-8.
+        inside: whether it is not stored by itself, but a member of an archive.
     """
 
     root: str
@@ -218,6 +235,7 @@ class InputFile:
     compression: Compression
     version: str = ""
     encoding: str = UTF_8
+    inside: bool = False
 
     @property
     def uri(self) -> str:
@@ -271,7 +289,7 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
     left_out: list[LeftOut] = []
     for found in _expand(pattern):
-        key, kind = found.entry.key, _kind(found.entry.key)
+        key, kind = found.entry.key, kind_of(found.entry.key)
         if kind is not None and found.left_out is None:
             entry = found.entry
             files.append(InputFile(found.store.uri, key, entry.size, *kind, entry.version, encoding))
@@ -305,7 +323,7 @@ def _expand(pattern: str) -> Iterator[_Found]:
     store = open_store(base if base or not glob else "/" if pattern.startswith("/") else ".")
     wildcard = _WILDCARD.search(glob)
     entries = list(store.list(glob[: wildcard.start()] if wildcard else ""))
-    left_out = not_text(store, [entry.key for entry in entries])
+    left_out = not_text(store, {entry.key: entry.size for entry in entries})
     matches = _matcher(glob, pattern) if glob else None
     for entry in entries:
         if matches is None or matches.fullmatch(entry.key):
@@ -336,7 +354,8 @@ def _parent(path: str) -> tuple[Store | None, str]:
     return open_store(base or ("/" if slash else ".")), name
 
 
-def _kind(key: str) -> tuple[Format, Compression] | None:
+def kind_of(key: str) -> tuple[Format, Compression] | None:
+    """Return format and compression of a file by its name; None if they are not known."""
     lowered = _PART_OF_DUMP.sub("", key.lower())
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 

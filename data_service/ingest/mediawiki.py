@@ -18,7 +18,7 @@ from xml.parsers import expat
 
 from data_service.errors import InputError
 from data_service.ingest.files import is_stored_plainly, open_ranged, open_text
-from data_service.ingest.formats import InputLine, open_piece, read_lines, skip_line
+from data_service.ingest.formats import InputLine, ends_within, open_piece, read_lines
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
@@ -91,7 +91,10 @@ def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRec
     start = piece.text_start if piece.text is not None else max(0, piece.start - 1)
     with open_piece(piece, start) as stream:
         if start < piece.start and piece.text is None:
-            start += skip_line(stream)
+            above = ends_within(stream, piece.stop - piece.start)
+            if not above:
+                return
+            start += above
         for offset, data in _pages(read_lines(stream, start, limit), piece, limit):
             place = Numbered(piece.file, "byte", offset)
             if len(data) > limit:
@@ -161,14 +164,16 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
     first = size = 0
     closed = bool(piece.plain_size) or piece.file.compression == ""
     for line in lines:
+        if page is None and not piece.holds(line.offset):
+            return
         words = line.data.strip()
         if words.startswith(_PAGE):
             if page is not None and size <= limit:
                 raise _cut(piece.file, first)
             if page is not None:
                 yield first, b"".join(page)
-            if not piece.holds(line.offset):
-                return
+                if not piece.holds(line.offset):
+                    return
             page, first, size = [], line.offset, 0
         if page is None:
             closed = closed or words == END

@@ -168,8 +168,10 @@ def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --
 
     `say`: how the user declares an encoding, with `{}` for its name.
     """
-    with open_bytes(file) as stream:
-        head = stream.read(_AROUND)
+    head = raw
+    if not file.inside:
+        with open_bytes(file) as stream:
+            head = stream.read(_AROUND)
     marked = without_mark(head, 0)[0]
     whole = file.encoding != UTF_8 or not marked.isascii() or b"\0" in head
     found = encoding_remedy(head if whole else raw, say)

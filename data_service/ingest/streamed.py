@@ -14,14 +14,15 @@ from typing import BinaryIO
 
 from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
-from data_service.ingest.files import open_text
+from data_service.ingest.files import open_bytes, open_text
 from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line
 from data_service.ingest.inputs import Format, InputFile
 from data_service.ingest.mediawiki import PAGE_END, refuse_cut
 from data_service.ingest.options import MIB, BuildOptions
+from data_service.ingest.tars import BLOCK, cut_short, most_held, read_header
 from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_receipt
 
-_TAIL = 256
+_TAIL = BLOCK
 _SEPARATORS: dict[Format, Callable[[bytes], bool]] = {
     "txt": bytes.isspace,
     "mediawiki": lambda line: line.rstrip().endswith(PAGE_END),
@@ -62,10 +63,12 @@ def measure(task: MeasureTask) -> MeasuredFile:
         InputError: the data is damaged or truncated.
         StoreError: the file cannot be read.
     """
-    with open_text(task.file) as stream:
+    with _open(task.file) as stream:
         size, tail = _size_and_tail(stream)
     if task.file.format == "mediawiki":
         refuse_cut(task.file, tail)
+    if task.file.format == "tar" and (len(tail) < BLOCK or tail.strip(b"\0")):
+        raise cut_short(task.file)
     measured = MeasuredFile(source=task.sources[0], files={}, plain_size=size)
     write_receipt(task.layout.open(), task.receipt, measured)
     return measured
@@ -74,8 +77,9 @@ def measure(task: MeasureTask) -> MeasuredFile:
 class PieceReader:
     """A reader that delivers streamed pieces, of one file after another.
 
-    A document may begin after a newline; of .txt after a blank line, of a dump after the end of a page. A piece's text
-    begins at the first such place at or after its `start`, and ends at the first at or after its `stop`. So the text
+    A document may begin at a member of a tar, or after a newline; of .txt after a blank line, of a dump after the end
+    of a page. A piece's text begins at the first such place at or after its `start`, and ends at the first at or after
+    its `stop`. So the text
     depends only on the piece. Reading the pieces in order takes one pass over the file.
     """
 
@@ -105,13 +109,16 @@ class PieceReader:
 
     def _open(self, file: InputFile) -> None:
         self._stream.close()
-        self._file, self._stream = file, open_text(file)
+        self._file, self._stream = file, _open(file)
         self._position = self._sought = self._separator = 0
 
     def _seek(self, bound: int, options: BuildOptions, kept: list[bytes] | None) -> None:
         """Read up to the first place at or after `bound` where a document may begin. The text read is added to
         `kept`."""
         self._sought = bound
+        if self._file is not None and self._file.format == "tar":
+            self._seek_member(self._file, bound, most_held(options), kept)
+            return
         if bound <= self._separator:
             return
         self._take(bound - 1 - self._position, kept)
@@ -121,6 +128,22 @@ class PieceReader:
         self._separator = self._position
         if self._file is not None and self._file.format in _SEPARATORS:
             self._take_run(limit, kept, _SEPARATORS[self._file.format])
+
+    def _seek_member(self, file: InputFile, bound: int, most: int, kept: list[bytes] | None) -> None:
+        """Read members of a tar up to the first whose header, or the empty blocks before it, begin at or after
+        `bound`. The content of those of more than `most` bytes is not kept."""
+        while self._position < bound:
+            skipped, member = read_header(self._stream, file, self._position)
+            self._position += skipped
+            if member is None:
+                return
+            if kept is not None:
+                kept += [bytes(skipped), member.raw]
+            self._position += len(member.raw)
+            begins = self._position
+            self._take(member.stored, kept if member.size <= most else None)
+            if self._position != begins + member.stored:
+                raise cut_short(file)
 
     def _take_run(self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]) -> None:
         """Read lines up to and including one that separates documents. They belong to one document, or to none."""
@@ -155,6 +178,10 @@ class PieceReader:
                 f"{piece.file.uri} changed while the corpus was built: it had {piece.plain_size:,} bytes of text",
                 remedy="run the same command again when the inputs no longer change: it reads the changed files again",
             )
+
+
+def _open(file: InputFile) -> BinaryIO:
+    return open_bytes(file) if file.format == "tar" else open_text(file)
 
 
 def _size_and_tail(stream: BinaryIO) -> tuple[int, bytes]:

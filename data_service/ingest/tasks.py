@@ -28,7 +28,7 @@ _PER_FILE = 16 * 1024  # opening a file costs about as much as reading this many
 _SMALLEST = 4 * MIB  # small corpora are cut into about 16 splits, but not below this
 _SPLITS = 16
 _WHOLE = 4  # a compressed file of more splits than this is cut; below, that is not worth a second task
-_UNCUT = ("csv", "tsv", "arrow", "warc")  # where a record begins is only known from the beginning
+_UNCUT = ("csv", "tsv", "arrow", "warc", "mds")  # where a record begins is only known from the beginning
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class FilePiece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that begin there.
 
     A piece of CSV, TSV or Arrow, of a .txt file that is one document, or of a packed file that is not streamed, is the
-    whole file. A packed file is compressed or in another encoding than UTF-8, so that only a reader knows its text.
+    whole file. A packed file is compressed, in another encoding than UTF-8, or a tar, so that only a reader knows its
+    text.
 
     Attributes:
         file: file that the piece is a part of.
@@ -79,10 +80,10 @@ class Split:
 
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
-    """Return the packed files that are too big for one task and whose documents end at ends of lines or blank lines."""
+    """Return the packed files that are too big for one task and whose documents a reader tells apart."""
     most = _WHOLE * _target(files, options)
     big = [file for file in files if _weight(file, file.size) > most and not _is_uncut(file, options)]
-    return [file for file in big if file.format != "parquet" and not is_stored_plainly(file)]
+    return [file for file in big if file.format != "parquet" and _is_packed(file)]
 
 
 def plan_splits(
@@ -121,7 +122,7 @@ def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -
     else:
         size, text = file.size, _weight(file, file.size)
         cut = text > target and file.compression == "" and not _is_uncut(file, options)
-        whole = not cut or (file.format != "parquet" and not is_stored_plainly(file))
+        whole = not cut or (file.format != "parquet" and _is_packed(file))
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
     return [FilePiece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]
@@ -129,6 +130,10 @@ def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -
 
 def _is_uncut(file: InputFile, options: BuildOptions) -> bool:
     return file.format in _UNCUT or (file.format == "txt" and options.txt_documents == "file")
+
+
+def _is_packed(file: InputFile) -> bool:
+    return file.format == "tar" or not is_stored_plainly(file)
 
 
 def _weight(file: InputFile, size: int) -> int:

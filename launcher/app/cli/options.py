@@ -35,8 +35,8 @@ InputsArgument = Annotated[
     typer.Argument(
         metavar="INPUT",
         help="Files, folders or globs, local or s3://: .txt, .jsonl, .json (a value a line), .csv and .tsv, each also "
-        "with .gz, .zst, .bz2 or .xz; .warc and .wet; .xml of Wikipedia; .parquet; .arrow, as in folders that "
-        "Hugging Face datasets saves.",
+        "with .gz, .zst, .bz2 or .xz; .warc and .wet; .xml of Wikipedia; .tar; .mds; .parquet; .arrow, as in "
+        "folders that Hugging Face datasets saves.",
     ),
 ]
 TextFieldOption = Annotated[

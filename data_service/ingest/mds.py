@@ -1,0 +1,180 @@
+"""Reads shards of MosaicML Streaming (MDS): a sample is a document.
+
+A shard is: the number of samples N (uint32), N + 1 offsets (uint32), a description as JSON, then the samples. A sample
+is the sizes (uint32) of its columns of varying size, then the columns in the order of the description. Numbers are
+little-endian. The format is that of Streaming's version 2. Of its encodings only texts and numbers are read, never
+pickles. A folder's `index.json` is checked when the files are listed (`mds_index.py`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.errors import InputError
+from data_service.ingest.files import open_bytes
+from data_service.ingest.formats import LINE_PER_DOCUMENT
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import (
+    BadRecord,
+    Numbered,
+    Text,
+    accept,
+    document,
+    example,
+    refuse,
+    too_long,
+)
+from data_service.ingest.tasks import FilePiece
+
+_DESCRIPTION = 1 << 20  # bytes that it takes at most
+_CHUNK = 1 << 20
+_TEXTS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")
+_NUMBERS = {"int": "int64"} | {
+    name: name
+    for name in (
+        *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
+}
+_FETCH = "fetch or write the data set again; no document of it was used"
+
+
+class _Description(BaseModel):
+    """A shard's description of its samples; other entries are of no concern here."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int
+    format: str
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+
+
+@dataclass(frozen=True)
+class _Shard:
+    offsets: NDArray[np.int64]
+    columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, size
+
+
+def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """Yield the documents of a whole shard.
+
+    Raises:
+        InputError: the shard is damaged, or a column is missing or holds neither texts nor numbers.
+    """
+    file, most = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
+    with open_bytes(file) as stream:
+        shard = _open_shard(stream, file)
+        wanted = _wanted(shard, file, options)
+        for row in range(len(shard.offsets) - 1):
+            size, place = int(shard.offsets[row + 1] - shard.offsets[row]), Numbered(file, "row", row)
+            if size > most:
+                _exactly(stream, size, place, kept=False)
+                yield accept(options, refuse, too_long(place, most))
+                continue
+            values = _sample(_exactly(stream, size, place), shard, wanted, place)
+            yield accept(options, _document, values, options, place)
+        if stream.read(1):
+            raise _damaged(Numbered(file), "bytes follow the last sample")
+
+
+def _open_shard(stream: BinaryIO, file: InputFile) -> _Shard:
+    place = Numbered(file)
+    count = int.from_bytes(_exactly(stream, 4, place), "little")
+    raw = _exactly(stream, 4 * (count + 1), place)
+    offsets: NDArray[np.int64] = np.frombuffer(raw, dtype="<u4").astype(np.int64)
+    begins = 4 * (count + 2)
+    if np.any(np.diff(offsets) < 0) or not 0 < offsets[0] - begins <= _DESCRIPTION:
+        raise _damaged(place, "its offsets make no sense")
+    if not file.compression and offsets[-1] != file.size:
+        raise _damaged(place, f"it has {file.size:,} bytes, but its offsets end at {offsets[-1]:,}")
+    try:
+        found = _Description.model_validate_json(_exactly(stream, int(offsets[0] - begins), place))
+        columns = zip(found.column_names, found.column_encodings, found.column_sizes, strict=True)
+        shard = _Shard(offsets, tuple(columns))
+    except (ValidationError, ValueError) as error:
+        raise _damaged(place, f"it does not describe its samples: {error}") from error
+    if found.format != "mds" or found.version != 2:
+        raise InputError(
+            f"{file.uri}: a shard of format {found.format} {found.version}, but mds 2 is read",
+            remedy="write the data set again with a present version of mosaicml-streaming",
+        )
+    return shard
+
+
+def _wanted(shard: _Shard, file: InputFile, options: BuildOptions) -> dict[int, str]:
+    """Return the numbers of the columns that are read, with their names. Raises InputError: one cannot be read."""
+    names = [name for name, _, _ in shard.columns]
+    wanted: dict[int, str] = {}
+    for name in dict.fromkeys((*options.fields, *options.further_fields)):
+        if name not in names and name in options.further_fields:
+            continue
+        encoding = shard.columns[names.index(name)][1] if names.count(name) == 1 else None
+        if encoding not in (*_TEXTS, *_NUMBERS):
+            held = f"is encoded as {encoding}" if encoding else "is missing"
+            known = ", ".join(f"{name} ({kind})" for name, kind, _ in shard.columns)
+            raise InputError(
+                f"{file.uri}: column {name!r} {held}; there are {known}",
+                remedy="name a column of texts or numbers with --text-field, or under `text` and `fields`",
+            )
+        wanted[names.index(name)] = name
+    return wanted
+
+
+def _sample(raw: bytes, shard: _Shard, wanted: Mapping[int, str], place: Numbered) -> dict[str, object]:
+    varying = sum(size is None for _, _, size in shard.columns)
+    if len(raw) < 4 * varying:
+        raise _damaged(place, "the sample is shorter than the sizes of its columns")
+    sizes = iter(np.frombuffer(raw[: 4 * varying], dtype="<u4").tolist())
+    at, values = 4 * varying, dict[str, object]()
+    for number, (_, encoding, fixed) in enumerate(shard.columns):
+        size = next(sizes) if fixed is None else fixed
+        if number in wanted:
+            values[wanted[number]] = _value(raw[at : at + size], encoding, place)
+        at += size
+    if at != len(raw):
+        raise _damaged(place, "its columns are not as long as the sample")
+    return values
+
+
+def _value(raw: bytes, encoding: str, place: Numbered) -> object:
+    if encoding in _NUMBERS:
+        kind = np.dtype(_NUMBERS[encoding]).newbyteorder("<")
+        if len(raw) != kind.itemsize:
+            raise _damaged(place, f"a number of {len(raw)} bytes, but {encoding} has {kind.itemsize}")
+        return np.frombuffer(raw, dtype=kind)[0].item()
+    if encoding != "json":
+        return raw
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(place, f"a column is not JSON: {error}") from error
+
+
+def _document(values: dict[str, object], options: BuildOptions, place: Numbered) -> Text:
+    if options.pairs is not None:
+        return example(values, options.pairs, options, place)
+    return document(values, options, place)
+
+
+def _exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = True) -> bytes:
+    """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
+    parts: list[bytes] = []
+    while size and (data := stream.read(min(size, _CHUNK))):
+        size -= len(data)
+        if kept:
+            parts.append(data)
+    if size:
+        raise _damaged(place, f"it is cut short: {size:,} bytes are missing")
+    return b"".join(parts)
+
+
+def _damaged(place: Numbered, reason: str) -> InputError:
+    return InputError(f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_FETCH)

@@ -1,0 +1,263 @@
+"""Reads tar archives of text files, packed or not, and archives in archives, as OpenWebText comes.
+
+A member is only looked at, never written to disk, so no name can do harm. Headers are read here one after another, so
+memory does not grow with the number of members. The format is POSIX.1-2001's ustar and pax, with GNU's long names.
+Members that are no text (`no_text_file`) and links or devices (`no_file`) are no documents; they are counted.
+"""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO, cast
+
+from data_service.errors import InputError
+from data_service.ingest.files import open_bytes, unpacked, utf8_text
+from data_service.ingest.formats import LINE_PER_DOCUMENT, read_lines, separate, text_document
+from data_service.ingest.inputs import Compression, Format, InputFile, kind_of
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import (
+    BadRecord,
+    Numbered,
+    Text,
+    accept,
+    no_document,
+    refuse,
+    too_long,
+)
+from data_service.ingest.tasks import FilePiece
+
+BLOCK = tarfile.BLOCKSIZE
+_LONG_HEADER = 1 << 20
+_DEEPEST = 3  # archives in archives
+_CHUNK = 1 << 20
+_PREFIXES = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_FETCH = "fetch or write the archive again; no document of it was used"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The header of a member.
+
+    Attributes:
+        name: its name; bytes that are not UTF-8 are escaped.
+        size: bytes of its content.
+        kind: `file`, `folder` or `other`: links, devices, files with holes.
+        raw: the header as it is stored, with the extended headers before it.
+    """
+
+    name: str
+    size: int
+    kind: str
+    raw: bytes
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the content as stored, padded."""
+        return -(-self.size // BLOCK) * BLOCK
+
+
+def most_held(options: BuildOptions) -> int:
+    """Return the number of bytes of a member beyond which its content is passed over."""
+    return options.max_document_bytes * LINE_PER_DOCUMENT
+
+
+def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """Yield the texts of the members that begin in the piece.
+
+    Raises:
+        InputError: the archive, or one in it, is damaged or cut short.
+    """
+    if piece.text is not None:
+        archive = _Archive(piece.file, io.BytesIO(piece.text), piece.text_start, held=most_held(options))
+        yield from _texts(archive, options, 0)
+        return
+    with open_bytes(piece.file) as stream:
+        yield from _texts(_Archive(piece.file, stream, 0, held=None), options, 0)
+
+
+class _Archive:
+    """The members of a tar stream, which begins at byte `start` of it.
+
+    `held`: size of the largest members whose content the stream holds; None if it holds all.
+    """
+
+    def __init__(self, file: InputFile, stream: BinaryIO, start: int, *, held: int | None) -> None:
+        self.file = file
+        self._stream, self._position, self._held = stream, start, held
+
+    def members(self) -> Iterator[tuple[Member, int, "BinaryIO | None"]]:
+        """Yield (header, byte at which it begins, content) of each member; the content must be read before the next."""
+        while True:
+            skipped, member = read_header(self._stream, self.file, self._position)
+            if member is None and self._held is None and not skipped:
+                raise cut_short(self.file)
+            if member is None:
+                return
+            begins = self._position + skipped
+            self._position = begins + len(member.raw) + member.stored
+            if self._held is not None and member.size > self._held:
+                yield member, begins, None
+                continue
+            content = _Content(self._stream, self.file, member)
+            yield member, begins, cast(BinaryIO, io.BufferedReader(content, buffer_size=BLOCK))
+            content.finish()
+
+
+def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, Member | None]:
+    """Return the bytes of empty blocks that come next, and the member behind them; None at the end of the stream.
+
+    Empty blocks end an archive, but another may follow: both are read. `position`: byte of the stream, for messages.
+
+    Raises:
+        InputError: what follows is no header, or cut short.
+    """
+    skipped, raw, known = 0, b"", dict[str, str]()
+    while True:
+        block = stream.read(BLOCK)
+        if not block and not raw:
+            return skipped, None
+        if not raw and len(block) == BLOCK and not block.strip(b"\0"):
+            skipped += BLOCK
+            continue
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise _damaged(file, position + skipped + len(raw), str(error)) from error
+        raw += block
+        if info.type not in _PREFIXES:
+            return skipped, _member(info, known, raw)
+        payload = _extended(stream, file, info, position + skipped + len(raw))
+        raw += payload
+        known |= _said(info, payload[: info.size])
+
+
+def _extended(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position: int) -> bytes:
+    size = -(-info.size // BLOCK) * BLOCK
+    payload = stream.read(size) if 0 <= info.size <= _LONG_HEADER else b""
+    if len(payload) < size or info.size < 0:
+        raise _damaged(file, position, "an extended header is too long or cut short")
+    return payload
+
+
+def _said(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
+    """Return what an extended header says of the next member."""
+    if info.type == tarfile.GNUTYPE_LONGNAME:
+        return {"path": payload.rstrip(b"\0").decode("utf-8", "surrogateescape")}
+    known: dict[str, str] = {}
+    while info.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE) and payload:
+        length, _, _ = payload.partition(b" ")
+        if not length.isdigit() or not 0 < int(length) <= len(payload):
+            break
+        record, payload = payload[len(length) + 1 : int(length)], payload[int(length) :]
+        name, _, value = record.rstrip(b"\n").partition(b"=")
+        known[name.decode(errors="replace")] = value.decode("utf-8", "surrogateescape")
+    return known
+
+
+def _member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Member:
+    name = known.get("path", info.name)
+    size = int(known["size"]) if known.get("size", "").isdigit() else info.size
+    holes = info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in known)
+    kind = "folder" if info.isdir() else "file" if info.isreg() and not holes else "other"
+    if not info.isreg() and not holes:
+        size = 0  # links may state the size of what they name, but hold nothing
+    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").removeprefix("./")
+    return Member(shown, max(0, size), kind, raw)
+
+
+class _Content(io.RawIOBase):
+    """The content of a member, read from the stream of its archive."""
+
+    def __init__(self, stream: BinaryIO, file: InputFile, member: Member) -> None:
+        self._stream, self._file, self._member = stream, file, member
+        self._left, self._padding = member.size, member.stored - member.size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        data = self._stream.read(min(len(view), self._left))
+        if not data and self._left and len(view):
+            raise InputError(
+                f"{self._file.uri}/{self._member.name}: the archive is cut short: {self._left:,} bytes are missing",
+                remedy=_FETCH,
+            )
+        self._left -= len(data)
+        view[: len(data)] = data
+        return len(data)
+
+    def finish(self) -> None:
+        """Pass over what was not read."""
+        buffer = memoryview(bytearray(min(self._left, _CHUNK)))
+        while self._left:
+            self.readinto(buffer)
+        self._stream.read(self._padding)
+
+
+def _texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Text | BadRecord]:
+    for member, begins, content in archive.members():
+        if member.kind == "folder":
+            continue
+        file = replace(
+            archive.file, key=f"{archive.file.key}/{member.name}", size=member.size, version="", inside=True
+        )
+        place = Numbered(file, "byte", begins)
+        kind = _kind(member.name)
+        if member.kind != "file" or kind is None:
+            reason = "no_file" if member.kind != "file" else "no_text_file"
+            yield accept(options, no_document, reason, {}, options, place)
+        elif content is None or member.size > most_held(options):
+            yield accept(options, refuse, too_long(place, most_held(options)))
+        else:
+            inner = replace(file, format=kind[0], compression=kind[1])
+            yield from _of_member(inner, begins, content, options, depth)
+
+
+def _kind(name: str) -> tuple[Format, Compression] | None:
+    """Return format and compression of a member that is read: a text or an archive; None for others."""
+    found = kind_of(name)
+    if found is not None and found[0] in ("txt", "tar"):
+        return found
+    # OpenWebText's archives are called `..._data.xz`.
+    return ("tar", "xz") if name.lower().endswith("_data.xz") else None
+
+
+def _of_member(
+    file: InputFile, begins: int, content: BinaryIO, options: BuildOptions, depth: int
+) -> Iterator[Text | BadRecord]:
+    if file.format == "tar":
+        if depth == _DEEPEST:
+            raise InputError(
+                f"{file.uri}: archives lie more than {_DEEPEST} deep in others", remedy="unpack it"
+            )
+        yield from _texts(_Archive(file, unpacked(content, file), 0, held=None), options, depth + 1)
+        return
+    limit = options.max_document_bytes
+    text = utf8_text(unpacked(content, file), file.encoding)
+    place = Numbered(file, "byte", begins)
+    if options.txt_documents == "file":
+        yield accept(options, text_document, text.read(limit + 1), 0, place, options)
+        return
+    for first, data in separate(read_lines(text, 0, limit), limit):
+        yield accept(options, text_document, data, first, replace(place, number=begins + first), options)
+
+
+def cut_short(file: InputFile) -> InputError:
+    """Return the error for an archive that ends too early."""
+    return InputError(
+        f"{file.uri}: the archive is cut short: it does not end with an empty block", remedy=_FETCH
+    )
+
+
+def _damaged(file: InputFile, position: int, reason: str) -> InputError:
+    return InputError(
+        f"{file.uri}: no tar archive, or damaged or cut short at byte {position:,}: {reason}", remedy=_FETCH
+    )

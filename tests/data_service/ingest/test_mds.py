@@ -1,0 +1,206 @@
+"""Shards of MosaicML Streaming: their texts and numbers, what an index says, and shards that are damaged."""
+
+import bz2
+import gzip
+import json
+import random
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_service.errors import InputError
+from data_service.ingest.inputs import list_inputs
+from data_service.prepare.configuration import Preparation
+from data_service.prepare.prepare import prepare
+from tests.support.data.raw_text import DOCUMENTS, build, ignore_progress
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".zstd": zstandard.compress,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+}
+FIXED = {"int": "<i8", "int32": "<i4", "uint64": "<u8", "float32": "<f4"}
+
+
+def encoded(value: Any, encoding: str) -> bytes:
+    if encoding in FIXED:
+        return np.array(value, FIXED[encoding]).tobytes()
+    return (
+        value
+        if isinstance(value, bytes)
+        else json.dumps(value).encode()
+        if encoding == "json"
+        else str(value).encode()
+    )
+
+
+def shard(columns: dict[str, str], samples: Sequence[dict[str, Any]]) -> bytes:
+    """Return a shard, written from the published description of the format. Columns are sorted by name."""
+    names = sorted(columns)
+    sizes = [np.dtype(FIXED[columns[name]]).itemsize if columns[name] in FIXED else None for name in names]
+    config = {"version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": 1 << 26}
+    config |= {
+        "column_names": names,
+        "column_encodings": [columns[name] for name in names],
+        "column_sizes": sizes,
+    }
+    head = json.dumps(config, sort_keys=True).encode()
+    bodies = []
+    for sample in samples:
+        values = [encoded(sample[name], columns[name]) for name in names]
+        varying = [len(value) for value, size in zip(values, sizes, strict=True) if size is None]
+        bodies.append(struct.pack(f"<{len(varying)}I", *varying) + b"".join(values))
+    begin = 4 + 4 * (len(samples) + 1) + len(head)
+    offsets = np.cumsum([begin, *map(len, bodies)]).astype("<u4")
+    return struct.pack("<I", len(samples)) + offsets.tobytes() + head + b"".join(bodies)
+
+
+def write(folder: Path, shards: Sequence[bytes], suffix: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = []
+    for number, data in enumerate(shards):
+        name, packed = f"shard.{number:05}.mds", PACKED[suffix](data)
+        (folder / f"{name}{suffix}").write_bytes(packed)
+        zipped = {"basename": name + suffix, "bytes": len(packed), "hashes": {}} if suffix else None
+        listed.append({"raw_data": {"basename": name, "bytes": len(data), "hashes": {}}, "zip_data": zipped})
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": listed}))
+    return folder
+
+
+def table(path: Path, out: Path, **more: Any) -> list[dict[str, Any]]:
+    made = Preparation.model_validate({"inputs": [{"source": "mds", "files": [str(path)], **more}]})
+    prepare(made, str(out), 1, ignore_progress)
+    rows: list[dict[str, Any]] = pq.read_table(out / "documents").to_pylist()
+    return rows
+
+
+COLUMNS = {"text": "str", "id": "int", "src": "bytes", "score": "float32", "tokens": "ndarray"}
+SAMPLES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "text": st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(
+                lambda text: f"x{text}"
+            ),
+            "src": st.sampled_from([b"wiki", "b\u00fccher".encode()]),
+            "score": st.floats(width=32, allow_nan=False),
+            "tokens": st.binary(max_size=9),
+        }
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SAMPLES, min_size=1, max_size=3), st.sampled_from(sorted(PACKED)))
+def test_every_sample_is_a_document(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[dict[str, Any]]], suffix: str
+) -> None:
+    folder = tmp_path_factory.mktemp("mds")
+    numbered = [
+        dict(sample, id=i * 100 + j) for i, each in enumerate(shards) for j, sample in enumerate(each)
+    ]
+    cut = iter(numbered)
+    write(folder / "in", [shard(COLUMNS, [next(cut) for _ in each]) for each in shards], suffix)
+    rows = table(folder / "in", folder / "out", fields={"id": "id", "url": "src", "date": "score"})
+    assert [row["text"] for row in rows] == [sample["text"] for sample in numbered]
+    assert [row["id"] for row in rows] == [str(sample["id"]) for sample in numbered]
+    assert [row["url"] for row in rows] == [sample["src"].decode() for sample in numbered]
+    assert [float(row["date"]) for row in rows] == [sample["score"] for sample in numbered]
+
+
+@pytest.mark.parametrize("packed", [None, "zstd:7", "gz", "bz2"])
+def test_mosaicmls_own_writer(tmp_path: Path, packed: str | None) -> None:
+    streaming = pytest.importorskip("streaming", reason="needs mosaicml-streaming")
+    columns = {"text": "str", "id": "int", "meta": "json"}
+    with streaming.MDSWriter(
+        out=str(tmp_path / "in"), columns=columns, compression=packed, hashes=["sha1"], size_limit=1 << 14
+    ) as writer:
+        for number, text in enumerate(DOCUMENTS[:60]):
+            writer.write({"text": text, "id": number, "meta": {"x": number}})
+    assert len(list((tmp_path / "in").iterdir())) > 3
+    rows = table(tmp_path / "in", tmp_path / "out", fields={"id": "id"})
+    assert [(row["id"], row["text"]) for row in rows] == [
+        (str(i), text) for i, text in enumerate(DOCUMENTS[:60])
+    ]
+
+
+def test_an_index_says_what_must_be_there(tmp_path: Path) -> None:
+    data = [shard({"text": "str"}, [{"text": f"text {i}"}]) for i in range(3)]
+    folder = write(tmp_path / "in", data, ".zstd")
+    (folder / "shard.00001.mds").write_bytes(data[1])  # unpacked by a reader that keeps both
+    (folder / "shard.00007.mds").write_bytes(data[2])
+    listing = list_inputs([str(folder)])
+    assert [file.key for file in listing.files] == [
+        *("shard.00000.mds.zstd", "shard.00001.mds", "shard.00002.mds.zstd")
+    ]
+    assert {Path(item.uri).name for item in listing.left_out} == {
+        *("index.json", "shard.00001.mds.zstd", "shard.00007.mds")
+    }
+    (folder / "shard.00002.mds.zstd").write_bytes(b"short")
+    with pytest.raises(InputError, match=r"shard\.00002\.mds\.zstd has 5 bytes"):
+        list_inputs([str(folder)])
+    (folder / "shard.00002.mds.zstd").unlink()
+    with pytest.raises(InputError, match=r"shard\.00002\.mds"):
+        list_inputs([str(folder)])
+    (folder / "index.json").write_text("{")
+    with pytest.raises(InputError, match=r"index\.json"):
+        list_inputs([str(folder)])
+
+
+def test_pickles_are_never_read(tmp_path: Path) -> None:
+    columns, sample = {"text": "str", "id": "pkl"}, {"text": "x", "id": b"cos\nsystem\n(S'false'\ntR."}
+    folder = write(tmp_path / "in", [shard(columns, [sample])])
+    with pytest.raises(InputError, match=r"00000\.mds: column 'id' .*pkl"):
+        table(folder, tmp_path / "out", fields={"id": "id"})
+    assert [row["text"] for row in table(folder, tmp_path / "other")] == ["x"]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 0.9999), suffix=st.sampled_from(sorted(PACKED)))
+def test_a_shard_cut_short_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, share: float, suffix: str
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    data = PACKED[suffix](shard({"text": "str"}, [{"text": text[:500]} for text in DOCUMENTS[:9]]))
+    (folder / f"a.mds{suffix}").write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(InputError, match=r"a\.mds"):
+        table(folder / f"a.mds{suffix}", folder / "out")
+
+
+def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
+    drawn, problems = random.Random(1), list[str]()
+    data = shard({"text": "str", "id": "int"}, [{"text": f"text {i}", "id": i} for i in range(5)])
+    for trial in range(40):
+        changed = bytearray(data)
+        changed[drawn.randrange(len(data))] = drawn.randrange(256)
+        (tmp_path / "a.mds").write_bytes(changed)
+        try:
+            table(tmp_path / "a.mds", tmp_path / f"out{trial}")
+        except InputError as error:
+            problems.append(error.problem)
+    assert problems
+    assert all("a.mds" in problem for problem in problems)
+
+
+def test_a_long_sample_is_a_bad_record(tmp_path: Path) -> None:
+    samples = [{"text": "first"}, {"text": "x" * 30_000}, {"text": "y" * 5_000}, {"text": "last"}]
+    folder = write(tmp_path / "in", [shard({"text": "str"}, samples)])
+    with pytest.raises(InputError, match=r"00000\.mds, row 1"):
+        table(folder, tmp_path / "out", max_document_bytes=2_000)
+    rows = table(folder, tmp_path / "out", max_document_bytes=2_000, on_bad_records="skip")
+    assert [row["text"] for row in rows] == ["first", "last"]
+
+
+def test_a_corpus_is_built_of_shards(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", [shard({"text": "str"}, [{"text": t[:900]} for t in DOCUMENTS[:40]])])
+    assert build(folder, tmp_path / "corpus").counts["documents_read"] == 40

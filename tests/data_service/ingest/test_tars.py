@@ -1,0 +1,206 @@
+"""Archives of texts: whatever is in them, however they are packed, cut into pieces and damaged."""
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_service.errors import InputError
+from data_service.prepare.configuration import Preparation
+from data_service.prepare.prepare import prepare
+from data_service.prepare.statistics import Statistics
+from tests.support.data.raw_text import DOCUMENTS, build, files_of, ignore_progress
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+Member = tuple[str, str | bytes | None]  # name, and a text, other bytes, or nothing for a link
+
+
+def archive(members: list[Member], kind: int = tarfile.PAX_FORMAT) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=kind) as file:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                file.addfile(info)
+                continue
+            data = content.encode() if isinstance(content, str) else content
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def run(path: Path, out: Path, *, chunk: int = 4096, workers: int = 1, **more: Any) -> Statistics:
+    source = {"source": "web", "files": [str(path)], **more}
+    made = Preparation.model_validate({"inputs": [source], "chunk_bytes": chunk})
+    return prepare(made, str(out), workers, ignore_progress)
+
+
+def table(folder: Path) -> dict[str, dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
+    return {row["id"]: row for row in rows}
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(
+    lambda name: f"{name}.txt"
+)
+ODD = [
+    "../../etc/x.txt",
+    "/abs.txt",
+    "a/" * 90 + "deep.txt",
+    "x\n\x1b[2J.txt",
+    "é" * 120 + ".txt",
+    "no text.png",
+]
+TEXTS = st.sampled_from([text[:2_000] for text in DOCUMENTS[:12]])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    members=st.lists(
+        st.tuples(st.one_of(NAMES, st.sampled_from(ODD)), st.one_of(TEXTS, TEXTS, st.none())),
+        min_size=1,
+        max_size=30,
+        unique_by=lambda member: member[0],
+    ),
+    kind=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
+    suffix=st.sampled_from(sorted(PACKED)),
+    twice=st.booleans(),
+)
+def test_every_member_is_a_document_or_is_counted(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    members: list[Member],
+    kind: int,
+    suffix: str,
+    twice: bool,
+) -> None:
+    """Whole or cut into pieces, also two archives in one file, as `cat` joins them; nothing is written by its name."""
+    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)
+    folder = tmp_path_factory.mktemp("tar")
+    data = archive(members, kind) + (archive([("last.txt", "the last one")], kind) if twice else b"")
+    (folder / f"a.tar{suffix}").write_bytes(PACKED[suffix](data))
+    texts = [text for name, text in members if text is not None and name.endswith(".txt")]
+    texts += ["the last one"] if twice else []
+    if not texts:
+        return
+    statistics = run(folder / f"a.tar{suffix}", folder / "out")
+    kept, dropped = table(folder / "out/documents"), table(folder / "out/dropped")
+    assert sorted(row["text"] for row in kept.values()) == sorted(map(str, texts))
+    assert statistics.documents_read == len(members) + twice == len(kept) + len(dropped)
+    reasons = [row["reason"] for row in dropped.values()]
+    assert reasons.count("no_file") == sum(text is None for _, text in members)
+    assert {path.name for path in folder.iterdir()} == {f"a.tar{suffix}", "out"}
+
+
+def test_openwebtext_is_archives_in_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its documents are named by all archives that they lie in; pieces give what the whole gives."""
+    inner = {
+        f"openwebtext/urlsf_subset00-{i}_data.xz": lzma.compress(
+            archive([(f"{i:04}-{j}.txt", f"{i} {j} {DOCUMENTS[i * 5 + j][:1_500]}") for j in range(5)])
+        )
+        for i in range(8)
+    }
+    (tmp_path / "openwebtext.tar.xz").write_bytes(lzma.compress(archive(list(inner.items()))))
+    run(tmp_path / "openwebtext.tar.xz", tmp_path / "whole", chunk=1 << 26)
+    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)
+    run(tmp_path / "openwebtext.tar.xz", tmp_path / "pieces")
+    kept = table(tmp_path / "pieces/documents")
+    assert kept == table(tmp_path / "whole/documents")
+    assert len(files_of(tmp_path / "pieces")) > 3
+    assert len(kept) == 40
+    name = "web/openwebtext.tar.xz/openwebtext/urlsf_subset00-3_data.xz/0003-1.txt:byte-"
+    (row,) = (row for key, row in kept.items() if key.startswith(name))
+    assert row["text"].startswith("3 1 ")
+
+
+def test_texts_of_a_member_between_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(
+        archive([("a.txt", "one\n\ntwo\n\n\nthree"), ("b.txt.gz", gzip.compress(b"four"))])
+    )
+    run(tmp_path / "a.tar", tmp_path / "out", txt_documents="blank_line")
+    assert [row["text"].strip() for row in table(tmp_path / "out/documents").values()] == [
+        *("one", "two", "three", "four")
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 0.9999), suffix=st.sampled_from(sorted(PACKED)), small=st.booleans())
+def test_an_archive_cut_short_anywhere_is_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    suffix: str,
+    small: bool,
+) -> None:
+    """Wherever it is cut before the empty blocks at its end."""
+    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096 if small else 1 << 22)
+    folder = tmp_path_factory.mktemp("cut")
+    members: list[Member] = [(f"{i}.txt", text[:2_000]) for i, text in enumerate(DOCUMENTS[:12])]
+    data = archive(members)
+    end = len(data.rstrip(b"\0")) // 512 * 512 if not suffix else None
+    packed = PACKED[suffix](data)
+    (folder / f"a.tar{suffix}").write_bytes(packed[: int((end or len(packed)) * share)])
+    with pytest.raises(InputError, match=r"a\.tar"):
+        run(folder / f"a.tar{suffix}", folder / "out")
+
+
+def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
+    """No byte of a header makes another error than ours."""
+    drawn, problems = random.Random(5), list[str]()
+    data = bytearray(archive([("é" * 80 + f"{i}.txt", f"text {i}") for i in range(4)]))
+    for trial in range(30):
+        changed = bytearray(data)
+        for _ in range(drawn.randint(1, 3)):
+            changed[drawn.randrange(len(data))] = drawn.randrange(256)
+        (tmp_path / "a.tar").write_bytes(changed)
+        try:
+            run(tmp_path / "a.tar", tmp_path / f"out{trial}", on_bad_records="skip")
+        except InputError as error:
+            problems.append(error.problem)
+    assert problems
+    assert all("a.tar" in problem for problem in problems)
+
+
+def test_a_member_of_100_mb_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which a piece does not hold the content."""
+    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)
+    members: list[Member] = [("a.txt", "first"), ("b.txt", b"long " * 20_000_000), ("c.txt", "last")]
+    (tmp_path / "a.tar").write_bytes(archive(members))
+    more = {"max_document_bytes": 1 << 20, "chunk": 1 << 22}
+    with pytest.raises(InputError, match=r"a\.tar/b\.txt, byte 1024"):
+        run(tmp_path / "a.tar", tmp_path / "out", **more)
+    run(tmp_path / "a.tar", tmp_path / "out", on_bad_records="skip", **more)
+    assert [row["text"] for row in table(tmp_path / "out/documents").values()] == ["first", "last"]
+    assert [row["reason"] for row in table(tmp_path / "out/dropped").values()] == ["bad_record"]
+
+
+def test_bad_text_and_what_is_no_archive_name_their_place(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.xz").write_bytes(lzma.compress(archive([("d/x.txt", b"bad \xff text")])))
+    with pytest.raises(InputError, match=r"a\.tar\.xz/d/x\.txt"):
+        run(tmp_path / "a.tar.xz", tmp_path / "out")
+    (tmp_path / "b.tar.gz").write_bytes(gzip.compress(b"this is not an archive\n" * 60))
+    with pytest.raises(InputError, match=r"b\.tar\.gz"):
+        run(tmp_path / "b.tar.gz", tmp_path / "out2")
+
+
+def test_a_corpus_is_built_of_an_archive(tmp_path: Path) -> None:
+    members: list[Member] = [(f"{i}.txt", text[:900]) for i, text in enumerate(DOCUMENTS[:40])]
+    (tmp_path / "a.tar.xz").write_bytes(lzma.compress(archive([*members, ("x.png", b"\x89PNG")])))
+    manifest = build(tmp_path / "a.tar.xz", tmp_path / "corpus")
+    assert (manifest.counts["documents_read"], manifest.counts["empty"]) == (41, 1)
