@@ -10,6 +10,7 @@ from launcher.after.compare.arguments import Budget
 from launcher.after.compare.budget import Cost, within
 from launcher.errors import CompareError, OptionError
 from launcher.format import human_count
+from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import absolute
@@ -108,9 +109,9 @@ def _unequal(arms: Sequence[Arm], budget: Budget | None) -> dict[Unequal, str]:
 
 
 def _texts(arm: Arm) -> list[tuple[str, object]]:
-    """Return content and weight of the sources, without their names."""
-    sources = arm.recipe.corpus.sources
-    return sorted((arm.inputs.corpora[name], str(source.weight)) for name, source in sources.items())
+    """Return content and weight of the corpora, those of phases too, without their names."""
+    corpora = corpora_of(arm.recipe)
+    return sorted((arm.inputs.corpora[name], str(source.weight)) for name, source in corpora.items())
 
 
 def _differ(values: Iterable[object]) -> bool:
