@@ -4,7 +4,7 @@ Arrow streams are read here: one document a row, in one column of strings, a few
 Strings of tables are read as bytes and decoded here, because Arrow does not check that they are UTF-8.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import BinaryIO, assert_never
@@ -170,6 +170,22 @@ def _clusters(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
             remedy="give the file as `corpus prepare` wrote it, or prepare the documents again",
         )
     return found.decode()
+
+
+def not_together(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
+    """Return the first two files of which one names other clusters than the other, or none. There are two such."""
+    first: dict[bytes, InputFile] = {}
+    for file in files:
+        schema = (
+            pq.read_schema(open_ranged(file, chunk=_READ_AHEAD))
+            if file.format == "parquet"
+            else pa.schema([])
+        )
+        first.setdefault((schema.metadata or {}).get(CLUSTERS.encode(), b""), file)
+        if len(first) > 1:
+            break
+    one, other = first.values()
+    return one, other
 
 
 def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
