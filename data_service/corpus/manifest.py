@@ -5,10 +5,11 @@ A corpus exists once its manifest does. Then everything under `build/` is delete
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +230,11 @@ class HeldoutRule:
     by_tokens: bool = False
     clusters: str = ""
 
+    @classmethod
+    def of_share(cls, fraction: float) -> Self:
+        """Return the rule that holds out exactly a share of the documents."""
+        return cls("document", math.ceil(fraction * (1 << 64)))
+
     def as_json(self) -> dict[str, object]:
         """Return the rule as JSON values; without clusters as before there were any."""
         found = asdict(self)
@@ -309,6 +315,11 @@ class CorpusManifest:
     parts: tuple[CorpusPart, ...] = ()
     origin: Origin | None = None
     digest: str = field(default="", compare=False)
+
+    @property
+    def rule(self) -> HeldoutRule:
+        """The rule by which text was held out, without `by_tokens`, which follows from the amount of text."""
+        return replace(self.heldout_rule or HeldoutRule.of_share(self.heldout_fraction), by_tokens=False)
 
     @property
     def word_rules(self) -> int:

@@ -32,6 +32,7 @@ from data_service.corpus.manifest import (
     BlockTable,
     CorpusManifest,
     CorpusPart,
+    HeldoutRule,
     StoredFile,
     sidecar_of,
 )
@@ -165,7 +166,7 @@ def refuse_unlike(sources: Sequence[Corpus]) -> None:
         {
             "tokenizer": source.manifest.tokenizer_hash,
             "held-out share": source.manifest.heldout_fraction,
-            "held-out rule": source.manifest.heldout_rule,
+            "held-out rule": replace(source.manifest.rule, clusters=""),
             "texts of an example": source.manifest.pairs,
             "segmentation": source.manifest.words,
             "rules of words": source.manifest.word_rules,
@@ -231,8 +232,19 @@ def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
         left_out=(),
         provenance=sidecars,
         parts=tuple(parts),
+        heldout_rule=_joined_rule(manifests),
         recorded="",
         digest="",
+    )
+
+
+def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule | None:
+    """Return the rule of a merged corpus: that of the parts, by the clusters of all of them."""
+    clusters = sorted({manifest.rule.clusters for manifest in manifests})
+    if len(clusters) == 1:
+        return manifests[0].heldout_rule
+    return replace(
+        manifests[0].rule, clusters=blake2b("".join(clusters).encode(), digest_size=16).hexdigest()
     )
 
 

@@ -48,6 +48,7 @@ from data_service.ingest.deduplicate import (
     drop_slices,
     plan_partitions,
 )
+from data_service.ingest.documents import not_together
 from data_service.ingest.heldout import (
     MANY,
     Documents,
@@ -288,27 +289,17 @@ class Passes:
         """Return the digest of the clusters of near duplicates that the inputs name; empty if they name none.
 
         Raises:
-            InputError: the documents were not prepared together, or not with those of the corpus that gives the rule.
+            InputError: the documents were not prepared together.
         """
-        first: dict[str, str] = {}
-        for split, found in zip(self.splits, scanned, strict=True):
-            for name in found.clusters:
-                first.setdefault(name, split.pieces[0].file.uri)
-        if len(first) > 1:
-            one, other = list(first.values())[:2]
+        named = {name for split in scanned for name in split.clusters}
+        if len(named) > 1:
+            files = dict.fromkeys(piece.file for split in self.splits for piece in split.pieces)
+            one, other = not_together(files)
             raise InputError(
-                f"{one} and {other} were not prepared together: near duplicates that both hold are not known",
+                f"{one.uri} and {other.uri} were not prepared together: near duplicates that both hold are not known",
                 remedy="prepare all inputs together, with `keep: all`, or build a corpus of each",
             )
-        clusters, given = next(iter(first), ""), self._options.heldout_rule
-        if given is not None and given.clusters != clusters:
-            raise InputError(
-                f"the clusters of near duplicates in {self.splits[0].pieces[0].file.uri} ({clusters[:12] or 'none'}) "
-                "are not those by which the corpus that gives the rule holds text out "
-                f"({given.clusters[:12] or 'none'})",
-                remedy="prepare the documents of both together, and build both from that",
-            )
-        return clusters
+        return next(iter(named), "")
 
     def _as_given(self, found: Documents) -> HeldoutRule:
         """Return the rule that the options give. The requested share divides unknown words as it always does."""

@@ -4,7 +4,7 @@ half-built corpus. It is also part of the manifest, which is made last, from the
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,19 +60,27 @@ def configuration(
     which only reading it shows. So receipts name the versions of the files that they were made from, and a corpus
     holds hashes of the text that it was built from (`input_content`, see `refuse_other_text`).
     """
-    names = json.dumps([[file.uri, file.size] for file in listing.files])
-    versions = json.dumps([file.version for file in listing.files])
     return {
         "rules": RULES,
         "inputs": patterns,
         "input_files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
-        "input_listing": hashlib.sha256(names.encode()).hexdigest(),
-        VERSIONS: hashlib.sha256(versions.encode()).hexdigest(),
+        "input_listing": _hash_of_list([file.uri, file.size] for file in listing.files),
+        VERSIONS: _hash_of_list(file.version for file in listing.files),
         "tokenizer": tokenizer_hash,
         **options.identity(),
         **({} if words is None else {"words": words.model_dump(mode="json", exclude_none=True)}),
     }
+
+
+def _hash_of_list(items: Iterable[object]) -> str:
+    """Return the sha256 (hex) of a list's JSON, of which one item is in memory at a time."""
+    content, separator = hashlib.sha256(b"["), ""
+    for item in items:
+        content.update(f"{separator}{json.dumps(item)}".encode())
+        separator = ", "
+    content.update(b"]")
+    return content.hexdigest()
 
 
 def identity(wanted: Configuration) -> str:

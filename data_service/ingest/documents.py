@@ -4,7 +4,7 @@ Arrow streams are read here: one document a row, in one column of strings, a few
 Strings of tables are read as bytes and decoded here, because Arrow does not check that they are UTF-8.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import BinaryIO, assert_never
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from data_service.corpus.provenance import Cluster
 from data_service.errors import InputError
-from data_service.ingest.files import open_ranged
+from data_service.ingest.files import SMALL, fetch, held, open_ranged
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.mds import read_mds
@@ -26,6 +26,7 @@ from data_service.ingest.records import BadRecord, Numbered, Text, accept, docum
 from data_service.ingest.tars import read_tar
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
+from data_service.store.base import together
 
 CLUSTER = "cluster"
 CLUSTERS = "maskfleet_clusters"
@@ -51,8 +52,31 @@ def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadReco
             The message names the file and the place.
         StoreError: a file cannot be read.
     """
-    for piece in split.pieces:
+    for piece in _fetched_ahead(split.pieces):
         yield from _read_piece(piece, options)
+
+
+def _fetched_ahead(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
+    """Yield the pieces in order. Small files of an object store are fetched before they are read, many at a time: one
+    after another, a hundred thousand of them would take as many times the store's latency."""
+    if len(pieces) == 1:
+        yield from pieces
+        return
+    for piece, data in zip(pieces, together(_fetch_small, pieces), strict=True):
+        if data is None:
+            yield piece
+            continue
+        with held(piece.file, data):
+            yield piece
+
+
+def _fetch_small(piece: FilePiece) -> bytes | None:
+    """Return the bytes of a file that is worth fetching ahead; None for any other."""
+    return fetch(piece.file) if piece.file.size <= SMALL and _is_far(piece.file) else None
+
+
+def _is_far(file: InputFile) -> bool:
+    return "://" in file.root
 
 
 def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
@@ -146,6 +170,22 @@ def _clusters(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
             remedy="give the file as `corpus prepare` wrote it, or prepare the documents again",
         )
     return found.decode()
+
+
+def not_together(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
+    """Return the first two files of which one names other clusters than the other, or none. There are two such."""
+    first: dict[bytes, InputFile] = {}
+    for file in files:
+        schema = (
+            pq.read_schema(open_ranged(file, chunk=_READ_AHEAD))
+            if file.format == "parquet"
+            else pa.schema([])
+        )
+        first.setdefault((schema.metadata or {}).get(CLUSTERS.encode(), b""), file)
+        if len(first) > 1:
+            break
+    one, other = first.values()
+    return one, other
 
 
 def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:

@@ -9,7 +9,8 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import BinaryIO, assert_never, cast, overload
 
@@ -26,10 +27,31 @@ _BUFFER = 1 << 20
 _XZ_MEMORY = 256 * MIB  # `xz -9` needs 65
 
 
+SMALL = 256 * 1024  # bytes of a file that is fetched as a whole, ahead of the one that is read
+_fetched: dict[InputFile, bytes] = {}
+
+
+def fetch(file: InputFile) -> bytes:
+    """Return all bytes of a small file. Raises KeyMissing, Truncated: it is gone, or shorter than it was."""
+    return _store_at(file.root).get_range(file.key, 0, file.size) if file.size else b""
+
+
+@contextmanager
+def held(file: InputFile, data: bytes) -> Iterator[None]:
+    """Within the block, `file` is read from `data`, all of its bytes."""
+    _fetched[file] = data
+    try:
+        yield
+    finally:
+        _fetched.pop(file, None)
+
+
 class _RangedFile(io.RawIOBase):
-    """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries."""
+    """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries; of a file
+    that was fetched before (`held`) there is none."""
 
     def __init__(self, file: InputFile) -> None:
+        self._held = _fetched.get(file)
         self._store = _store_at(file.root)
         self._file = file
         self._position = 0
@@ -51,7 +73,9 @@ class _RangedFile(io.RawIOBase):
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         length = max(0, min(len(view), self._file.size - self._position))
-        if length:
+        if length and self._held is not None:
+            view[:length] = self._held[self._position : self._position + length]
+        elif length:
             view[:length] = self._store.get_range(self._file.key, self._position, length)
         self._position += length
         return length

@@ -28,7 +28,6 @@ MANY = 64  # documents held out, of which the side of each may be drawn once mor
 CANDIDATES = 1024  # documents of the smallest hashes that are remembered
 SHORTEST, LONGEST = 64, 4096  # bytes of a stretch on average
 STRETCHES = 16  # at least about as many are held out
-_WORDS = 1 << 64  # a hash's low word is below this
 _WINDOW = 16  # characters by which running text without sentence ends is cut
 _FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
@@ -54,7 +53,7 @@ class Documents:
 
 def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
     """Return the options by which a corpus holds text out as that of `manifest` does."""
-    rule = manifest.heldout_rule or HeldoutRule("document", bound(manifest.heldout_fraction))
+    rule = manifest.rule
     if is_usual(rule, manifest.heldout_fraction):
         rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MANY)
     return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
@@ -83,7 +82,7 @@ def low_word(digest: bytes) -> int:
 
 def bound(fraction: float) -> int:
     """Return the number below which a share `fraction` of all low words lies."""
-    return math.ceil(fraction * _WORDS)
+    return HeldoutRule.of_share(fraction).below
 
 
 def is_usual(rule: HeldoutRule, fraction: float) -> bool:

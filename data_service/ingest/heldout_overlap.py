@@ -8,7 +8,7 @@ texts share is none. All runs of the training text are looked up: a run's hash i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.corpus import Corpus
-from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule
+from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import RemovedDocuments, load_removals, without
-from data_service.ingest.heldout import bound
 from data_service.store.base import together
 from data_service.types import Block, Tokens
 
@@ -53,15 +52,9 @@ class Overlap:
         return self.found_tokens / max(1, self.tokens)
 
 
-def rule_of(manifest: CorpusManifest) -> HeldoutRule:
-    """Return the rule by which text was held out, without `by_tokens`, which follows from the amount of text."""
-    rule = manifest.heldout_rule or HeldoutRule("document", bound(manifest.heldout_fraction))
-    return replace(rule, by_tokens=False)
-
-
 def keeps_apart(held: CorpusManifest, trained: CorpusManifest) -> bool:
     """Return whether the rules alone say that text held out of `held` is not trained on in `trained`."""
-    one, other = rule_of(held), rule_of(trained)
+    one, other = held.rule, trained.rule
     whole = one.unit == other.unit == "document" and one.clusters == other.clusters
     return one == other or (whole and one.below <= other.below) or not len(held.heldout)
 

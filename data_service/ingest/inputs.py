@@ -215,9 +215,9 @@ _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
 _NAMED = 10  # names in a sentence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input file.
+    """An input file. There may be millions of them.
 
     Attributes:
         root, key: URI of the store, and key in it.
@@ -288,11 +288,13 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
 def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
     left_out: list[LeftOut] = []
+    roots: dict[str, str] = {}  # one string for all files of a folder
     for found in _expand(pattern):
         key, kind = found.entry.key, kind_of(found.entry.key)
         if kind is not None and found.left_out is None:
             entry = found.entry
-            files.append(InputFile(found.store.uri, key, entry.size, *kind, entry.version, encoding))
+            root = roots.setdefault(found.store.uri, found.store.uri)
+            files.append(InputFile(root, key, entry.size, *kind, entry.version, encoding))
         elif found.named:
             raise InputError(
                 f"{pattern}: unknown kind of file", remedy=f"give files of a known kind: {KINDS}"

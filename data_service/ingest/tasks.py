@@ -31,7 +31,7 @@ _WHOLE = 4  # a compressed file of more splits than this is cut; below, that is 
 _UNCUT = ("csv", "tsv", "arrow", "warc", "mds")  # where a record begins is only known from the beginning
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FilePiece:
     """The documents that begin in bytes [start, stop) of a file; in a Parquet file, the row groups that begin there.
 

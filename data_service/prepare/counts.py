@@ -17,6 +17,8 @@ class Counts(BaseModel):
         paragraphs_cut, characters_cut: numbers of paragraphs and of characters that were cut as frequent, by stage.
         odd: number of documents read that do not look like text (`is_odd`).
         languages, licences: number of documents that left the last pass, by value; "" for none.
+        lengths_read, lengths_left: number of documents with text that entered the first pass, and that left the last,
+            by their characters: the largest power of two that is not above them.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -34,3 +36,11 @@ class Counts(BaseModel):
     odd: int = 0
     languages: dict[str, int] = {}
     licences: dict[str, int] = {}
+    lengths_read: dict[int, int] = {}
+    lengths_left: dict[int, int] = {}
+
+
+def count_length(lengths: dict[int, int], text: str) -> None:
+    """Count a text by its length."""
+    step = 1 << max(0, len(text).bit_length() - 1)
+    lengths[step] = lengths.get(step, 0) + 1

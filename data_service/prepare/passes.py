@@ -16,7 +16,7 @@ from data_service.ingest.records import BadRecord, RecordPlace, Text
 from data_service.ingest.scan import encoded_text, hash_of
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.prepare.configuration import Input
-from data_service.prepare.counts import Counts
+from data_service.prepare.counts import Counts, count_length
 from data_service.prepare.documents import (
     DROPPED,
     Cut,
@@ -166,6 +166,7 @@ def read_chunk(task: ReadTask) -> PassReceipt:
         else:
             sink.counts.entered_bytes += len(found.text.encode())
             sink.counts.odd += is_odd(found.text)
+            count_length(sink.counts.lengths_read, found.text)
             sink.take(found)
     store = task.layout.open()
     return sink.finish(store, task, ids.store(store, task.layout.hashed(IDS, task.index)))
@@ -324,6 +325,7 @@ class _Sink:
                 (self.counts.licences, document.licence),
             ):
                 counts[value or ""] = counts.get(value or "", 0) + 1
+            count_length(self.counts.lengths_left, document.text)
 
     def drop(self, dropped: DroppedDocument) -> None:
         _count(self.counts.dropped, dropped.stage, dropped.reason)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -38,6 +39,8 @@ class Statistics(BaseModel):
         stages: what each stage did, in order; first `read`.
         sources: what became of each source's documents.
         languages, licences: number of documents kept, by value; "" for those of which the input says nothing.
+        lengths_read, lengths_kept: number of documents with text, by their characters: the largest power of two that is
+            not above them. Empty in outputs of older versions.
         parts: the stored parts of the output.
         searched: splits of tasks whose texts no document that is kept holds.
     """
@@ -54,6 +57,8 @@ class Statistics(BaseModel):
     sources: dict[str, SourceCounts]
     languages: dict[str, int]
     licences: dict[str, int]
+    lengths_read: dict[int, int] = {}
+    lengths_kept: dict[int, int] = {}
     parts: dict[str, StoredFile]
     searched: list[IndexedSplit] = []
 
@@ -76,6 +81,32 @@ def gather(
         for name in dict.fromkeys(sources)
     }
     receipts = [receipt for of_pass in passes for receipt in of_pass]
+    stages = _stage_counts(labels, by_source, receipts)
+    parts = {
+        key: StoredFile(receipt.files[key], found)
+        for receipt in receipts
+        for key, found in receipt.parts.items()
+    } | dict(tables)
+    return Statistics(
+        preparation=wanted,
+        documents_read=sum(counts.documents_read for counts in by_source.values()),
+        documents_kept=sum(counts.documents_kept for counts in by_source.values()),
+        text_bytes_read=sum(counts.text_bytes_read for counts in by_source.values()),
+        text_bytes_kept=sum(counts.text_bytes_kept for counts in by_source.values()),
+        stages=stages,
+        sources=by_source,
+        languages=_most(receipt.counts.languages for receipt in passes[-1]),
+        licences=_most(receipt.counts.licences for receipt in passes[-1]),
+        lengths_read=_sum(receipt.counts.lengths_read for receipt in passes[0]),
+        lengths_kept=_sum(receipt.counts.lengths_left for receipt in passes[-1]),
+        parts=dict(sorted(parts.items())),
+        searched=list(searched),
+    )
+
+
+def _stage_counts(
+    labels: Sequence[str], by_source: Mapping[str, SourceCounts], receipts: Sequence[PassReceipt]
+) -> list[StageCounts]:
     entered = sum(counts.documents_read for counts in by_source.values())
     stages = []
     for label in labels:
@@ -100,24 +131,7 @@ def gather(
             )
         )
         entered = left
-    parts = {
-        key: StoredFile(receipt.files[key], found)
-        for receipt in receipts
-        for key, found in receipt.parts.items()
-    } | dict(tables)
-    return Statistics(
-        preparation=wanted,
-        documents_read=sum(counts.documents_read for counts in by_source.values()),
-        documents_kept=sum(counts.documents_kept for counts in by_source.values()),
-        text_bytes_read=sum(counts.text_bytes_read for counts in by_source.values()),
-        text_bytes_kept=sum(counts.text_bytes_kept for counts in by_source.values()),
-        stages=stages,
-        sources=by_source,
-        languages=_most(receipt.counts.languages for receipt in passes[-1]),
-        licences=_most(receipt.counts.licences for receipt in passes[-1]),
-        parts=dict(sorted(parts.items())),
-        searched=list(searched),
-    )
+    return stages
 
 
 def _of_source(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
@@ -138,8 +152,11 @@ def _of_source(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
     )
 
 
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+Key = TypeVar("Key", str, int)
+
+
+def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+    total: dict[Key, int] = {}
     for each in counts:
         for name, count in each.items():
             total[name] = total.get(name, 0) + count

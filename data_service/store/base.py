@@ -42,7 +42,7 @@ def child(prefix: str, more: str) -> str:
     return "/".join(part for part in (prefix.strip("/"), more.strip("/")) if part)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """The entry of one stored object.
 

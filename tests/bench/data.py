@@ -1,11 +1,13 @@
-"""Shards on S3 to masked microbatches in a trainer, against MosaicML Streaming: python tests/bench/data.py.
+"""Shards to masked microbatches in a trainer, against rows that were cut beforehand: python tests/bench/data.py.
 
 Counted is the CPU time of every process (Ray's own, workers, the trainer's side) except the S3 server, per million
-tokens. Ours reads blocks, cuts, shuffles, masks and delivers through Ray. The peer reads rows that were cut
-beforehand (StreamingDataset, shuffling), and masks with transformers' collator in DataLoader workers. Both end
-with torch tensors of `ROWS` rows. Starting processes, opening streams and counting rows are left out.
+tokens. Ours reads blocks, cuts, shuffles, masks and delivers through Ray. The peers (`data_peer.py`) read rows that
+were cut beforehand: MosaicML's shards, masked by transformers' collator or by NumPy for a whole batch, or one local
+file, masked by NumPy. All end with torch tensors of `ROWS` rows. Starting processes, opening streams and counting
+rows are left out. Ours and each peer are measured in turn, so that other work on the machine meets both.
 """
 
+import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import ray
 import torch
 import typer
 from cpu import tree_seconds
-from data_peer import measure_peer, need_peer
+from data_peer import need_peer, peers
 from program import note, run
 from s3_place import Place, place
 from synthetic import BLOCK_TOKENS, NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
@@ -37,21 +39,21 @@ _MEMORY = 1 << 30
 
 @dataclass(frozen=True)
 class Comparison:
-    """CPU seconds per million tokens, and where the shards were."""
+    """CPU seconds per million tokens, in each round, ours and each peer's by name; and where the shards were."""
 
     where: str
-    ours: float
-    peer: float
+    ours: list[float]
+    peers: dict[str, list[float]]
 
-    @property
-    def ratio(self) -> float:
-        return self.peer / self.ours
+    def ratios(self, peer: str) -> list[float]:
+        """A peer's seconds over ours, round by round."""
+        return [theirs / ours for theirs, ours in zip(self.peers[peer], self.ours, strict=True)]
 
 
 def bench_data(
-    uri: str | None = None, workers: int = 2, progress: Callable[[str], None] = print
+    uri: str | None = None, workers: int = 2, rounds: int = 3, progress: Callable[[str], None] = print
 ) -> Comparison:
-    """Measure with shards below `uri`, an s3:// address to write to; on a moto server if None.
+    """Measure with shards below `uri`, a folder or an s3:// address to write to; on a moto server if None.
 
     Raises:
         BenchError: the peer or the server is not installed.
@@ -61,21 +63,31 @@ def bench_data(
     with place(uri) as at:
         progress(f"writing {_BLOCKS * BLOCK_TOKENS / 1e6:.0f} M tokens to {at.uri}")
         manifest = write_corpus(open_store(f"{at.uri}/corpus"), _BLOCKS)
-        progress("measuring maskfleet")
-        ours = measure_ours(f"{at.uri}/corpus", manifest, workers, _left_out(at))
-        progress("measuring the peer")
-        peer = measure_peer(f"{at.uri}/mds", LENGTH, ROWS, workers, _left_out(at))
-    return Comparison(at.uri if uri else "a moto server on this machine", ours, peer)
+        others = peers(f"{at.uri}/mds", LENGTH, ROWS)
+        ours, theirs = list[float](), dict[str, list[float]]()
+        for turn in range(rounds):
+            progress(f"round {turn + 1} of {rounds}: maskfleet")
+            ours.append(measure_ours(f"{at.uri}/corpus", manifest, workers, _left_out(at)))
+            for peer in others:
+                progress(f"round {turn + 1} of {rounds}: {peer.name}")
+                theirs.setdefault(peer.name, []).append(peer.measure(workers, _left_out(at)))
+    return Comparison(at.uri if uri else "a moto server on this machine", ours, theirs)
 
 
 def render(result: Comparison) -> str:
     """A few lines for people."""
+    rows = [("maskfleet through Ray", result.ours, [1.0])]
+    rows += [(name, seconds, result.ratios(name)) for name, seconds in result.peers.items()]
     return "\n".join(
         [
             f"rows of {LENGTH}, microbatches of {ROWS}, vocabulary {VOCABULARY:,}, shards on {result.where}",
-            "CPU seconds per million tokens, all processes but the S3 server",
-            f"{'maskfleet through Ray':<48}{result.ours:>9.4f}",
-            f"{'MosaicML Streaming, DataLoader, MLM collator':<48}{result.peer:>9.4f} {result.ratio:>8.1f} x",
+            "CPU seconds per million tokens, all processes but the S3 server; "
+            f"median (range) of {len(result.ours)} rounds",
+            *(
+                f"{name:<48}{statistics.median(seconds):>9.4f} ({min(seconds):.4f} to {max(seconds):.4f})"
+                f"{statistics.median(ratios):>9.1f} x ({min(ratios):.1f} to {max(ratios):.1f})"
+                for name, seconds, ratios in rows
+            ),
         ]
     )
 
@@ -126,15 +138,18 @@ def _left_out(at: Place) -> frozenset[int]:
 def main(
     uri: Annotated[
         str | None,
-        typer.Argument(metavar="S3_URI", help="Where to write shards. Default: a server of its own."),
+        typer.Argument(
+            metavar="URI", help="Folder or s3:// address for shards. Default: a server of its own."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes of each side.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Each measures ours and every peer.")] = 3,
 ) -> None:
-    """Shards in object storage to masked microbatches, against MosaicML Streaming with transformers' collator.
+    """Shards in object storage to masked microbatches, against rows that were cut beforehand.
 
     CPU seconds per million tokens, of all processes. Needs the peer installed; says how if it is not.
     """
-    typer.echo(render(bench_data(uri, workers, note)))
+    typer.echo(render(bench_data(uri, workers, rounds, note)))
 
 
 if __name__ == "__main__":

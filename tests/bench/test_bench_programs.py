@@ -3,16 +3,21 @@
 import re
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import core_share
+import ingest
 import masking
+import numpy as np
 import plan
 import program
 import pytest
 from cpu import tree_seconds
-from data_peer import need_peer
+from data_peer import masked_by_numpy, need_peer
 from program import BenchError
+from synthetic import SPECIAL
 
+from data_service.corpus.corpus import open_corpus
 from encoder_core.cost.products import Shape
 
 
@@ -31,6 +36,30 @@ def test_a_plan_has_the_samples_that_its_tokens_make() -> None:
     cost = plan.bench_plan(tokens=10**9, real_blocks=1, progress=quiet)
     assert cost.samples == pytest.approx(10**9 / 487, rel=0.01)
     assert "counting pass, once a corpus" in plan.render(cost)
+
+
+def test_a_build_of_many_documents_is_measured(tmp_path: Path) -> None:
+    (cost,) = ingest.bench_build([300], "a file each", 1, str(tmp_path), quiet)
+    assert cost.documents == 300
+    assert cost.cpu > 0
+    assert cost.driver > 1 << 20
+    assert len(list(tmp_path.glob("300/*/*.txt"))) == 300
+    (corpus,) = (open_corpus(str(path.parent)) for path in tmp_path.glob("*/manifest.json"))
+    assert corpus.manifest.counts["documents_read"] == 300
+    assert "300" in ingest.render([cost])
+
+
+def test_the_peers_masks_are_berts() -> None:
+    rows = [{"tokens": np.full(512, 99, np.uint16)} for _ in range(200)]
+    made = masked_by_numpy(rows)
+    tokens, labels = made["input_ids"].numpy(), made["labels"].numpy()
+    chosen = labels != -100
+    assert not chosen[:, [0, -1]].any()
+    assert (labels[chosen] == 99).all()
+    assert chosen[:, 1:-1].mean() == pytest.approx(0.15, abs=0.01)
+    assert (tokens[chosen] == SPECIAL.mask).mean() == pytest.approx(0.8, abs=0.02)
+    assert (tokens[chosen] == 99).mean() == pytest.approx(0.1, abs=0.02)
+    assert (tokens[~chosen] == 99).all()
 
 
 def test_cpu_time_counts_this_process() -> None:

@@ -18,6 +18,7 @@ from data_service.store.open import open_store
 from launcher.app.cli.corpus_shown import BuildWatch
 from launcher.app.cli.texts import automatic_workers, read_settings
 from launcher.format import human_bytes
+from launcher.observe.inspect.report.preparation import PAGE, render
 from launcher.runtime.recipe.document import Words
 
 _WORDS = Words("preparation", "infra/docs/prepare.md", PrepareError)
@@ -30,7 +31,8 @@ def read_preparation(path: str) -> Preparation:
 
 
 def prepare_and_watch(path: str, output: str, workers: int | None, console: Console) -> Statistics:
-    """Run the preparation of a file and show its progress on `console`; return the statistics.
+    """Run the preparation of a file and show its progress on `console`; keep a page of statistics in the output, and
+    return the statistics.
 
     Raises:
         PrepareError, InputError, StoreError: as `data_service.prepare.prepare.prepare`.
@@ -44,11 +46,17 @@ def prepare_and_watch(path: str, output: str, workers: int | None, console: Cons
     files = tuple(file for listing in listings for file in listing.files)
     watch = BuildWatch(console)
     try:
-        return prepare(
+        statistics = prepare(
             preparation, output, workers or automatic_workers(InputListing(files, ())), watch.update
         )
     finally:
         watch.close()
+    store = open_store(output)
+    store.put(PAGE, render(statistics).encode())
+    console.print(
+        f"page of statistics: {one_line(store.uri.rstrip('/'))}/{PAGE}", markup=False, soft_wrap=True
+    )
+    return statistics
 
 
 def statistics_tables(statistics: Statistics) -> Iterator[Table]:

@@ -13,7 +13,7 @@ from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import HeldoutRule
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
-from data_service.ingest.heldout_overlap import Overlap, find_overlap, keeps_apart, rule_of
+from data_service.ingest.heldout_overlap import Overlap, find_overlap, keeps_apart
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.runtime.recipe.corpora import corpora_of, path_of
@@ -67,7 +67,7 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
 
 def _leak(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusError:
     uris = [corpora_of(recipe)[name].uri for name in (one, other)]
-    rules = [rule_of(load_manifest(open_store(uri))) for uri in uris]
+    rules = [load_manifest(open_store(uri)).rule for uri in uris]
     return CorpusError(
         f"{path_of(other)} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
         f"{path_of(one)} ({uris[0]}) holds out, {found.share:.1%} of its held-out tokens; the first is "

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data_service.corpus.manifest import BlockTable, block_table
 from data_service.corpus.reader import parse_block, read_block
 from data_service.corpus.writer import ShardWriter
-from data_service.corpus.written import WrittenShard
+from data_service.corpus.written import WrittenBlock, WrittenShard, joined_table
 from data_service.errors import CorruptBlock
 from data_service.store.open import open_store
 from data_service.types import Block
@@ -129,3 +129,21 @@ def test_bytes_that_are_no_block_are_refused(tmp_path: Path, damage: str) -> Non
     data = {"empty": b"", "short": data[:600], "no header": b"x" * len(data)}.get(damage, data)
     with pytest.raises(CorruptBlock, match=r"here: .*\n  remedy"):
         parse_block(data, "here")
+
+
+def test_packed_blocks_are_the_written_ones_and_their_tables_are_joined() -> None:
+    rng = np.random.default_rng(3)
+    shards, rows, digests = dict[str, WrittenShard](), list[tuple[int, ...]](), list[str]()
+    for number in range(4):
+        blocks = []
+        for offset, length, tokens, sentences, documents in rng.integers(0, 1 << 40, (number, 5)).tolist():
+            blocks.append(WrittenBlock(offset, length, tokens, sentences, documents, rng.bytes(16).hex()))
+        shards[f"train/{number:06d}.tar"] = shard = WrittenShard.of(number, "0" * 32, blocks)
+        assert shard.blocks == tuple(blocks)
+        rows += [(number, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in blocks]
+        digests += [b.digest for b in blocks]
+    joined, expected = joined_table(shards), block_table(rows, digests, list(shards))  # type: ignore[arg-type]
+    assert (len(joined), joined.shards) == (len(expected), expected.shards)
+    for name, column in expected.columns.items():
+        assert joined.columns[name].dtype == column.dtype
+        assert np.array_equal(joined.columns[name], column)

@@ -2,6 +2,8 @@
 however long its lines and however small the splits."""
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest.documents import read_records
+from data_service.ingest.files import SMALL
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Text
 from data_service.ingest.tasks import FilePiece, Split
+from data_service.store.errors import KeyMissing
 from data_service.store.local import LocalStore
 
 MOST = 12  # bytes of a document
@@ -82,3 +86,42 @@ def test_what_is_long_is_read_a_few_times(
     random.Random(1).shuffle(pieces)
     documents_of(pieces, options)
     assert read[0] < 8 * len(text)
+
+
+def test_small_files_of_a_far_store_are_fetched_many_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same documents, each file once; a file that is gone is the error that it was."""
+    draw = random.Random(3)
+    for number in range(60):
+        text = "\n\n".join(f"{number} {draw.random()}" for _ in range(draw.randint(0, 4)))
+        (tmp_path / f"{number:03d}.txt").write_text(text)
+    (tmp_path / "030.txt").write_text("x" * (SMALL + 1))  # not a small one
+    files = list_inputs([str(tmp_path)]).files
+    options = BuildOptions(txt_documents="blank_line", on_bad_records="skip")
+    split = Split(tuple(FilePiece(file, 0, file.size) for file in files))
+    near = [record.text for record in read_records(split, options) if isinstance(record, Text)]
+    monkeypatch.setattr("data_service.ingest.documents._is_far", lambda file: True)
+    asked: list[str] = []
+    together, most, lock = 0, 0, threading.Lock()
+    real = LocalStore.get_range
+
+    def counting(self: LocalStore, key: str, start: int, length: int) -> bytes:
+        nonlocal together, most
+        with lock:
+            asked.append(key)
+            together += 1
+            most = max(most, together)
+        time.sleep(0.002)
+        with lock:
+            together -= 1
+        return real(self, key, start, length)
+
+    monkeypatch.setattr(LocalStore, "get_range", counting)
+    assert [record.text for record in read_records(split, options) if isinstance(record, Text)] == near
+    assert most > 4
+    sizes = {file.key: file.size for file in files}
+    assert all(asked.count(key) == bool(size) for key, size in sizes.items() if key != "030.txt")
+    (tmp_path / "059.txt").unlink()
+    with pytest.raises(KeyMissing):
+        list(read_records(split, options))
