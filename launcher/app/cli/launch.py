@@ -270,7 +270,8 @@ def aws_batch(
     )
     from launcher.runtime.run.record import open_run
 
-    job = backend.BatchJob.of(**dict(job) | {"reads": backend.reads_of(open_run(options.run).recipe)})
+    recipe = open_run(options.run).recipe
+    job = backend.BatchJob.of(**dict(job) | {"reads": backend.reads_of(recipe) + backend.parts_of(recipe)})
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 

@@ -73,6 +73,19 @@ def reads_of(recipe: "Recipe") -> tuple[str, ...]:
     return (*corpora, recipe.tokenizer.uri, recipe.start)
 
 
+def parts_of(recipe: "Recipe") -> tuple[str, ...]:
+    """Return the URIs of the corpora from which those of `recipe` were merged, and in which their shards lie.
+
+    Raises CorpusError, StoreError: a corpus cannot be read.
+    """
+    from data_service.corpus.manifest_file import load_manifest
+    from data_service.store.open import open_store
+    from launcher.runtime.recipe.corpora import corpora_of
+
+    manifests = (load_manifest(open_store(source.uri)) for source in corpora_of(recipe).values())
+    return tuple(part.uri for manifest in manifests for part in manifest.parts)
+
+
 def render(job: BatchJob) -> str:
     """Return the CloudFormation template.
 

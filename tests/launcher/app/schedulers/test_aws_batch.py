@@ -1,5 +1,6 @@
 """The CloudFormation stack: linted, and its rights counted."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,10 @@ import yaml
 from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
-from launcher.app.schedulers.aws_batch import BatchJob, reads_of, render
+from data_service.corpus.corpus import open_corpus
+from data_service.ingest.append import append_documents
+from data_service.ingest.append_options import options_like
+from launcher.app.schedulers.aws_batch import BatchJob, parts_of, reads_of, render
 from launcher.errors import LaunchError
 from launcher.runtime.recipe.load import load
 
@@ -112,6 +116,24 @@ def test_what_a_recipe_reads() -> None:
     recipe = load("roberta-base", ("tokenizer.uri=s3://c/bpe", "start=s3://c/old"))
     corpora = [source.uri for source in recipe.corpus.sources.values()]
     assert reads_of(recipe) == (*corpora, "s3://c/bpe", "s3://c/old")
+
+
+def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.jsonl").write_text('{"text": "A rank waits for its row, and another one waits, too."}\n')
+    corpus = open_corpus(str(inputs / "corpus"))
+    options = options_like(corpus, workers=1, on_bad_records="error", word_files={})
+    append_documents(
+        str(inputs / "corpus"),
+        [str(tmp_path / "new.jsonl")],
+        str(tmp_path / "grown"),
+        options,
+        by="me",
+        at=0,
+        progress=ignore_progress,
+    )
+    sources = f"corpus.sources={{a: {{uri: {tmp_path}/grown}}}}"
+    recipe = load("roberta-base", (sources, f"tokenizer.uri={inputs}/tokenizer"))
+    assert parts_of(recipe) == (str(inputs / "corpus"), str(tmp_path / "grown" / "added"))
 
 
 def test_secrets_are_references(gpus: dict[str, object], secrets: tuple[str, ...]) -> None:
