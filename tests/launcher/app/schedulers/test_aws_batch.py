@@ -14,6 +14,7 @@ from data_service.ingest.append_options import options_like
 from launcher.app.schedulers.aws_batch import BatchJob, parts_of, reads_of, render
 from launcher.errors import LaunchError
 from launcher.runtime.recipe.load import load
+from tests.support.data.raw_text import ignore_progress
 
 
 class Loader(yaml.SafeLoader):
