@@ -13,7 +13,8 @@ _EXAMPLE = "your-bucket"  # the bucket's name in the bundled recipes
 
 
 def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
-    """Return the store at a folder, `file:///folder` or `s3://bucket/prefix`. Nothing is contacted or created yet.
+    """Return the store at a folder, `file:///folder`, `s3://bucket/prefix` or `hf://datasets/OWNER/NAME`, which is only
+    read. Nothing is contacted or created yet.
 
     `patience_s`: seconds without progress after which a failing operation on a remote store is given up. None: the
     number in the environment variable MASKFLEET_STORE_PATIENCE_S, else 120.
@@ -40,6 +41,10 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
             return _open_file(text, rest)
         case "s3":
             return _open_s3(text, rest, default_patience_s() if patience_s is None else patience_s)
+        case "hf":
+            from data_service.store.hub import open_hub
+
+            return open_hub(text, rest, default_patience_s() if patience_s is None else patience_s)
         case _:
             raise BadUri.at(text, f"unknown scheme {scheme!r}")
 

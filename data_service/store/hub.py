@@ -1,0 +1,252 @@
+"""Data sets of the Hugging Face Hub, which are only read: hf://datasets/OWNER/NAME[@REVISION][/FOLDER].
+
+The first request finds the commit that the revision names. From then on the store's URI holds the commit, so every
+process that opens that URI reads the same bytes, whatever is pushed meanwhile. HF_ENDPOINT names another server,
+HF_TOKEN holds the token for what is not public.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, NoReturn, TypeVar
+
+from data_service.store.base import Entry, Store, checked, child
+from data_service.store.errors import (
+    AccessDenied,
+    BadUri,
+    KeyMissing,
+    StoreError,
+    StoreUnavailable,
+    Truncated,
+)
+from data_service.store.retries import Patience, count_retry, outage_of
+
+SCHEME = "hf"
+_PLACE = re.compile(
+    r"datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/(?:convert/[\w-]+|pr/\d+)|[^/@]+))?(?:/(?P<prefix>.*))?"
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TOKEN = "set HF_TOKEN to a token of somebody who may read it, or copy the files to a folder or to S3"
+_T = TypeVar("_T")
+
+
+def open_hub(uri: str, rest: str, patience_s: float) -> Store:
+    """Return the store of `uri`, whose part behind the scheme is `rest`. Nothing is contacted.
+
+    Raises:
+        BadUri: it names no data set.
+        StoreError: huggingface_hub is not installed.
+    """
+    found = _PLACE.fullmatch(rest)
+    if found is None:
+        raise BadUri(
+            f"{uri} names no data set of the Hub",
+            remedy="write hf://datasets/OWNER/NAME, hf://datasets/OWNER/NAME@REVISION or a folder below it",
+        )
+    return HubStore(
+        found["repo"], found["revision"] or "main", (found["prefix"] or "").strip("/"), patience_s
+    )
+
+
+class HubStore:
+    """A store of the files below `prefix` in a data set."""
+
+    def __init__(self, repo: str, revision: str, prefix: str, patience_s: float) -> None:
+        self._repo, self._revision, self._prefix, self._patience_s = repo, revision, prefix, patience_s
+        self._hub = _hub(self.uri)
+
+    @property
+    def uri(self) -> str:
+        return f"{SCHEME}://{child(f'datasets/{self._repo}@{self._revision}', self._prefix)}"
+
+    def at(self, prefix: str) -> "HubStore":
+        return HubStore(self._repo, self._revision, child(self._prefix, prefix), self._patience_s)
+
+    def get(self, key: str) -> bytes:
+        return self._read(key, {})
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        data = self._read(key, {"Range": f"bytes={start}-{start + length - 1}"})
+        if len(data) != length:
+            raise Truncated.at(self._name(key), start, length, start + len(data))
+        return data
+
+    def size(self, key: str) -> int | None:
+        entry = self.entry(key)
+        return None if entry is None else entry.size
+
+    def entry(self, key: str) -> Entry | None:
+        path = self._path(key)
+
+        def ask() -> list[Any]:
+            found: list[Any] = self._api().get_paths_info(
+                self._repo, [path], revision=self._commit(), repo_type="dataset"
+            )
+            return found
+
+        files = [one for one in self._call(self._name(key), ask) if _is_file(one)]
+        return _entry(key, files[0]) if files else None
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        def ask() -> list[Any]:
+            return list(
+                self._api().list_repo_tree(
+                    self._repo,
+                    self._prefix or None,
+                    recursive=True,
+                    revision=self._commit(),
+                    repo_type="dataset",
+                )
+            )
+
+        try:
+            found = self._call(self.uri, ask)
+        except KeyMissing:
+            return
+        inside = len(child(self._prefix, "x")) - 1
+        entries = (_entry(one.path[inside:], one) for one in found if _is_file(one))
+        yield from sorted((one for one in entries if one.key.startswith(prefix)), key=lambda one: one.key)
+
+    def folders(self) -> Iterator[str]:
+        yield from sorted({key.partition("/")[0] for key in (one.key for one in self.list()) if "/" in key})
+
+    def clock(self) -> float | None:
+        return None
+
+    def age(self, key: str) -> float | None:
+        self._refuse(key)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._refuse(key)
+
+    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
+        self._refuse(key)
+
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        self._refuse(key)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._refuse(key)
+
+    def delete(self, key: str) -> None:
+        self._refuse(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self._refuse("")
+
+    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
+        self._refuse(folder)
+
+    def _refuse(self, key: str) -> NoReturn:
+        raise BadUri(
+            f"{self._name(key)}: data sets of the Hub are only read here", remedy="write to a folder or to S3"
+        )
+
+    def _path(self, key: str) -> str:
+        return child(self._prefix, checked(self.uri, key))
+
+    def _name(self, key: str) -> str:
+        return f"{self.uri}/{key}"
+
+    def _api(self) -> Any:
+        return self._hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # as it is now, not at the import
+
+    def _commit(self) -> str:
+        """Return the commit, which replaces the revision. Raises the Hub's errors."""
+        if _COMMIT.fullmatch(self._revision) is None:
+            self._revision = str(self._api().dataset_info(self._repo, revision=self._revision).sha)
+        return self._revision
+
+    def _read(self, key: str, headers: dict[str, str]) -> bytes:
+        """Return an object, or the part of it that `headers` ask for."""
+        path = self._path(key)
+
+        def ask() -> bytes:
+            url = self._hub.hf_hub_url(
+                self._repo,
+                path,
+                repo_type="dataset",
+                revision=self._commit(),
+                endpoint=os.environ.get("HF_ENDPOINT"),
+            )
+            wanted = self._hub.utils.build_hf_headers() | {"Accept-Encoding": "identity"} | headers
+            answer = self._hub.get_session().get(url, headers=wanted, follow_redirects=True)
+            if answer.status_code == 416:  # the range begins behind the end
+                return b""
+            self._hub.utils.hf_raise_for_status(answer)
+            if headers and answer.status_code != 206:
+                raise OSError(f"asked for a range, it answered with code {answer.status_code}")
+            content: bytes = answer.content
+            return content
+
+        return self._call(self._name(key), ask)
+
+    def _call(self, name: str, ask: Callable[[], _T]) -> _T:
+        """Return what `ask` returns. What passes is tried again until the patience is used up."""
+        patience, outage, began = (
+            Patience(self._patience_s),
+            outage_of(f"{SCHEME}://{self._repo}"),
+            monotonic(),
+        )
+        while True:
+            try:
+                found = ask()
+            except (self._hub.errors.HTTPError, OSError, ValueError) as error:
+                failure = self._error(name, error)
+                pause = patience.pause(failure) if isinstance(failure, StoreUnavailable) else None
+                if pause is None:
+                    raise failure from error
+            else:
+                outage.answered()
+                return found
+            outage.failed(failure, began=began, pause=pause, patience_s=self._patience_s)
+            count_retry()
+            sleep(pause)
+
+    def _error(self, name: str, error: Exception) -> StoreError:
+        """Return our error for one of the Hub's."""
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        errors = self._hub.errors
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, errors.GatedRepoError) or status == 403:
+            return AccessDenied(f"no permission for {name}: {reason}", remedy=_TOKEN)
+        if isinstance(error, errors.EntryNotFoundError):
+            return KeyMissing.at(name)
+        if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError) or status == 401:
+            return StoreError(
+                f"{name}: the Hub has no such data set or revision, or it is not public",
+                remedy=f"check the name; {_TOKEN}",
+            )
+        if isinstance(error, ValueError) or (
+            status is not None and 400 <= status < 500 and status not in (408, 429)
+        ):
+            return StoreError(f"{name}: {reason}", remedy="check the name of the data set and of the file")
+        return StoreUnavailable(
+            f"cannot reach {name}: {reason}",
+            remedy="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), then start again; or copy the files to a folder",
+        )
+
+
+def _is_file(found: Any) -> bool:
+    return hasattr(found, "size")
+
+
+def _entry(key: str, file: Any) -> Entry:
+    """Return the entry of a file of the Hub. The hash of its content is its version."""
+    return Entry(key, int(file.size), str(file.lfs.sha256 if file.lfs else file.blob_id))
+
+
+def _hub(uri: str) -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise StoreError(
+            f"{uri} needs huggingface_hub, which is not installed", remedy="pip install 'maskfleet[hub]'"
+        ) from error
+    return huggingface_hub
