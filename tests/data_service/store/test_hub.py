@@ -51,83 +51,86 @@ def about(path: str, data: bytes) -> dict[str, object]:
     return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the Hub does; a subclass names the `hub`."""
+
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        path = unquote(self.path.partition("?")[0]).strip("/")
+        self.hub.asked.append(f"{self.command} {path}")
+        if self.hub.fail:
+            return self._send(self.hub.fail.pop(0), b"{}")
+        kind, _, rest = path.removeprefix("api/").partition("/")
+        name, rest = rest[:7], rest[8:]
+        if kind != "datasets" or name not in ("org/set", "org/own"):
+            return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        if name == "org/own":
+            return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        what, _, rest = rest.partition("/")
+        revision, _, inner = rest.partition("/")
+        if rest.startswith("refs/convert/parquet"):
+            revision, inner = "refs/convert/parquet", rest.removeprefix("refs/convert/parquet").strip("/")
+        commit = self.hub.revision(revision)
+        if commit is None:
+            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        self._answer(what, commit, inner, body)
+
+    def _answer(self, what: str, commit: str, inner: str, body: str) -> None:
+        files = self.hub.commits[commit]
+        match what:
+            case "revision":
+                return self._json({"id": "org/set", "sha": commit, "tags": []})
+            case "tree":
+                below = [
+                    about(path, files[path]) for path in files if path.startswith(f"{inner}/".lstrip("/"))
+                ]
+                folders = {path.rpartition("/")[0] for path in files if "/" in path}
+                below += [{"type": "directory", "path": one, "oid": "0" * 40} for one in folders]
+                if not any(one["type"] == "file" for one in below) and inner:
+                    return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+                return self._json(below)
+            case "paths-info":
+                asked = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
+                return self._json([about(path, files[path]) for path in asked if path in files])
+            case _:
+                return self._file(files.get(inner))
+
+    def _file(self, data: bytes | None) -> None:
+        if data is None:
+            return self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        if asked := self.headers.get("Range"):
+            first, last = (int(one) for one in asked.removeprefix("bytes=").split("-"))
+            return self._send(206 if first < len(data) else 416, data[first : last + 1])
+        self._send(200, data)
+
+    def _json(self, content: object) -> None:
+        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+    def _send(self, code: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(code)
+        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     hub = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            path = unquote(self.path.partition("?")[0]).strip("/")
-            hub.asked.append(f"{self.command} {path}")
-            if hub.fail:
-                return self._send(hub.fail.pop(0), b"{}")
-            kind, _, rest = path.removeprefix("api/").partition("/")
-            name, rest = rest[:7], rest[8:]
-            if kind != "datasets" or name not in ("org/set", "org/own"):
-                return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-            if name == "org/own":
-                return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
-            what, _, rest = rest.partition("/")
-            revision, _, inner = rest.partition("/")
-            if rest.startswith("refs/convert/parquet"):
-                revision, inner = "refs/convert/parquet", rest.removeprefix("refs/convert/parquet").strip("/")
-            commit = hub.revision(revision)
-            if commit is None:
-                return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-            self._answer(what, commit, inner, body)
-
-        def _answer(self, what: str, commit: str, inner: str, body: str) -> None:
-            files = hub.commits[commit]
-            match what:
-                case "revision":
-                    return self._json({"id": "org/set", "sha": commit, "tags": []})
-                case "tree":
-                    below = [
-                        about(path, files[path]) for path in files if path.startswith(f"{inner}/".lstrip("/"))
-                    ]
-                    folders = {path.rpartition("/")[0] for path in files if "/" in path}
-                    below += [{"type": "directory", "path": one, "oid": "0" * 40} for one in folders]
-                    if not any(one["type"] == "file" for one in below) and inner:
-                        return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
-                    return self._json(below)
-                case "paths-info":
-                    asked = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
-                    return self._json([about(path, files[path]) for path in asked if path in files])
-                case _:
-                    return self._file(files.get(inner))
-
-        def _file(self, data: bytes | None) -> None:
-            if data is None:
-                return self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
-            if asked := self.headers.get("Range"):
-                first, last = (int(one) for one in asked.removeprefix("bytes=").split("-"))
-                return self._send(206 if first < len(data) else 416, data[first : last + 1])
-            self._send(200, data)
-
-        def _json(self, content: object) -> None:
-            self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
-
-        def _send(self, code: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-            self.send_response(code)
-            for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OfHub", (Handler,), {"hub": hub}))
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
