@@ -118,7 +118,7 @@ def test_normalising_does_not_cure_a_cone_and_whitening_does(
     normalised = cone / np.linalg.norm(cone, axis=1, keepdims=True)
     assert mean_cosine(normalised) == pytest.approx(mean_cosine(cone))
     assert mean_cosine(cone) > 0.98
-    assert abs(mean_cosine(Whitening.fit(cone[::2])(cone[1::2]))) < 0.1
+    assert abs(mean_cosine(Whitening.fit(cone[::2])(cone[1::2]))) < 0.2  # of 100 vectors, by halves
 
 
 @SOME
