@@ -9,6 +9,7 @@ from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.fragments import kind_of
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_ranks_equal_one_process(stage: int) -> None:

@@ -105,6 +105,7 @@ def test_documents_come_back_from_any_encoding(
     assert [text.strip() for text in documents_of(path, options)] == texts
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", sorted(LETTERS))
 def test_big_files_are_cut_whatever_their_encoding(tmp_path: Path, name: str) -> None:
     texts = [f"{number} {LETTERS[name]}a" * 40 for number in range(20_000)]

@@ -45,6 +45,7 @@ def assert_share(found: int, total: int, share: float) -> None:
     assert abs(found - total * share) < 5 * np.sqrt(total * share * (1 - share))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "whole_word", "ngram", "span"])
 def test_fifteen_percent_are_masked(unit: str) -> None:

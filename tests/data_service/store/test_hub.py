@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_service.errors import UserError
+from data_service.errors import CorpusError, UserError
 from data_service.ingest.build import build_corpus
 from data_service.store.base import Entry, Store
 from data_service.store.errors import (
@@ -246,5 +246,5 @@ def test_a_corpus_is_built_of_a_data_set(hub: Hub, tmp_path: Path) -> None:
     assert one == two
     build_corpus(remote, str(tmp_path / "two"), tokenizer, SMALL, ignore_progress)
     hub.commits[SECOND], hub.main = {"data/b.jsonl": b'{"text": "other"}\n'}, SECOND
-    with pytest.raises(UserError, match="another way"):
+    with pytest.raises(CorpusError, match="input_listing"):
         build_corpus(remote, str(tmp_path / "two"), tokenizer, SMALL, ignore_progress)

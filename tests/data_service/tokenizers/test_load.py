@@ -143,6 +143,7 @@ def _same(folder: Path, texts: list[str]) -> None:
         assert getattr(theirs, f"{role}_token_id") == getattr(ours.special, role)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_published_folder_gives_the_ids_of_its_class(
     published: Folder, family: str, english: list[str]

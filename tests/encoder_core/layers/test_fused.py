@@ -63,6 +63,7 @@ def test_relative_keys(both_sides: bool) -> None:
     same(by(layer.fused), by(layer.padded), [*inputs, layer.distance.weight])
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("buckets", [None, 4])
 def test_disentangled(buckets: int | None, few: bool) -> None:

@@ -127,6 +127,7 @@ def test_ten_steps_at_every_stage_equal_the_reference(world: int, cases: list[Ca
         assert error(whole(rank[i] for rank in ranks), expected(case)) <= 1e-6, case
 
 
+@pytest.mark.long
 def test_state_restored_at_the_same_place_goes_on_bit_for_bit_and_elsewhere_equal() -> None:
     undisturbed, half = run_ranks(run, 2, CASES), run_ranks(run, 2, CASES, 0, STEPS // 2)
     states = [whole(rank[i] for rank in half) for i in range(len(CASES))]
