@@ -86,7 +86,8 @@ def _stages(statistics: Statistics) -> str:
     for stage in statistics.stages:
         dropped = stage.entered - stage.left
         counts = (f"{stage.entered:,}", f"{dropped:,}", _share(dropped, stage.entered), f"{stage.changed:,}")
-        rows.append((stage.stage, *counts, _most(stage.dropped)))
+        cut = [f"cut: {_most(stage.cut)}"] if stage.cut else []
+        rows.append((stage.stage, *counts, "; ".join(filter(None, [_most(stage.dropped), *cut]))))
     heads = ("stage", "documents", "dropped", "share", "changed", "reasons")
     return "<h2>Stages</h2>" + table(heads, rows, 1)
 

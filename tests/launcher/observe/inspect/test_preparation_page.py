@@ -57,3 +57,11 @@ def test_names_of_others_are_text_and_nothing_is_fetched(statistics: Statistics)
 def test_statistics_of_an_older_version_have_a_page_without_lengths(statistics: Statistics) -> None:
     older = statistics.model_dump(mode="json", exclude={"lengths_read", "lengths_kept"})
     assert "<svg" not in render(Statistics.model_validate(older))
+
+
+def test_what_was_cut_is_named_by_task(statistics: Statistics) -> None:
+    *before, last = statistics.stages
+    cut = last.model_copy(update={"cut": {"sst2/dev": 7}})
+    page = render(statistics.model_copy(update={"stages": [*before, cut]}))
+    assert "sst2/dev 7" in page
+    assert "sst2/dev" not in render(statistics)
