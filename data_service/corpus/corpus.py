@@ -249,6 +249,23 @@ def open_corpus(uri: str) -> Corpus:
     return Corpus(with_parts(store, manifest), manifest)
 
 
+def open_part(corpus: Corpus, number: int) -> Corpus:
+    """Return one of the corpora from which a corpus was merged.
+
+    Raises:
+        CorpusError: it is gone, or another one than was merged.
+        StoreError: the store cannot be read.
+    """
+    part = corpus.manifest.parts[number]
+    found = open_corpus(part.uri)
+    if found.manifest.digest != part.digest:
+        raise CorpusError(
+            f"{part.uri} is another corpus than the one that belongs to {corpus.store.uri}",
+            remedy="restore it from a copy, or merge the corpora again",
+        )
+    return found
+
+
 def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> VerifyReport:
     """Read and verify every byte of a corpus: manifest, tokenizer, blocks, and the bytes between and after them.
 

@@ -8,14 +8,11 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from data_service.corpus.corpus import Corpus
+from data_service.corpus.corpus import Corpus, open_part
 from data_service.corpus.manifest import CorpusManifest
-from data_service.corpus.manifest_file import load_manifest
-from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, StageCounts
+from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, StageCounts, by_count
 from data_service.corpus.removals import load_removals
-from data_service.errors import CorpusError
 from data_service.printable import one_line, without_secrets
-from data_service.store.open import open_store
 
 _ROWS = 50  # values of a field that a table lists
 _NAMED = 20  # patterns of inputs that are listed
@@ -117,7 +114,7 @@ def card_of(corpus: Corpus) -> DataCard:
         tokenizer=manifest.tokenizer_hash,
         train=_amount(manifest, "train"),
         heldout=_amount(manifest, "heldout"),
-        built=list(_built(store.uri, manifest)),
+        built=list(_built(corpus)),
         removals=removals,
     )
 
@@ -127,21 +124,17 @@ def _amount(manifest: CorpusManifest, split: str) -> Amount:
     return Amount(documents=int(table.documents.sum()), tokens=int(table.tokens.sum()))
 
 
-def _built(uri: str, manifest: CorpusManifest) -> Iterator[BuiltPart]:
-    for part in manifest.parts:
-        its = load_manifest(open_store(part.uri))
-        if its.digest != part.digest:
-            raise CorpusError(
-                f"{part.uri} is another corpus than when it was merged into {uri}",
-                remedy="restore it from a copy, or merge again",
-            )
-        yield from _built(part.uri, its)
+def _built(corpus: Corpus) -> Iterator[BuiltPart]:
+    """Yield what the builds of a corpus state: its own, or those of its parts."""
+    manifest = corpus.manifest
     if manifest.parts:
+        for number in range(len(manifest.parts)):
+            yield from _built(open_part(corpus, number))
         return
     options = manifest.options
     patterns = options.get("inputs")
     yield BuiltPart(
-        uri=uri,
+        uri=corpus.store.uri,
         digest=manifest.digest,
         inputs=[str(one) for one in patterns] if isinstance(patterns, list) else [],
         input_files=_number(options.get("input_files")),
@@ -236,8 +229,7 @@ def _changes(stage: StageCounts) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{reason} {count:,}" for reason, count in ordered)
+    return ", ".join(f"{reason} {count:,}" for reason, count in by_count(counts))
 
 
 def _settings(chosen: Mapping[str, object]) -> str:

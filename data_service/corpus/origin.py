@@ -12,7 +12,7 @@ from data_service.corpus.provenance import Provenance, ProvenanceField
 
 COUNTED: tuple[ProvenanceField, ...] = ("source", "licence", "language")
 REST = "(others)"
-_VALUES = 1000  # values of a field that are counted by name; the rest is counted together
+VALUES = 1000  # values of a field that are counted by name; the rest is counted together
 
 
 class _Frozen(BaseModel):
@@ -119,6 +119,11 @@ class Origin(_Frozen):
         return [split for split in first if all(split in other for other in others)]
 
 
+def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return names and their counts, the largest first; of equal counts by name."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
 class ValueCounter:
     """Counts documents by source, licence and language."""
 
@@ -152,6 +157,6 @@ def joined(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequence[int]]]
 
 def _most(values: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
     ordered = sorted(values.items(), key=lambda item: (item[0] == REST, -item[1][1], item[0]))
-    rest = [sum(column) for column in zip(*(counts for _, counts in ordered[_VALUES:]), strict=True)]
-    most = {value: (counts[0], counts[1]) for value, counts in ordered[:_VALUES]}
+    rest = [sum(column) for column in zip(*(counts for _, counts in ordered[VALUES:]), strict=True)]
+    most = {value: (counts[0], counts[1]) for value, counts in ordered[:VALUES]}
     return most | ({REST: (rest[0], rest[1])} if rest else {})

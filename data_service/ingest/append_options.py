@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from data_service.corpus.corpus import Corpus, open_corpus
+from data_service.corpus.corpus import Corpus, open_part
 from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.words import WordOptions, resolve
 from data_service.errors import CorpusError
@@ -47,16 +47,7 @@ def options_like(
 
 def _first_part(corpus: Corpus) -> Corpus:
     """Return the corpus that was built, and grew into `corpus`. Raises CorpusError: it is no longer there."""
-    if not corpus.manifest.parts:
-        return corpus
-    first = corpus.manifest.parts[0]
-    found = open_corpus(first.uri)
-    if found.manifest.digest != first.digest:
-        raise CorpusError(
-            f"{first.uri} is another corpus than the one that belongs to {corpus.store.uri}",
-            remedy="restore it from a copy",
-        )
-    return found
+    return open_part(corpus, 0) if corpus.manifest.parts else corpus
 
 
 def _words(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:

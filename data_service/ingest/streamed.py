@@ -79,8 +79,7 @@ class PieceReader:
 
     A document may begin at a member of a tar, or after a newline; of .txt after a blank line, of a dump after the end
     of a page. A piece's text begins at the first such place at or after its `start`, and ends at the first at or after
-    its `stop`. So the text
-    depends only on the piece. Reading the pieces in order takes one pass over the file.
+    its `stop`. So the text depends only on the piece. Reading the pieces in order takes one pass over the file.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,7 @@
 
 A stage looks at one document alone, and keeps it, changes it or drops it with a reason; or it compares all documents
 (`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see `near_duplicates.py`; `DuplicateParagraphs`, see
-`paragraphs.py`). Every stage is a pure function of
-documents and settings.
+`paragraphs.py`). Every stage is a pure function of documents and settings.
 """
 
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -132,7 +129,7 @@ class NearDuplicates(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["near_duplicates"]
-    keep: Literal["first", "all"] = "first"
+    keep: Literal["first", "all"] = Field(default="first", exclude_if=lambda keep: keep == "first")
     similarity: float = Field(default=0.8, ge=0.3, le=0.98)
     words: int = Field(default=5, ge=1, le=64)
 
@@ -144,11 +141,6 @@ class NearDuplicates(BaseModel):
     def drops(self) -> bool:
         """Whether copies are dropped."""
         return self.keep == "first"
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Settings without `keep: first`, so that older preparations are known again."""
-        return {name: value for name, value in serialize(self).items() if (name, value) != ("keep", "first")}
 
 
 DocumentStage = (

@@ -8,12 +8,11 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.manifest import StoredFile
-from data_service.corpus.origin import REST, IndexedSplit, StageCounts
+from data_service.corpus.origin import REST, VALUES, IndexedSplit, StageCounts, by_count
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
 FORMAT = 1
-_VALUES = 1000  # languages or licences that are counted by name; the rest is counted together
 
 
 class SourceCounts(BaseModel):
@@ -164,9 +163,9 @@ def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
 
 
 def _most(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    ordered = sorted(_sum(counts).items(), key=lambda item: (-item[1], item[0]))
-    rest = sum(count for _, count in ordered[_VALUES:])
-    return dict(ordered[:_VALUES]) | ({REST: rest} if rest else {})
+    ordered = by_count(_sum(counts))
+    rest = sum(count for _, count in ordered[VALUES:])
+    return dict(ordered[:VALUES]) | ({REST: rest} if rest else {})
 
 
 def save(store: Store, key: str, statistics: Statistics) -> None:

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any, NoReturn, TypeVar
 
 from data_service.store.base import Entry, Store, checked, child
@@ -21,7 +20,7 @@ from data_service.store.errors import (
     StoreUnavailable,
     Truncated,
 )
-from data_service.store.retries import Patience, count_retry, outage_of
+from data_service.store.retries import Patience, outage_of, retried
 
 SCHEME = "hf"
 _PLACE = re.compile(
@@ -189,25 +188,14 @@ class HubStore:
 
     def _call(self, name: str, ask: Callable[[], _T]) -> _T:
         """Return what `ask` returns. What passes is tried again until the patience is used up."""
-        patience, outage, began = (
-            Patience(self._patience_s),
-            outage_of(f"{SCHEME}://{self._repo}"),
-            monotonic(),
-        )
-        while True:
+
+        def once() -> _T:
             try:
-                found = ask()
+                return ask()
             except (self._hub.errors.HTTPError, OSError, ValueError) as error:
-                failure = self._error(name, error)
-                pause = patience.pause(failure) if isinstance(failure, StoreUnavailable) else None
-                if pause is None:
-                    raise failure from error
-            else:
-                outage.answered()
-                return found
-            outage.failed(failure, began=began, pause=pause, patience_s=self._patience_s)
-            count_retry()
-            sleep(pause)
+                raise self._error(name, error) from error
+
+        return retried(once, Patience(self._patience_s), outage_of(f"{SCHEME}://{self._repo}"))
 
     def _error(self, name: str, error: Exception) -> StoreError:
         """Return our error for one of the Hub's."""

@@ -13,12 +13,15 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from random import SystemRandom
+from typing import TypeVar
 
 from data_service.printable import one_line, without_secrets
-from data_service.store.errors import CredentialsMissing, StoreError
+from data_service.store.errors import TRANSIENT, CredentialsMissing, StoreError
 
+_T = TypeVar("_T")
 VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_S = 120.0
 _FEWEST_ATTEMPTS = 3  # even if one took long, because the process may have been suspended meanwhile
@@ -127,6 +130,32 @@ class Outage:
 def outage_of(uri: str) -> Outage:
     """Return the `Outage` of the store at `uri`, one object in this process."""
     return Outage(uri)
+
+
+def retried(once: Callable[[], _T], patience: Patience, outage: Outage) -> _T:
+    """Return what `once` returns. Call it again while its failures are transient, until the patience is used up.
+
+    Raises StoreError: the last failure, or the first that is not transient, which is an answer of the store, too.
+    """
+    while True:
+        began = time.monotonic()
+        try:
+            result = once()
+        except TRANSIENT as error:
+            pause = patience.pause(error)
+            if pause is None:
+                raise
+            silent = max(began, patience.since)
+            outage.failed(error, began=silent, pause=pause, patience_s=patience.limit(error))
+            _log.debug("%s; again in %.1f s", error.problem, pause)
+            count_retry()
+            time.sleep(pause)
+        except StoreError:
+            outage.answered()
+            raise
+        else:
+            outage.answered()
+            return result
 
 
 def count_retry() -> None:

@@ -32,8 +32,8 @@ from data_service.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from data_service.store.retries import Patience, count_retry, outage_of
-from data_service.store.s3_errors import FAILURES, TRANSIENT, code, translated
+from data_service.store.retries import Patience, outage_of, retried
+from data_service.store.s3_errors import FAILURES, code, translated
 from data_service.store.s3_transfer import (
     DELETED,
     PART,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SILENCE_S = 60.0  # a connection without data for so long counts as dead
@@ -304,26 +303,7 @@ class S3Store:
     def _call(self, name: str, operation: Callable[["S3Client"], _T], patience: Patience | None = None) -> _T:
         """Run the operation; retry it while its failures are transient; raise the last failure as our error."""
         patience = Patience(self.patience_s) if patience is None else patience
-        outage = outage_of(f"s3://{self.bucket}")
-        while True:
-            began = time.monotonic()
-            try:
-                result = self._once(name, operation)
-            except TRANSIENT as error:
-                pause = patience.pause(error)
-                if pause is None:
-                    raise
-                silent = max(began, patience.since)
-                outage.failed(error, began=silent, pause=pause, patience_s=patience.limit(error))
-                _log.debug("%s; again in %.1f s", error.problem, pause)
-                count_retry()
-                time.sleep(pause)
-            except StoreError:
-                outage.answered()
-                raise
-            else:
-                outage.answered()
-                return result
+        return retried(lambda: self._once(name, operation), patience, outage_of(f"s3://{self.bucket}"))
 
     def _once(self, name: str, operation: Callable[["S3Client"], _T]) -> _T:
         client = None

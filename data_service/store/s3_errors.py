@@ -38,9 +38,6 @@ FAILURES = (
 )
 """Everything that a botocore request can raise because of the network, the server or a source of credentials."""
 
-TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
-"""Failures that may disappear by themselves."""
-
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 # Codes for wrong credentials. Some servers also send them for expired ones, or while a credentials file is replaced.
 _EXPIRED_IF_VALID_BEFORE = (

@@ -5,7 +5,7 @@ exported from a run says it in its data cards. What is found is kept with the re
 deleted later.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from checkpoints.hf.folder import PARTS
 from data_service.corpus.data_card import DataCard
@@ -40,18 +40,22 @@ class SearchedTask(Sealed):
         return _path(self.weights, self.data)
 
 
-def keep_searched(results: Results, models: Iterable[KnownModel], measures: Sequence[Measure]) -> None:
-    """Record with the results what the corpora of the models were searched for.
+def keep_searched(results: Results, models: Sequence[KnownModel], measures: Sequence[Measure]) -> None:
+    """Record with the results what the corpora of the models were searched for, unless they hold it already.
 
     A model whose corpora are not known gets no record. Raises the errors of `Task.read`, of `open_run`, and StoreError.
     """
-    known = {model.digest: found for model in models if (found := _searched(model.source)) is not None}
-    splits = {measure.data: _digests(measure) for measure in measures} if known else {}
-    for weights, found in known.items():
-        texts = {split.digest for split in found if split.looked_up}
-        for data, digests in splits.items():
+    places = {_path(model.digest, measure.data) for model in models for measure in measures}
+    recorded = {one.path for one in read_all(results.store, sorted(places), SearchedTask)}
+    splits: dict[str, dict[str, str]] = {}
+    for model in models:
+        missing = {m.data: m for m in measures if _path(model.digest, m.data) not in recorded}
+        found = _searched(model.source) if missing else None
+        texts = {split.digest for split in found or () if split.looked_up}
+        for data, measure in missing.items() if found is not None else ():
+            digests = splits[data] if data in splits else splits.setdefault(data, _digests(measure))
             stated = {split: digest in texts for split, digest in digests.items()}
-            keep(results.store, SearchedTask(weights=weights, data=data, splits=stated))
+            keep(results.store, SearchedTask(weights=model.digest, data=data, splits=stated))
 
 
 def with_searched(results: Results, rows: Sequence[TableRow]) -> list[TableRow]:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from data_service.corpus.origin import by_count
 from data_service.errors import PrepareError
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.inputs import InputListing
@@ -72,9 +73,9 @@ def statistics_tables(statistics: Statistics) -> Iterator[Table]:
                 f"{changed}: {stage.paragraphs_cut:,} paragraphs of {stage.characters_cut:,} characters cut"
             )
         stages.add_row(stage.stage, f"{stage.entered:,}", f"{dropped:,}", share, changed)
-        for reason, count in sorted(stage.dropped.items(), key=lambda item: (-item[1], item[0])):
+        for reason, count in by_count(stage.dropped):
             stages.add_row("", "", f"{count:,}", f"{count / max(1, stage.entered):.1%}", reason)
-        for reason, count in sorted(stage.cut.items(), key=lambda item: (-item[1], item[0])):
+        for reason, count in by_count(stage.cut):
             stages.add_row("", "", "", "", f"{count:,} cut: {reason}")
     stages.add_row("kept", f"{statistics.documents_kept:,}")
     yield stages

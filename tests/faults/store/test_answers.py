@@ -140,7 +140,7 @@ def broken() -> deque[Mangle]:
 @pytest.fixture
 def store(s3: S3Server, faults: FaultProxy, broken: deque[Mangle], monkeypatch: pytest.MonkeyPatch) -> Store:
     hasty = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=lambda seconds: None)
-    monkeypatch.setattr("data_service.store.s3.time", hasty)
+    monkeypatch.setattr("data_service.store.retries.time", hasty)
     store = open_store(f"s3://{s3.new_bucket()}/x", patience_s=0.2)
     for key, size in (("a/1", 1), ("a/2", 2), ("b/3", len(DATA))):
         store.put(key, DATA[:size])

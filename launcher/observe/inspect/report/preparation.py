@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import yaml
 
+from data_service.corpus.origin import by_count
 from data_service.prepare.statistics import Statistics
 from launcher.format import human_bytes
 from launcher.observe.inspect.report.chart import Chart, Series, draw
@@ -94,7 +95,7 @@ def _stages(statistics: Statistics) -> str:
 
 def _most(counts: Mapping[str, int]) -> str:
     """Return reasons and their numbers, the most frequent first."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ordered = by_count(counts)
     more = f" and {len(ordered) - _ROWS:,} more" if len(ordered) > _ROWS else ""
     return ", ".join(f"{reason} {count:,}" for reason, count in ordered[:_ROWS]) + more
 
@@ -119,7 +120,7 @@ def _reasons(statistics: Statistics) -> str:
         (name, stage, reason, f"{count:,}", _share(count, source.documents_read))
         for name, source in statistics.sources.items()
         for stage, reasons in source.dropped.items()
-        for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        for reason, count in by_count(reasons)
     ]
     if not rows:
         return '<h2>Dropped</h2><p class="soft">None.</p>'
