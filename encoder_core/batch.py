@@ -112,13 +112,14 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """Copy `x` from the host to `device`. The copy may finish after this returns; to a GPU it goes through pinned
-    memory.
+    """Copy `x` from the host to `device`, or back. To a GPU, the copy goes through pinned memory and may finish after
+    this returns; a copy to the host is there when this returns.
 
     A copy from memory that is not pinned would wait until the GPU has finished all earlier work.
     """
     pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
-    return pinned.to(device, non_blocking=True)
+    later = device.type != "cpu"  # the host would read what is not there yet
+    return pinned.to(device, non_blocking=later)
 
 
 def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:

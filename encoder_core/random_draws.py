@@ -79,14 +79,16 @@ def uniforms(
 
 
 def _multiples(x: Tensor) -> Tensor:
-    """Return `x` times `_GOLDEN` for small `x`.
+    """Return `x`, small numbers that are not negative, times `_GOLDEN`.
 
-    Compiled code must not overflow where the compiler can foresee it: C++ leaves that undefined, and gcc 12 then
-    computes wrong numbers.
+    Compiled code must not overflow where the compiler can foresee it. C++ leaves that undefined, and gcc 12 then
+    computes wrong numbers. And for a GPU inductor multiplies the numbers of `arange` in 32 bits, whatever their dtype:
+    it takes products with constants for indices. A shift ends that, and its result has 64 bits.
     """
     if not torch.compiler.is_compiling():
         return x * _GOLDEN
-    return ((x * (_GOLDEN >> 32)) << 32) + x * (_GOLDEN & 0xFFFFFFFF)
+    wide = (x << 32) >> 32
+    return ((wide * (_GOLDEN >> 32)) << 32) + wide * (_GOLDEN & 0xFFFFFFFF)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -129,15 +129,15 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
         order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
         segments = (positions >= min(lengths)).long()
     return Batch(
-        tokens=tokens.to(device),
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
+        tokens=tokens,
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
         max_length=max(lengths),
-        positions=positions.to(device),
-        target_positions=targets.to(device),
-        target_ids=tokens[targets].to(device),
-        segments=None if segments is None else segments.to(device),
-        order=None if order is None else order.to(device),
-    )
+        positions=positions,
+        target_positions=targets,
+        target_ids=tokens[targets],
+        segments=segments,
+        order=order,
+    ).to(device)
 
 
 def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:

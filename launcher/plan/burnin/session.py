@@ -27,7 +27,7 @@ from launcher.plan.burnin.record import PAGE, Machine, Outcome, RecordFile, Stat
 from launcher.plan.burnin.report import Mark, Measured
 
 _PROBE_S = 300.0  # to import torch from a slow disk and to ask the driver
-_MOST_JOBS, _CORES = 3, 4  # checks at a time on a GPU; cores of each
+_MOST_JOBS, _CORES = 8, 2  # checks at a time on a GPU; cores of each
 _LEFT_S = 5.0  # a check is not begun with less time
 
 

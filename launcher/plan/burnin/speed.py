@@ -56,7 +56,7 @@ def compiled(bench: Bench, turn: str) -> None:
             whole += found.seconds
             report.figure(f"{name}: {turn}", found.seconds, "s")
             report.figure(f"{name}: graphs", float(found.graphs))
-            report.at_most(f"{name}: gradients off Python's", found.error or 0.0, found.bound)
+            report.at_most(f"{name}: error of gradients", found.error or 0.0, found.bound)
     report.figure(f"all of it, {turn}", whole, "s")
 
 
