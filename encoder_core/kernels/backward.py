@@ -28,16 +28,20 @@ from encoder_core.kernels.tile import (
 
 
 @triton.jit
-def load_queries(x, tile: tl.constexpr, grad, log_sums, deltas, head, q_at, q_here):
-    """Load q, r, the context's gradients, log2 of sums, and deltas."""
+def load_queries(x, tile: tl.constexpr, grad, log_sums, head, q_at, q_here):
+    """Load q, r, the context's gradients, and log2 of sums."""
     q = load_vectors(x, tile, x.q, head, q_at, q_here)
     r = q
     if x.r is not None:
         r = load_vectors(x, tile, x.r, head, q_at, q_here)
     grads = load_vectors(x, tile, grad, head, q_at, q_here)
     log_sum = tl.load(log_sums + q_at * x.heads + head, mask=q_here, other=float("inf"))
-    delta = tl.load(deltas + q_at * x.heads + head, mask=q_here, other=0.0)
-    return q, r, grads, log_sum, delta
+    return q, r, grads, log_sum
+
+
+@triton.jit
+def load_deltas(x, deltas, head, q_at, q_here):
+    return tl.load(deltas + q_at * x.heads + head, mask=q_here, other=0.0)
 
 
 @triton.jit
@@ -73,8 +77,10 @@ def through_softmax(
 
 
 @triton.jit
-def queries_kernel(x, grad, log_sums, deltas, d_q, d_r, d_segments, tiles, tile: tl.constexpr):
-    """Compute gradients by q, r and segment scores, one tile of queries a program. Grid (R * tiles, N)."""
+def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, tiles, tile: tl.constexpr):
+    """Compute gradients by q, r and segment scores, one tile of queries a program; also the deltas [M, N], which the
+    kernels after this one read. Grid (R * tiles, N).
+    """
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     q_first = tl.program_id(0) % tiles * tile.size
     start, length = row_bounds(x, row)
@@ -82,7 +88,10 @@ def queries_kernel(x, grad, log_sums, deltas, d_q, d_r, d_segments, tiles, tile:
         return
     sign = sign_of(x, row)
     q_at, q_here = find_queries(x, tile, start, length, q_first)
-    q, r, grads, log_sum, delta = load_queries(x, tile, grad, log_sums, deltas, head, q_at, q_here)
+    q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
+    contexts = load_vectors(x, tile, context, head, q_at, q_here)
+    delta = tl.sum(grads.to(tile.sums) * contexts.to(tile.sums), 1)
+    tl.store(deltas + q_at * x.heads + head, delta, mask=q_here)
     dq = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     dr = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     d_same, d_other = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
@@ -159,7 +168,8 @@ def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, tiles, tile: tl.constexpr):
     low, high = queries_in_reach(x, tile, length, k_first)
     for q_first in range(low, high, tile.size):
         q_at, q_here = find_queries(x, tile, start, length, q_first)
-        q, r, grads, log_sum, delta = load_queries(x, tile, grad, log_sums, deltas, head, q_at, q_here)
+        q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
+        delta = load_deltas(x, deltas, head, q_at, q_here)
         dropped, d_scores = through_softmax(
             x,
             tile,

@@ -75,6 +75,7 @@ def fused_attention(
         q.shape[-1],
         generation_of(q.device),
         relative=any(term is not None for term in relative),
+        by_keys=terms.table_b is not None,
         by_position=terms.table_c is not None,
     )
     return _apply(q, k, v, *relative, layout, used)
@@ -86,8 +87,8 @@ class _FusedAttention(torch.autograd.Function):
         *given, layout, cuts = arguments
         tensors = [None if x is None else x.contiguous() for x in given]
         x = _inputs(tensors, layout)
-        context = torch.zeros_like(x.q)
-        log_sums = torch.full(x.q.shape[:2], torch.inf, dtype=_sums(x.q.dtype), device=x.q.device)
+        context = torch.empty_like(x.q)  # every query is in a row, so its program writes it
+        log_sums = _of_queries(x)
         if x.rows and layout.longest:
             tiles = -(-layout.longest // cuts.forward.size)
             forward_kernel[(x.rows * tiles, x.heads)](
@@ -101,36 +102,40 @@ class _FusedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, context, log_sums = ctx.saved_tensors
-        x, grad = _inputs(tensors, ctx.layout), grad.contiguous()
-        by = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
-        if x.rows and ctx.layout.longest:
-            deltas = (grad.to(log_sums.dtype) * context.to(log_sums.dtype)).sum(-1)
-            given = (x, grad, log_sums, deltas)
-            _by_tokens(given, by, ctx.layout, ctx.cuts)
-            by[4:7] = _by_tables(given, ctx.layout, ctx.cuts.tables)
+        x, layout = _inputs(tensors, ctx.layout), ctx.layout
+        if not (x.rows and layout.longest):
+            return *(None if tensor is None else torch.zeros_like(tensor) for tensor in tensors), None, None
+        # Every token is in a row, so its program writes them.
+        by = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
+        given = (x, grad.contiguous(), log_sums, _of_queries(x))
+        _by_tokens(given, context, by, layout, ctx.cuts)
+        by[4:7] = _by_tables(given, layout, ctx.cuts.tables)
         return *by, None, None
 
 
 _apply: Callable[..., Tensor] = _FusedAttention.apply
 
 
-def _by_tokens(
-    given: tuple[Inputs, Tensor, Tensor, Tensor], by: list[Tensor | None], layout: Layout, cuts: Cuts
-) -> None:
-    """Write the gradients by all tensors with a dimension of tokens into `by`."""
-    x = given[0]
+Given = tuple[Inputs, Tensor, Tensor, Tensor]
+"""Inputs, the context's gradients, log2 of the sums of exponentials, and deltas: a query's context times its
+gradient, which the kernel by queries writes first."""
+
+
+def _by_tokens(given: Given, context: Tensor, by: list[Tensor | None], layout: Layout, cuts: Cuts) -> None:
+    """Write the deltas, and the gradients by all tensors with a dimension of tokens into `by`."""
+    x, grad, log_sums, deltas = given
     d_q, d_k, d_v, d_r, _, _, _, d_segments = by
     cut = cuts.queries
     tiles = -(-layout.longest // cut.size)
     queries_kernel[(x.rows * tiles, x.heads)](
-        *given, d_q, d_r, d_segments, tiles, tile_of(x, cut.size), **cut.options
+        x, grad, context, log_sums, deltas, d_q, d_r, d_segments, tiles, tile_of(x, cut.size), **cut.options
     )
     cut = cuts.keys
     tiles = -(-layout.longest // cut.size) - (-x.carried // cut.size)
     keys_kernel[(x.rows * tiles, x.heads)](*given, d_k, d_v, tiles, tile_of(x, cut.size), **cut.options)
 
 
-def _by_tables(given: tuple[Inputs, Tensor, Tensor, Tensor], layout: Layout, cut: Cut) -> list[Tensor | None]:
+def _by_tables(given: Given, layout: Layout, cut: Cut) -> list[Tensor | None]:
     """Return the gradients by tables A, B and C."""
     x = given[0]
     tables = (x.table_a, x.table_b, x.table_c)
@@ -151,8 +156,10 @@ def _by_tables(given: tuple[Inputs, Tensor, Tensor, Tensor], layout: Layout, cut
     ]
 
 
-def _sums(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _of_queries(x: Inputs) -> Tensor:
+    """Return [M, N], unwritten, in the dtype of sums."""
+    dtype = torch.float64 if x.q.dtype == torch.float64 else torch.float32
+    return torch.empty(x.q.shape[:2], dtype=dtype, device=x.q.device)
 
 
 def _inputs(tensors: list[Tensor | None], layout: Layout) -> Inputs:

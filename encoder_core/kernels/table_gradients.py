@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from encoder_core.kernels.backward import load_queries, through_softmax
+from encoder_core.kernels.backward import load_deltas, load_queries, through_softmax
 from encoder_core.kernels.tile import (
     by_distance,
     by_distance_of_keys,
@@ -53,7 +53,8 @@ def tables_kernel(x, grad, log_sums, deltas, d_a, d_b, d_c, lowest, differences,
             k_at, k_here = find_keys(x, tile, row, start, length, k_first)
             k = load_vectors(x, tile, x.k, head, k_at, k_here)
             v = load_vectors(x, tile, x.v, head, k_at, k_here)
-            q, r, grads, log_sum, delta = load_queries(x, tile, grad, log_sums, deltas, head, q_at, q_here)
+            q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
+            delta = load_deltas(x, deltas, head, q_at, q_here)
             _, ds = through_softmax(
                 x, tile, head, sign, q, r, k, v, grads, log_sum, delta,
                 q_first, q_at, q_here, k_first, k_at, k_here,

@@ -228,15 +228,15 @@ def kept(x, tile: tl.constexpr, head, q_at, q_here, k_first):
     drawn = tl.load(x.draws + q_at, mask=q_here, other=0).to(tl.uint64, bitcast=True)
     drawn += head.to(tl.uint64) * _HEAD
     first = k_first + x.carried
-    if tile.quads:  # one hash for four keys
-        quad = (first // 4 + tl.arange(0, tile.size // 4)).to(tl.uint64)
-        hashed = mix(drawn[:, None] + quad[None, :] * GOLDEN)
-        which = tl.arange(0, 4)[None, None, :]
-        low, high = hashed.to(tl.uint32)[:, :, None], (hashed >> 32).to(tl.uint32)[:, :, None]
-        bits = tl.where(which < 2, low, high) >> (which % 2 * 16).to(tl.uint32)
-        bits = tl.reshape(bits.to(tl.uint16), [tile.size, tile.size])
+    limit = (x.threshold - 0x8000) << 16
+    if tile.quads:  # one hash for four keys, of which a thread has two
+        pair = first // 2 + tl.arange(0, tile.size // 2)
+        hashed = mix(drawn[:, None] + ((pair // 2).to(tl.uint64) * GOLDEN)[None, :])
+        half = tl.where((pair % 2 == 0)[None, :], hashed.to(tl.uint32), (hashed >> 32).to(tl.uint32))
+        half = half.to(tl.int32, bitcast=True)
+        return tl.reshape(tl.join((half << 16), half) >= limit, [tile.size, tile.size])
     else:
         column = tl.maximum(first + tl.arange(0, tile.size), 0)
         hashed = mix(drawn[:, None] + ((column // 4).to(tl.uint64) * GOLDEN)[None, :])
-        bits = (hashed >> ((column % 4) * 16).to(tl.uint64)[None, :]).to(tl.uint16)
-    return (bits.to(tl.int32) ^ 0x8000) >= x.threshold
+        bits = (hashed >> ((column % 4) * 16).to(tl.uint64)[None, :]).to(tl.uint32)
+        return (bits << 16).to(tl.int32, bitcast=True) >= limit

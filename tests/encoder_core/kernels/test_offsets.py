@@ -86,7 +86,7 @@ def moved(given: Problem, far: Move) -> Problem:
 def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
     """The context, log2 of its sums and all derivatives. `place` puts tensors of tokens where the problem's are.
 
-    `fused_attention` itself would write zeros to all tokens before, so its launches are called one by one.
+    `fused_attention` itself would take memory for all tokens before, so its launches are called one by one.
     """
     terms, layout = given.terms, given.layout
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
@@ -101,11 +101,10 @@ def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
     context, log_sums, deltas = zeros(queries, WIDTH), zeros(queries), zeros(queries)
     forward_kernel[(1, HEADS)](x, context, log_sums, 1, tile_of(x, CUTS.forward.size))
     grad = place(torch.linspace(-1, 2, queries * HEADS * WIDTH).view(queries, HEADS, WIDTH))
-    deltas[before:] = (grad[before:] * context[before:]).sum(-1)
     by: list[Tensor | None] = [zeros(queries, WIDTH), zeros(keys, WIDTH), zeros(keys, WIDTH)]
     by += [None if terms.r is None else zeros(queries, WIDTH), None, None, None]
     by += [None if terms.segment_scores is None else zeros(queries, 2)]
-    attention._by_tokens((x, grad, log_sums, deltas), by, layout, CUTS)
+    attention._by_tokens((x, grad, log_sums, deltas), context, by, layout, CUTS)
     by[4:7] = attention._by_tables((x, grad, log_sums, deltas), layout, CUTS.tables)
     names = ("q", "k", "v", "r", "table_a", "table_b", "table_c", "segment_scores")
     found = {name: tensor for name, tensor in zip(names, by, strict=True) if tensor is not None}
