@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import core_share
+import gpu_cuts
+import gpu_step
 import ingest
 import masking
 import numpy as np
@@ -95,3 +97,22 @@ def test_a_share_of_the_core_is_below_one_and_above_nothing() -> None:
     )
     found = core_share.measured("bert", config, shape, rounds=1)
     assert 0 < found.share < 1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_every_cut_of_every_kernel_computes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a GPU, in the interpreter; nothing is timed there."""
+    found = [*gpu_cuts.measured("relative-keys", "cpu", lambda number: True)]
+    assert {one.kernel for one in found} == {"forward", "queries", "keys", "tables"}
+    assert [one for one in found if one.failure or one.off > 1e-5] == []
+    assert gpu_cuts.render(found).count("in use") == 4
+
+
+@pytest.mark.long
+def test_a_step_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_step.main("roberta-base", None, None, True)
+    first, *kernels = capsys.readouterr().out.splitlines()[-41:]
+    assert "tokens/s" in first or kernels
+    times = [float(line.split()[0]) for line in kernels]
+    assert times == sorted(times, reverse=True)

@@ -116,7 +116,7 @@ def _choose_kernels(bench: Bench, recipe: Recipe) -> None:
 def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: bool) -> None:
     device, form = device_of(bench), bench.request.form
     rows = max(1, _TOKENS[form] // length)
-    pieces = _pieces(bench, recipe, rows, length) if is_compiled else None
+    pieces = pieces_of(bench, recipe, rows, length) if is_compiled else None
     if is_compiled and pieces is None:
         bench.report.figure(what, "not compiled: Triton is not installed")
         return
@@ -149,7 +149,7 @@ def _expected(bench: Bench, recipe: Recipe, shape: Shape, what: str) -> None:
             bench.report.figure(f"{what}: MFU that is estimated", assumed(recipe, shape, gpu).share)
 
 
-def _pieces(bench: Bench, recipe: Recipe, rows: int, length: int) -> Pieces | None:
+def pieces_of(bench: Bench, recipe: Recipe, rows: int, length: int) -> Pieces | None:
     """Compile layers as a run does: before training, for rows of its shape. None without Triton on a GPU.
 
     Raises:
@@ -178,7 +178,7 @@ def _seconds(engine: Engine, steps: Steps, gpu: bool) -> float:
         if number == _WARM:
             end = time.perf_counter() + (_TIMED_S if gpu else 1.0)
         began = time.perf_counter()
-        _step(engine, work[number % 2], counts, number)
+        take_step(engine, work[number % 2], counts, number)
         if gpu:
             torch.cuda.synchronize()
         if number >= _WARM:
@@ -188,7 +188,7 @@ def _seconds(engine: Engine, steps: Steps, gpu: bool) -> float:
     return statistics.median(found)
 
 
-def _step(engine: Engine, work: RankBatch, counts: dict[str, float], number: int) -> None:
+def take_step(engine: Engine, work: RankBatch, counts: dict[str, float], number: int) -> None:
     memories: dict[int, tuple[torch.Tensor, ...]] = {}
     for group in engine.update_groups:
         accumulate(engine, work, counts, 1, memories, group)
