@@ -77,12 +77,8 @@ LOGIT_PASSES = 3  # of a logit: read for the loss, then read and written for the
 LOGIT_BYTES = 32  # in fp32, of operations that make copies: what draws ids, or compares with a teacher
 KEPT_PASSES = 4  # of what is kept: written and read, and its gradient
 ADDED_BYTES = 18  # of a parameter and microbatch: its gradient is cast to fp32 and added to the step's
-UPDATED_BYTES = (
-    50  # of a parameter and step: norm, clipping, AdamW, weights, and zeros for the next gradients
-)
-TENSOR_WAIT = (
-    75e-6  # s of a step for each trained tensor, while the GPU waits for Python: measured, 53 to 170
-)
+UPDATED_BYTES = 50  # of a parameter and step: norm, AdamW, weights, zeros for the next gradients
+TENSOR_WAIT = 85e-6  # s of a step for each trained tensor; the GPU waits for Python: measured, 54 to 170
 
 PYTHON = {"post-norm": 1.2, "pre-norm": 2.5, "DeBERTa": 2.3, "XLNet": 4.3}
 """Bytes between products of layers that are not compiled, those of compiled ones being 1: counted under a dispatch mode
