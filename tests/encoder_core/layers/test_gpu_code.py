@@ -129,6 +129,6 @@ def _with_gradient(
 @pytest.mark.parametrize("model", MODELS, ids=MODELS.get)
 def test_every_familys_pieces_are_pythons(sources: list[str], model: ModelConfig, dtype: torch.dtype) -> None:
     """By the trial that a run makes on its GPU before it trains, on few tokens."""
-    tried = try_compilation(Subject((model,), dtype, CPU, rows=2, length=8), Pieces())
+    tried = try_compilation(Subject((model,), dtype, CPU, rows=2, length=16), Pieces())
     assert tried.right, tried
     assert any("tl.store" in source for source in sources)
