@@ -117,7 +117,7 @@ class Compiled:
         return found
 
 
-class _Device:
+class GpuDriver:
     """What Triton asks of a driver, for a GPU that is not there. Its number is its architecture: one cache each."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _Device:
 
 
 @contextmanager
-def compiling(device: _Device) -> Iterator[list[tuple[str, str, Any]]]:
+def compiling(device: GpuDriver) -> Iterator[list[tuple[str, str, Any]]]:
     """While this lasts, a launch only compiles: its kernel's name, its tile, and Triton's kernel are in the list."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction, KernelInterface
@@ -207,7 +207,7 @@ def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = N
     """Of one form; `cuts`: other than those that are used."""
     import triton
 
-    device = _Device()
+    device = GpuDriver()
     device.architecture = architecture
     with compiling(device) as found:
         if form in FORMS:

@@ -22,7 +22,7 @@ from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, recipe_of
 from launcher.plan.burnin.report import CannotRun
-from launcher.plan.estimate.roofline import assumed
+from launcher.plan.estimate.roofline import step_share
 from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
 from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of, triton_here
@@ -141,12 +141,14 @@ def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: 
 
 
 def _expected(bench: Bench, recipe: Recipe, shape: Shape, what: str) -> None:
-    """Report what the estimate assumes for the same microbatches."""
+    """Report what the estimate says of the same steps."""
     if bench.gpu:
         kind = torch.cuda.get_device_properties(0)
         gpu = gpu_of_device(kind.name, kind.total_memory)
         if gpu is not None:
-            bench.report.figure(f"{what}: MFU that is estimated", assumed(recipe, shape, gpu).share)
+            bench.report.figure(
+                f"{what}: MFU that is estimated", step_share(recipe, shape, gpu, _MICROBATCHES)
+            )
 
 
 def pieces_of(bench: Bench, recipe: Recipe, rows: int, length: int) -> Pieces | None:

@@ -11,7 +11,7 @@ from encoder_core.train.zero_memory import STAGES
 from launcher.format import hours_or_days, human_bytes, human_count, human_duration
 from launcher.plan.estimate.data_needs import trained_tokens
 from launcher.plan.estimate.estimate import Estimate, goodput
-from launcher.plan.estimate.roofline import arithmetic
+from launcher.plan.estimate.roofline import TENSOR_WAIT, UPDATED_BYTES, arithmetic
 from launcher.plan.estimate.throughput import PhaseTime, network_bytes
 from launcher.runtime.capacity.devices import (
     CONTEXT,
@@ -29,7 +29,7 @@ from launcher.runtime.capacity.workload import (
     microbatch_products,
     vectors_flops,
 )
-from launcher.runtime.recipe.summary import momentum_matrices
+from launcher.runtime.recipe.summary import momentum_matrices, trained_tensors
 
 _WHAT, _RESULT = 42, 14  # columns
 _NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
@@ -108,7 +108,8 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     if share.step is not None:
         network = "in the step that was measured"
     tokens = f"{human_count(phase.tokens_per_second)}/s"
-    parts = [phase.compute, *[phase.optimizer] * (phase.optimizer > 0), phase.network]
+    every = (phase.compute, phase.optimizer, phase.update)
+    parts = [*[part for part in every if part], phase.network]
     for line in (
         ("rounds, of the busiest rank", f"{phase.microbatches:,} / {ranks}, rounded up", f"{phase.rounds}"),
         (f"utilisation, {'measured' if share.measured else 'assumed'}", share.source, f"{share.share:.1%}"),
@@ -118,7 +119,7 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
             f"{phase.compute:.4f} s",
         ),
         *(arithmetic(e.recipe, phase.shape, cluster.gpu) if share.by_roofline else ()),
-        *_orthogonalising(e, phase),
+        *_updating(e, phase),
         ("network, not hidden", network, f"{phase.network:.4f} s"),
         ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
         ("tokens", f"{phase.rows:,} x {phase.length} / {phase.step:.4f} s", tokens),
@@ -129,12 +130,16 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
         yield _line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
 
 
-def _orthogonalising(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
-    """Yield the line for Muon's orthogonalisation in a step."""
+def _updating(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
+    """Yield the lines for Muon's orthogonalisation in a step, and for the rest of the update."""
     if phase.optimizer:
         peak = f"{e.cluster.gpu.peak / 1e12:,.1f} TFLOPS"
         formula = f"{_tera(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
         yield "orthogonalising", formula, f"{phase.optimizer:.4f} s"
+    if phase.update:
+        waiting = f"{TENSOR_WAIT * 1e6:g} us for each of {len(trained_tensors(e.recipe))} tensors"
+        formula = f"{UPDATED_BYTES} bytes a parameter, and {waiting} (measured on an H200)"
+        yield "update", formula, f"{phase.update:.4f} s"
 
 
 def _memory(e: Estimate) -> list[str]:

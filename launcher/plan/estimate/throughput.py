@@ -1,4 +1,6 @@
-"""How long a step takes: its FLOPs divided by the assumed speed of the GPUs, plus the time of the network."""
+"""How long a step takes: its FLOPs divided by the assumed speed of the GPUs, plus the time of the update and of the
+network.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,6 +8,7 @@ from math import prod
 
 from encoder_core.cost.products import Count, Shape
 from encoder_core.optim.muon import flops as orthogonalisation_flops
+from launcher.plan.estimate.roofline import update_seconds
 from launcher.runtime.capacity.devices import LINK_SHARE, AssumedUtilisation, Cluster
 from launcher.runtime.capacity.workload import executed, microbatch_flops, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
@@ -29,6 +32,8 @@ class PhaseTime:
         orthogonalising: FLOPs in bfloat16 that one rank spends on Muon's orthogonalisation in a step.
         compute: seconds of a step for forward and backward passes; if the step was measured, seconds of all of it.
         optimizer: seconds of a step for orthogonalisation; 0 if the step was measured.
+        update: seconds of a step for the rest of the update; 0 unless the utilisation is the roofline's, which is that
+            of forward and backward passes alone.
         network: seconds of a step for communication; 0 if the step was measured.
         spared: seconds that the smaller batches of a batch-size warm-up save in the whole phase.
     """
@@ -44,13 +49,14 @@ class PhaseTime:
     orthogonalising: float
     compute: float
     optimizer: float
+    update: float
     network: float
     spared: float
 
     @property
     def step(self) -> float:
         """Seconds of a step. Communication is assumed not to overlap with computation."""
-        return self.compute + self.optimizer + self.network
+        return self.compute + self.optimizer + self.update + self.network
 
     @property
     def tokens_per_second(self) -> float:
@@ -93,6 +99,7 @@ def phase_time(
         orthogonalising=orthogonalising,
         compute=compute,
         optimizer=0.0 if measured else orthogonalising / (cluster.gpu.peak * utilisation.share),
+        update=update_seconds(recipe, cluster.gpu, cluster.ranks) if utilisation.by_roofline else 0.0,
         network=sending[rounds],
         spared=sum(
             steps * (compute * (1 - fewer / rounds) + sending[rounds] - sending[fewer])

@@ -19,7 +19,7 @@ from data_service.samples.packing import EDGE_TOKENS
 from data_service.samples.pairs import Translations
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
-from launcher.plan.estimate.roofline import assumed
+from launcher.plan.estimate.roofline import step_share
 from launcher.plan.measure.processes import RankCommand, run_ranks
 from launcher.plan.measure.requests import Measured, MeasureRequest, Step, read_taken
 from launcher.plan.measure.rows import RandomText, first_ordinary, random_tokenizer, write_corpus
@@ -168,12 +168,16 @@ def correction(found: MeasuredPhase, gpu: Gpu) -> float:
     """
     recipe = found.trial.recipe
     peak = gpu.peak if recipe.precision == "bf16" else gpu.peak_fp32
-    return _reached(found, peak) / assumed(recipe, microbatch_shape(recipe, recipe.phases[0]), gpu).share
+    return _reached(found, peak) / _assumed(recipe, gpu, found.trial.rounds)
+
+
+def _assumed(recipe: Recipe, gpu: Gpu, rounds: int) -> float:
+    return step_share(recipe, microbatch_shape(recipe, recipe.phases[0]), gpu, rounds)
 
 
 def _elsewhere(recipe: Recipe, found: MeasuredPhase, here: Gpu, there: Gpu) -> AssumedUtilisation:
-    own, ratio = _of(recipe, found.phase), correction(found, here)
-    share = min(1.0, ratio * assumed(own, microbatch_shape(own, own.phases[0]), there).share)
+    ratio = correction(found, here)
+    share = min(1.0, ratio * _assumed(_of(recipe, found.phase), there, found.trial.whole))
     return AssumedUtilisation(
         share, f"what is assumed of a {there.name} x {ratio:.2f}, as found on a {here.name}"
     )

@@ -23,7 +23,7 @@ from encoder_core.train import zero_memory as memory
 from encoder_core.train.engine_config import BUCKET
 from launcher.errors import EstimateError
 from launcher.format import human_bytes
-from launcher.plan.estimate.roofline import assumed
+from launcher.plan.estimate.roofline import step_share
 from launcher.plan.measure.rows import HELDOUT
 from launcher.runtime.capacity.devices import Gpu, gpu_of_device, usable
 from launcher.runtime.capacity.memory_fit import Bill, Device, bill, rows_that_fit
@@ -288,7 +288,7 @@ def expected_seconds(recipe: Recipe, machine: Machine, rounds: int) -> float | N
     phase = recipe.phases[0]
     share = _CPU_SHARE
     if machine.gpu is not None:
-        share = assumed(recipe, microbatch_shape(recipe, phase), machine.gpu).share
+        share = step_share(recipe, microbatch_shape(recipe, phase), machine.gpu, rounds)
     done = executed(recipe, microbatch_shape(recipe, phase))
     return rounds * done / (machine.peak * share)
 

@@ -55,13 +55,18 @@ def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int,
 
 
 @lru_cache(maxsize=8)
-def _largest(model: ModelConfig, objective: RecipeObjective) -> int:
-    return max(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
+def _trained(model: ModelConfig, objective: RecipeObjective) -> tuple[int, ...]:
+    return tuple(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
+
+
+def trained_tensors(recipe: Recipe) -> tuple[int, ...]:
+    """Return the number of elements of each trained tensor of all networks."""
+    return _trained(known(recipe.model), recipe.objective)
 
 
 def largest_parameter(recipe: Recipe) -> int:
     """Return the number of elements of the largest trained tensor."""
-    return _largest(known(recipe.model), recipe.objective)
+    return max(trained_tensors(recipe))
 
 
 def state_bytes(recipe: Recipe, count: int) -> int:

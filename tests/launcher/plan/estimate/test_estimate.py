@@ -30,7 +30,8 @@ def test_the_command_shows_its_arithmetic() -> None:
         "2 x 32,768 x 1,024 x 1,024 x 96",
         "2 B x 355,411,033",
         "sqrt(2 d M)",
-        "instructions a score",
+        "ps a score",
+        "bytes a parameter",
         "GPU-hours",
     ):
         assert shown in result.output
@@ -176,7 +177,9 @@ def test_muon_keeps_one_moment_of_matrices_and_takes_time_to_orthogonalise_them(
     assert saved == pytest.approx(4 * matrices / 128, abs=2)
     one = 24 * 5 * (4 * (4 * 1024**3 + 2 * 1024**3) + 2 * (4 * 1024**2 * 4096 + 2 * 1024**3))
     assert muon.phases[0].orthogonalising == pytest.approx(one / 128)
-    assert muon.phases[0].step > adamw.phases[0].step == adamw.phases[0].compute + adamw.phases[0].network
+    plain = adamw.phases[0]
+    assert plain.optimizer == 0.0
+    assert muon.phases[0].step > plain.step == plain.compute + plain.update + plain.network
     text = render(muon)
     assert "orthogonalising" in text
     assert f"8 B x {matrices:,} / 128 ranks" in text

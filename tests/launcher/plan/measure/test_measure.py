@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import render as render_estimate
+from launcher.plan.estimate.roofline import step_share
 from launcher.plan.measure.measure import MeasuredPhase, MeasuredRecipe, correction, utilisations, whole_step
 from launcher.plan.measure.render import figures, render
 from launcher.plan.measure.requests import Step
 from launcher.plan.measure.trial import Machine, Trial, choose
 from launcher.runtime.capacity.devices import Cluster, find_gpu
+from launcher.runtime.capacity.workload import microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import parameters
@@ -125,7 +127,9 @@ def test_another_gpu_is_judged_by_what_was_found_of_what_was_assumed_here() -> N
     assert found.machine.gpu is not None
     (share,) = utilisations(found, there)
     ratio = correction(found.phases[0], found.machine.gpu)
-    (assumed,) = (phase.utilisation.share for phase in estimate(recipe, there).phases)
+    (phase,) = found.phases
+    shape = microbatch_shape(recipe, recipe.phases[0])
+    assumed = step_share(recipe, shape, find_gpu("A100-80"), phase.trial.whole)
     assert share.share == pytest.approx(min(1.0, ratio * assumed), rel=1e-6)
     assert f"x {ratio:.2f}" in share.source
     assert not share.measured
