@@ -81,7 +81,7 @@ ADDED_BYTES = 18  # of a parameter and microbatch: its gradient is cast to fp32 
 UPDATED_BYTES = 50  # of a parameter and step: norm, AdamW, weights, zeros for the next gradients
 TENSOR_WAIT = 85e-6  # s of a step for each trained tensor; the GPU waits for Python: measured, 54 to 170
 
-PYTHON = {"post-norm": 1.2, "pre-norm": 2.5, "DeBERTa": 2.3, "XLNet": 4.3}
+PYTHON = {"post-norm": 1.0, "pre-norm": 2.5, "DeBERTa": 1.7, "XLNet": 4.1}
 """Bytes between products of layers that are not compiled, those of compiled ones being 1: counted under a dispatch mode
 (tests/launcher/plan/estimate/test_roofline.py), in bf16. Norms of sums are one kernel either way."""
 
@@ -236,7 +236,7 @@ def arithmetic(recipe: Recipe, shape: Shape, gpu: Gpu) -> Iterator[tuple[str, st
     yield "  roofline: products", by_memory, f"{found.products:.4f} s"
     yield f"  roofline: {found.kernel}", _attention_formula(recipe, shape, gpu), f"{found.attention:.4f} s"
     factor = python_factor(recipe)
-    layers = "fused" if factor == 1.0 else f"x {factor:g} (layers not compiled)"
+    layers = f"x {factor:g} (layers not compiled)" if recipe.compile is False else "fused"
     between = f"bytes of kept tensors, {layers}, at {TRAFFIC:.0%} of the bandwidth (measured on an H200)"
     yield "  roofline: between products", between, f"{found.traffic:.4f} s"
 

@@ -45,8 +45,8 @@ def test_every_check_has_a_function_that_takes_its_arguments() -> None:
         module, _, name = check.function.partition(":")
         inspect.signature(getattr(import_module(module), name)).bind(None, *check.arguments)
         assert 0 < check.seconds("cpu") < check.limit("cpu")
-    before_figures = sum(check.gpu for check in CHECKS if not check.figures)
-    assert before_figures <= 25 * 60
+    alone = sum(check.gpu for check in CHECKS if not (check.figures or check.beside))
+    assert alone + sum(check.gpu for check in CHECKS if check.beside) / 4 <= 25 * 60  # so many cores have 4 at a time
     kinds = [check.figures for check in CHECKS]
     assert kinds == sorted(kinds)
 

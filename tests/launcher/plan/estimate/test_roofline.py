@@ -130,7 +130,7 @@ def test_layers_that_are_not_compiled_move_so_many_times_as_much(
         moved.append(bytes_of.found["others"] + of_norms(launched, shape.tokens * size["hidden"], 2))
         compiled = deep.model_copy(update={"compile": "auto"})
         kept.append(traffic_bytes(compiled, shape, 2))
-        assert traffic_bytes(deep, shape, 2) > kept[-1]
+        assert traffic_bytes(deep, shape, 2) >= kept[-1]
     assert python_factor(recipe) == PYTHON[kind]
     assert (moved[1] - moved[0]) / (kept[1] - kept[0]) == pytest.approx(PYTHON[kind], rel=0.15)
 
