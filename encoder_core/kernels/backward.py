@@ -40,6 +40,15 @@ def load_queries(x, tile: tl.constexpr, grad, log_sums, head, q_at, q_here):
 
 
 @triton.jit
+def make_deltas(x, tile: tl.constexpr, context, grads, deltas, head, q_at, q_here):
+    """Compute, store and return the deltas of queries."""
+    contexts = load_vectors(x, tile, context, head, q_at, q_here)
+    delta = tl.sum(grads.to(tile.sums) * contexts.to(tile.sums), 1)
+    tl.store(deltas + q_at * x.heads + head, delta, mask=q_here)
+    return delta
+
+
+@triton.jit
 def load_deltas(x, deltas, head, q_at, q_here):
     return tl.load(deltas + q_at * x.heads + head, mask=q_here, other=0.0)
 
@@ -89,9 +98,7 @@ def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, til
     sign = sign_of(x, row)
     q_at, q_here = find_queries(x, tile, start, length, q_first)
     q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
-    contexts = load_vectors(x, tile, context, head, q_at, q_here)
-    delta = tl.sum(grads.to(tile.sums) * contexts.to(tile.sums), 1)
-    tl.store(deltas + q_at * x.heads + head, delta, mask=q_here)
+    delta = make_deltas(x, tile, context, grads, deltas, head, q_at, q_here)
     dq = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     dr = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     d_same, d_other = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
