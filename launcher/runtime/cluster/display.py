@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from launcher.runtime.cluster.orders import Status
 
 _PLAIN_SECONDS = 10.0
+_STARTING = "starting"  # the activity of a rank that does nothing that takes long
 _FIELDS = {"seconds", *(name for metric in shown_on("progress") for name in metric.fields)}
 
 
@@ -37,6 +38,7 @@ class Watch:
         self._bar: Progress | None = None
         self._alone = ExitStack()  # while steps are shown here, no other progress is shown
         self._beginning = self._alone.enter_context(work("beginning"))
+        self._doing, self._noted = _STARTING, "beginning"
         self._task = TaskID(0)
 
     def update(self, status: "Status") -> None:
@@ -46,10 +48,19 @@ class Watch:
         if status.evaluation is not None and self._is_new(status.evaluation):
             found = spell(term_losses(status.evaluation), status.evaluation.get("perplexity"))
             self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
+        if not self._steps and status.beats:
+            self._name_activity(status.beats[min(status.beats)].doing)
+
+    def _name_activity(self, doing: str) -> None:
+        """Name in the live line what the first rank does. What it calls starting has the name of the last note."""
+        if doing != self._doing:
+            self._beginning.begin(self._noted if doing == _STARTING else doing)
+        self._doing = doing
 
     def note(self, text: str) -> None:
         """Print a line above the live one. Before the first step, the line also names what is under way."""
-        self._beginning.begin(text.partition("\n")[0])
+        self._noted = text.partition("\n")[0]
+        self._beginning.begin(self._noted)
         (self._bar.console if self._bar else self._console).print(text, highlight=False, markup=False)
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ PINS = dict(line.split("==") for line in (ROOT / "infra/constraints.txt").read_t
 TESTED = yaml.safe_load((ROOT / "tests/bench/tested.yaml").read_text())
 BROUGHT = {release["triton"] for release in TESTED["torch"]}  # Tritons, by the torches that are admitted
 HALF = ("bf16", "fp16")
+OTHERS = (64, 128)  # widths of heads on record for Tritons that are not the pinned one
 FEW = 12  # instructions
 
 
@@ -91,12 +92,21 @@ def test_every_torch_that_is_admitted_has_its_triton_on_record() -> None:
     assert {one.triton for one in RECORDED} >= BROUGHT
 
 
-def test_every_triton_on_record_has_the_same_launches() -> None:
-    launches = defaultdict(set)
-    for one in RECORDED:
-        launches[one.triton].add((one.sm, one.dtype, one.width, one.form, one.kernel))
-    first, *others = launches.values()
-    assert all(other == first for other in others)
+def test_every_other_triton_has_the_launches_that_train() -> None:
+    """Of attention those in half precision, for heads of 64 and of 128."""
+
+    def launches(version: str) -> set[tuple[object, ...]]:
+        return {
+            (one.sm, one.dtype, one.width, one.form, one.kernel)
+            for one in RECORDED
+            if one.triton == version
+            and (one.form not in FORMS or (one.dtype in HALF and one.width in OTHERS))
+        }
+
+    pinned = launches(PINS["triton"])
+    assert pinned
+    for version in BROUGHT - {PINS["triton"]}:
+        assert launches(version) == pinned
 
 
 def timed(one: Compiled) -> bool:

@@ -46,7 +46,9 @@ def test_every_check_has_a_function_that_takes_its_arguments() -> None:
         inspect.signature(getattr(import_module(module), name)).bind(None, *check.arguments)
         assert 0 < check.seconds("cpu") < check.limit("cpu")
     alone = sum(check.gpu for check in CHECKS if not (check.figures or check.beside))
-    assert alone + sum(check.gpu for check in CHECKS if check.beside) / 4 <= 25 * 60  # so many cores have 4 at a time
+    assert (
+        alone + sum(check.gpu for check in CHECKS if check.beside) / 4 <= 25 * 60
+    )  # so many cores have 4 at a time
     kinds = [check.figures for check in CHECKS]
     assert kinds == sorted(kinds)
 

@@ -1,6 +1,8 @@
 """What the operator sees, on a terminal and in a log file."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,8 +90,32 @@ def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
 
 def test_before_the_first_step_there_is_nothing_to_show() -> None:
     out = io.StringIO()
-    Watch(Console(file=out), 10).update(SimpleNamespace(record=None, evaluation=None))  # type: ignore[arg-type]
+    Watch(Console(file=out), 10).update(before_steps())
     assert out.getvalue() == ""
+
+
+def before_steps(*doing: str) -> Any:
+    """What is known before the first step: what each rank does."""
+    beats = {rank: SimpleNamespace(doing=one) for rank, one in enumerate(doing)}
+    return SimpleNamespace(record=None, evaluation=None, beats=beats)
+
+
+def test_before_the_first_step_the_live_line_names_what_the_first_rank_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named: list[str] = []
+
+    @contextmanager
+    def work(name: str) -> Iterator[Any]:
+        named.append(name)
+        yield SimpleNamespace(begin=named.append)
+
+    monkeypatch.setattr("launcher.runtime.cluster.display.work", work)
+    watch = Watch(Console(file=io.StringIO()), 10)
+    watch.note("starting 2 ranks")
+    for doing in ("starting", "trying kernels", "trying kernels", "starting", "compiling"):
+        watch.update(before_steps(doing, "something else"))
+    assert named[1:] == ["starting 2 ranks", "trying kernels", "starting 2 ranks", "compiling"]
 
 
 def test_a_skipped_step_does_not_spoil_the_loss() -> None:
