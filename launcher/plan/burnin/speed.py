@@ -141,7 +141,7 @@ def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: 
 
 
 def _expected(bench: Bench, recipe: Recipe, shape: Shape, what: str) -> None:
-    """Report what the estimate assumes for the same microbatches."""
+    """Report what the estimate says of the same steps."""
     if bench.gpu:
         kind = torch.cuda.get_device_properties(0)
         gpu = gpu_of_device(kind.name, kind.total_memory)

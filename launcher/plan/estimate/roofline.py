@@ -7,7 +7,8 @@ once for keys, and with relative terms once for their tables. Everything between
 saved for the backward pass is written and read, and so is its gradient: this is the traffic that remains when
 operations are fused (`compile`). Layers that are not compiled move more bytes, by a factor that was counted. Logits are
 read once for the loss, and once more to become their gradient. Gradients are added up in fp32 after each microbatch.
-The update of a step is counted apart (`update_seconds`). Norms and the loss are computed by their kernels.
+The update of a step is counted apart (`update_seconds`). Norms and the loss are computed by their kernels. Kernel
+launches are not counted: microbatches of few tokens wait for them.
 
 "Measured" below: on one H200 on 2026-11-26 with torch 2.11.0 and Triton 3.6.0, in steps of two microbatches of 32,768
 tokens on one rank. tests/bench/RESULTS-gpu.md has the steps, and test_measured_steps.py holds the roofline to them.
@@ -179,9 +180,8 @@ def score_seconds(recipe: Recipe, shape: Shape, kernel: str, gpu: Gpu) -> float:
 
 def scores_of(product: Product) -> float:
     """Return how many scores of a head 64 wide take as long as those of `product`."""
-    pairs = (
-        product.m * product.n * product.count / 2
-    )  # scores and weighted values are counted as two products
+    # Scores and weighted values are counted as two products.
+    pairs = product.m * product.n * product.count / 2
     return pairs * max(1.0, product.k / _MEASURED_WIDTH)
 
 
