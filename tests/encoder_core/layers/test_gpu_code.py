@@ -36,6 +36,8 @@ pytestmark = [
 ]
 
 MODELS = {network.model: network.name for network in reversed(NETWORKS)}
+_ROBERTA = next(network.model for network in NETWORKS if network.name == "roberta")
+MODELS[_ROBERTA.model_copy(update={"activation": "gelu_tanh"})] = "roberta with gelu_tanh"
 COLUMNS = [
     range(768),
     range(30),
