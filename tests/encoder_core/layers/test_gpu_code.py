@@ -36,6 +36,8 @@ pytestmark = [
 ]
 
 MODELS = {network.model: network.name for network in reversed(NETWORKS)}
+_ROBERTA = next(network.model for network in NETWORKS if network.name == "roberta")
+MODELS[_ROBERTA.model_copy(update={"activation": "gelu_tanh"})] = "roberta with gelu_tanh"
 COLUMNS = [
     range(768),
     range(30),
@@ -80,20 +82,17 @@ def test_products_in_32_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numbers_are_pythons() -> None:
-    """For all keys and draws, any number of places, and columns of any width from any place on."""
+    """For extreme keys and draws and some at random, more places than one, and columns from any place on."""
 
     def numbers(keys_T: Tensor, draw: Tensor) -> list[Tensor]:
         return [numbers16(keys_T, draw, columns) for columns in COLUMNS]
 
     compiled = torch.compile(numbers)
-    for places in (5, 3):
-        keys_T = torch.tensor([*ENDS, *random_keys(places)])
+    for places, draw in ((5, ENDS[-1]), (3, *random_keys(1))):
+        keys_T, drawn = torch.tensor([*ENDS, *random_keys(places)]), torch.tensor(draw)
         mark_dynamic(keys_T)
-        for draw in (*ENDS[2:], *random_keys(1)):
-            pairs = zip(
-                compiled(keys_T, torch.tensor(draw)), numbers(keys_T, torch.tensor(draw)), strict=True
-            )
-            assert all(torch.equal(found, expected.long()) for found, expected in pairs)
+        pairs = zip(compiled(keys_T, drawn), numbers(keys_T, drawn), strict=True)
+        assert all(torch.equal(found, expected.long()) for found, expected in pairs)
 
 
 def test_dropout_and_its_gradient_are_pythons() -> None:
@@ -129,6 +128,7 @@ def _with_gradient(
 @pytest.mark.parametrize("model", MODELS, ids=MODELS.get)
 def test_every_familys_pieces_are_pythons(sources: list[str], model: ModelConfig, dtype: torch.dtype) -> None:
     """By the trial that a run makes on its GPU before it trains, on few tokens."""
-    tried = try_compilation(Subject((model,), dtype, CPU, rows=2, length=16), Pieces())
+    length = getattr(model, "reuse", 8)  # XLNet's rows are at least as long as what of them joins its memory
+    tried = try_compilation(Subject((model,), dtype, CPU, rows=2, length=length), Pieces())
     assert tried.right, tried
     assert any("tl.store" in source for source in sources)

@@ -1,7 +1,10 @@
 """The code that torch's compiler generates for GPUs, executed on a CPU, so that it is tested where there is no GPU.
 
-For a CPU inductor generates C++. It can generate Triton's kernels instead, those of a GPU, and Triton's interpreter
-executes them. Products of matrices stay torch's own. Triton must have been imported with TRITON_INTERPRET=1.
+For a CPU inductor generates C++. It can generate Triton's kernels instead, and Triton's interpreter executes them.
+Products of matrices stay torch's own. Triton must have been imported with TRITON_INTERPRET=1.
+
+By torch 2.11 these forward kernels, in which dropout is drawn, are those for CUDA letter by letter, at bf16 of RoBERTa,
+XLNet, ModernBERT and EuroBERT. Backward kernels are divided otherwise among each other; their integers are the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +26,13 @@ from triton.runtime.interpreter import interpreter_builder
 
 CPU = torch.device("cpu")
 
+_SETTINGS = {
+    "cpu_backend": "triton",
+    "force_pointwise_cat": True,  # as for a GPU, where one kernel joins tensors and computes what it joins
+    "compile_threads": 1,
+    "fx_graph_cache": False,
+}
+
 
 @contextmanager
 def gpu_code() -> Iterator[list[str]]:
@@ -32,12 +42,11 @@ def gpu_code() -> Iterator[list[str]]:
     ones would do wrong, if the factor is a constant.
     """
     sources: list[str] = []
-    settings = {"cpu_backend": "triton", "compile_threads": 1, "fx_graph_cache": False}
     before = driver._active
     driver.set_active(GpuDriver())
     with ExitStack() as stack:
         stack.callback(setattr, driver, "_active", before)
-        stack.enter_context(inductor.patch(settings))
+        stack.enter_context(inductor.patch(_SETTINGS))
         stack.enter_context(fresh_cache())
         checked = replace(interpreter_builder.options, debug=True)
         stack.enter_context(patch.object(interpreter_builder, "options", checked))
