@@ -46,7 +46,7 @@ TESTED = yaml.safe_load((ROOT / "tests/bench/tested.yaml").read_text())
 BROUGHT = {release["triton"] for release in TESTED["torch"]}  # Tritons, by the torches that are admitted
 HALF = ("bf16", "fp16")
 OTHERS = (64, 128)  # widths of heads on record for Tritons that are not the pinned one
-FEW = 12  # instructions
+FEW = 1 / 40  # of a launch's instructions may spill registers
 
 
 def compiled(folder: Path, *options: str, tritons: Path | None = None) -> list[Compiled]:
@@ -119,13 +119,13 @@ GROUPS = [pytest.param(found, id="-".join(map(str, name))) for name, found in gr
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_launch_fits_its_gpu(group: list[Compiled]) -> None:
-    """In shared memory, and in registers. Of the launches in half precision that no GPU has timed, a few spill, by a
-    dozen of their thousand instructions. In fp32, in which nothing trains on GPUs, many do."""
+    """In shared memory, and in registers. Of the launches in half precision that no GPU has timed, a few spill, by few
+    of their instructions. In fp32, in which nothing trains on GPUs, many do."""
     for one in group:
         assert one.shared <= SHARED[one.sm], f"{one}"
         assert one.programs >= 1
     half = [one for one in group if one.dtype in HALF and one.triton in BROUGHT and not timed(one)]
-    assert [one for one in half if one.spills > FEW] == []
+    assert [one for one in half if one.spills > FEW * one.instructions] == []
     assert 10 * sum(one.spills > 0 for one in half) <= len(half)
 
 
