@@ -107,7 +107,7 @@ class _Cuts:
     def holding(self, place: TextPlace, reading: int) -> list[int]:
         """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
         rows, starts, stops = self._stretches(reading)
-        held = (starts < place.stop) & (stops > place.start)
+        held = np.maximum(starts, place.start) < np.minimum(stops, place.stop)  # of none without text, too
         return [int(row) for row in np.unique(rows[held])]
 
     def _stretches(self, reading: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

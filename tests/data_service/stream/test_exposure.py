@@ -107,6 +107,16 @@ def test_as_a_scan_of_all_samples(
     assert_found(stream, wanted, range(epoch, epoch + 2))
 
 
+def test_a_segment_that_is_only_the_end_of_a_document_holds_no_text(sources: tuple[SourceSpec, ...]) -> None:
+    """Sample 292 of epoch 3 has such a second segment, which was drawn at token 200 of the block."""
+    lanes = {"packing": "lanes", "reuse": 16, "both_directions": True}
+    more = {"masking": {"kind": "plm", "predict": 4}, "window": {"samples": 16, "least_tokens": 1}}
+    stream = Stream(spec_of(*sources, length=32, input=lanes, **more))
+    place = TextPlace(0, 2, 0, 201)
+    assert range(200, 200) in stream.source(3, 292).stretches
+    assert_found(stream, [place], range(2, 6))
+
+
 def test_of_pairs(tmp_path: Path) -> None:
     uri = write_corpus(tmp_path / "pairs", [block_of_pairs(seed, 30, 2) for seed in range(3)], negatives=0)
     stream = Stream(
