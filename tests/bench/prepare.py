@@ -274,7 +274,7 @@ def main(
         int, typer.Option(help="Bytes of text that go through datatrove's pipeline.")
     ] = 50_000_000,
 ) -> None:
-    """Must show 1 of issue 29: five kinds of text, five kills, the same bytes; and the cost beside datatrove's."""
+    """Five kinds of text, five kills, the same bytes; and the cost beside datatrove's."""
     typer.echo(render(bench_prepare(inputs, work, kills, pause, seed, part)))
 
 

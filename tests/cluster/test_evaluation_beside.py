@@ -1,4 +1,4 @@
-"""Must show: `maskfleet train` with and without evaluation beside it, evaluators killed all the while."""
+"""`maskfleet train` with and without evaluation beside it, evaluators killed all the while."""
 
 import random
 import statistics
