@@ -2,8 +2,8 @@
 
 For each form of scores and each kernel: the milliseconds of every cut (`encoder_core/kernels/tiling.py`), the fastest
 first, and how far its outcome is off that of the cut in use. 32 rows of 512 tokens, 12 heads. Processes compile all
-cuts beforehand, beside each other; then one process times them, alone: two minutes on an H200. Without a GPU the
-interpreter runs a small problem and nothing is timed.
+cuts beforehand, beside each other; then one process times them, alone. Without a GPU the interpreter runs a small
+problem and nothing is timed.
 """
 
 import os

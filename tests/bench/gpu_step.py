@@ -5,9 +5,7 @@ torch's profiler: milliseconds and launches of each kernel. Without a GPU the re
 operations are listed in place of kernels.
 """
 
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -17,41 +15,29 @@ from program import note, run
 from torch.profiler import ProfilerActivity, profile
 
 from encoder_core.train.engine import Engine
-from encoder_core.train.step import RankBatch
 from launcher.plan.burnin.check import Bench, Form, Request
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, recipe_of
 from launcher.plan.burnin.report import Report
-from launcher.plan.burnin.speed import pieces_of, take_step
+from launcher.plan.burnin.speed import TOKENS, pieces_of, step_seconds, take_step
 
-_TOKENS = {"gpu": 32_768, "cpu": 512}
-_WARM, _TIMED_S, _LISTED = 3, 4.0, 40
+_LISTED = 40
 
 
-def steps_of(engine: Engine, steps: Steps, gpu: bool) -> tuple[list[float], list[tuple[str, int, float]]]:
-    """Return the seconds of each timed step, and (kernel, launches, milliseconds) of a step more, the longest first."""
-    work = [steps.work(engine, number) for number in range(2)]
-    counts = steps.counts(engine, work[0])
-    seconds: list[float] = []
-    while len(seconds) < _WARM + 3 or sum(seconds[_WARM:]) < (_TIMED_S if gpu else 0.0):
-        seconds.append(_seconds(engine, work[len(seconds) % 2], counts, len(seconds)))
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu
-    with profile(activities=activities) as seen:
-        _seconds(engine, work[0], counts, len(seconds))
+def kernels_of(engine: Engine, steps: Steps, gpu: bool) -> list[tuple[str, int, float]]:
+    """Return (kernel, launches, milliseconds) of one step, the longest first."""
+    work = steps.work(engine, 0)
+    counts = steps.counts(engine, work)
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu) as seen:
+        take_step(engine, work, counts, 0)
+        if gpu:
+            torch.cuda.synchronize()
     kernels = [
         (event.key, event.count, (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e3)
         for event in seen.key_averages()
         if not gpu or "CUDA" in str(event.device_type)
     ]
-    return seconds[_WARM:], sorted((one for one in kernels if one[2]), key=lambda one: -one[2])
-
-
-def _seconds(engine: Engine, work: RankBatch, counts: dict[str, float], number: int) -> float:
-    began = time.perf_counter()
-    take_step(engine, work, counts, number)
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return sorted((one for one in kernels if one[2]), key=lambda one: -one[2])
 
 
 def main(
@@ -68,13 +54,14 @@ def main(
         bench = Bench(request, Report(lambda told: None), Path(folder))
         chosen = recipe_of(bench, recipe, dropout=dropout)
         tokens = (length if gpu else None) or chosen.phases[0].length
-        rows = max(1, _TOKENS[form] // tokens)
+        rows = max(1, TOKENS[form] // tokens)
         with joined(device_of(bench), bench.folder):
             note("compiling" if not python else "building")
             pieces = None if python else pieces_of(bench, chosen, rows, tokens)
             steps = Steps(chosen, 2, rows, tokens, even=True)
-            seconds, kernels = steps_of(engine_of(chosen, 1, "bf16", pieces), steps, gpu)
-    median = statistics.median(seconds)
+            engine = engine_of(chosen, 1, "bf16", pieces)
+            median = step_seconds(engine, steps, gpu)
+            kernels = kernels_of(engine, steps, gpu)
     typer.echo(
         f"{chosen.name}, 2 x {rows} rows of {tokens}: {1e3 * median:.1f} ms a step, {2 * rows * tokens / median:,.0f} "
         f"tokens/s; {sum(one[2] for one in kernels):.1f} ms in {sum(one[1] for one in kernels):,} launches"

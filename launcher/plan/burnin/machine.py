@@ -40,6 +40,7 @@ def describe(form: Form | None, recipes: str) -> Machine:
         form="gpu" if gpu else "cpu",
         device=torch.cuda.get_device_name(0) if gpu else _processor(),
         gpus=torch.cuda.device_count() if gpu else 0,
+        memory=torch.cuda.get_device_properties(0).total_memory if gpu else 0,
         facts=facts,
     )
 

@@ -54,6 +54,7 @@ class Machine(_Part):
         identity: digest of these facts, of our own code, and of the recipes asked for.
         device: name of the GPU or the processor.
         gpus: number of GPUs.
+        memory: bytes of the first GPU's memory; 0 without one, and in records from before 2026-11-26.
         facts: versions, driver, memory and the like, by name.
     """
 
@@ -61,6 +62,7 @@ class Machine(_Part):
     form: Form
     device: str
     gpus: int
+    memory: int = 0
     facts: dict[str, str]
 
 

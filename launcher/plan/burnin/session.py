@@ -28,6 +28,7 @@ from launcher.plan.burnin.report import Mark, Measured
 
 _PROBE_S = 300.0  # to import torch from a slow disk and to ask the driver
 _MOST_JOBS, _CORES = 8, 2  # checks at a time on a GPU; cores of each
+_MEMORY = 12 << 30  # bytes of the GPU's memory for each: BERT-large in full size, or a row of 8,192 in fp64
 _LEFT_S = 5.0  # a check is not begun with less time
 
 
@@ -96,7 +97,8 @@ def _jobs(machine: Machine) -> int:
     compared with.
     """
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(_MOST_JOBS, cores // _CORES)) if machine.form == "gpu" else 1
+    room = min(_MOST_JOBS, cores // _CORES, machine.memory // _MEMORY)
+    return max(1, room) if machine.form == "gpu" else 1
 
 
 @dataclass

@@ -29,7 +29,7 @@ from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subjec
 from launcher.runtime.rank.journal import peak
 from launcher.runtime.recipe.schema import Recipe
 
-_TOKENS = {"gpu": 32_768, "cpu": 512}  # of a microbatch
+TOKENS = {"gpu": 32_768, "cpu": 512}  # of a microbatch
 _MICROBATCHES = 2  # of a step
 _WARM, _TIMED_S, _FEWEST = 3, 6.0, 3
 _LEAST = {"bert-large": 0.25}  # MFU of compiled layers on a GPU below which something is wrong
@@ -115,13 +115,13 @@ def _choose_kernels(bench: Bench, recipe: Recipe) -> None:
 
 def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: bool) -> None:
     device, form = device_of(bench), bench.request.form
-    rows = max(1, _TOKENS[form] // length)
+    rows = max(1, TOKENS[form] // length)
     pieces = pieces_of(bench, recipe, rows, length) if is_compiled else None
     if is_compiled and pieces is None:
         bench.report.figure(what, "not compiled: Triton is not installed")
         return
     engine = engine_of(recipe, 1, "bf16", pieces)
-    seconds = _seconds(engine, Steps(recipe, _MICROBATCHES, rows, length, even=True), bench.gpu)
+    seconds = step_seconds(engine, Steps(recipe, _MICROBATCHES, rows, length, even=True), bench.gpu)
     tokens = _MICROBATCHES * rows * length
     targets = phase_targets(recipe, recipe.phases[0]) * length // recipe.phases[0].length
     shape = full_rows(recipe, rows, length, targets)
@@ -170,7 +170,7 @@ def pieces_of(bench: Bench, recipe: Recipe, rows: int, length: int) -> Pieces | 
     return pieces
 
 
-def _seconds(engine: Engine, steps: Steps, gpu: bool) -> float:
+def step_seconds(engine: Engine, steps: Steps, gpu: bool) -> float:
     """Return the median seconds of a step whose rows are already on the device."""
     work = [steps.work(engine, step) for step in range(2)]
     counts = steps.counts(engine, work[0])
