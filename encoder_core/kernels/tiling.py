@@ -2,7 +2,8 @@
 
 For heads of 33 to 64 in half precision on Hopper they are the fastest of up to fourteen that one H200 ran (Triton
 3.6.0, 32 rows of 512, 12 heads of 64, bf16, dropout 0.1). There four warps multiply by wgmma. With relative terms
-tiles of 64 spill registers and are still up to twice as fast as tiles of 32 that do not.
+tiles of 64 spill registers and are still up to twice as fast as tiles of 32 that do not. Since then the kernels compute
+deltas themselves and find what dropout keeps by fewer comparisons. No GPU has timed that.
 
 All others were chosen by compiling for GPUs that were not at hand: of the cuts that spill no registers, the one with
 the fewest instructions a score. `tests/encoder_core/kernels/compiled.csv` lists what all compile to.
