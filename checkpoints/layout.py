@@ -245,6 +245,11 @@ def problems(manifest: CheckpointManifest) -> list[str]:
     return [*found, *_of_places(manifest), *_of_cover(manifest)]
 
 
+def uncovered(manifest: CheckpointManifest) -> list[str]:
+    """Return the problems of a manifest apart from its files, for one whose elements lie elsewhere."""
+    return [*_of_history(manifest), *_of_names(manifest), *_of_cover(manifest)]
+
+
 def _of_history(manifest: CheckpointManifest) -> Iterator[str]:
     reached, newest = 0, -1
     for part in manifest.lineage:

@@ -1,5 +1,6 @@
 """The function that every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
 
+import gc
 import logging
 import os
 import socket
@@ -24,6 +25,7 @@ from data_service.service.client import FeedClient
 from data_service.service.gauges import StoreRetries
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
+from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
@@ -67,21 +69,34 @@ _MISTAKES = (
 
 
 def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
-    """Train as one rank. If the rank fails, tell the coordinator before the error ends the group.
+    """Train as one rank, and leave its groups, so that the process can train again as a rank of another group. This
+    holds if the group ended in good order, or because another rank died.
 
     `began`: `time.monotonic()` before the process imported anything.
+
+    Raises the error that ended the rank, after the coordinator was told. Such a process must not train again.
     """
-    startup = Startup(assignment.before, began)
+    startup = Startup(assignment.before, began, assignment.processes)
     startup.done("imports")
     link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple)
     try:
         _join(seat, assignment.recipe.watchdog)
         _train(assignment, link, startup)
     except BaseException as error:
-        if not _in_good_order(assignment.coordinator, link, error):
+        ended = _in_good_order(assignment.coordinator, link, error)
+        if not ended and not (isinstance(error, Exception) and _kind_of(error) == "silent"):
             raise
     finally:
         link.close()
+    _leave()
+
+
+def _leave() -> None:
+    """Leave the process groups, and give back the memory of the engine that trained."""
+    leave_groups()
+    gc.collect()  # models and engines are full of cycles
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _join(seat: Seat, limits: Watchdog) -> None:

@@ -172,7 +172,7 @@ class CompilationRecord(BaseModel):
         compiled, why: whether layers are compiled, and the reason.
         seconds: time until the compiled code was ready.
         graphs, error, bound: as in `TriedCompilation`.
-        kept: place where compiled code was found: on this machine, beside the run, or nowhere.
+        kept: place where compiled code was found: in this process, on this machine, beside the run, or nowhere.
         failure: the compiler's error message; "" if there was none.
     """
 
@@ -230,7 +230,23 @@ def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationReco
 def _turn(
     run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link
 ) -> tuple[Pieces, CompilationRecord]:
-    """Compile on this rank, or take the stored code. Return the pieces and the result."""
+    """Compile on this rank, or take the stored code, or what this process has compiled for an earlier group of ranks.
+    Return the pieces and the result."""
+    if code.folder in _compiled:
+        pieces, found = _compiled[code.folder]
+        return pieces, found.model_copy(update={"seconds": 0.0, "kept": "in this process"})
+    pieces, found = _compile(run, code, subject, choice, link)
+    if found.compiled:
+        _compiled[code.folder] = pieces, found
+    return pieces, found
+
+
+_compiled: dict[Path, tuple[Pieces, CompilationRecord]] = {}
+
+
+def _compile(
+    run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link
+) -> tuple[Pieces, CompilationRecord]:
     kept = "on this machine" if code.complete else "beside the run" if code.fetch() else "nowhere"
     # torch reads these when it first compiles. One thread: its helper processes would outlive a rank that is killed.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)

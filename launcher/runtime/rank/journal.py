@@ -86,6 +86,7 @@ class Startup:
     Args:
         before: seconds of the driver's parts, which came before this rank's, by the name of the part.
         since: time at which the first part began, by `time.monotonic`; None for now.
+        processes: how many processes of the group stayed from the last group, were spares, are new.
 
     Attributes:
         seconds: seconds of each part so far, by the name of the part.
@@ -93,8 +94,13 @@ class Startup:
         over: whether the first step is done.
     """
 
-    def __init__(self, before: Mapping[str, float] | None = None, since: float | None = None) -> None:
-        now = time.monotonic()
+    def __init__(
+        self,
+        before: Mapping[str, float] | None = None,
+        since: float | None = None,
+        processes: Mapping[str, int] | None = None,
+    ) -> None:
+        now, self.processes = time.monotonic(), dict(processes or {})
         self.before = dict(before or {})
         self._last = now if since is None else since
         self.age = processes.age_s(os.getpid()) - (now - self._last)
@@ -185,7 +191,14 @@ class RankJournal:
             for parts in (self.startup.before, self.startup.seconds)
         )
         age = round(self.startup.age, 3)
-        self.event("underway", step=first["step"] + 1, seconds=seconds, driver=driver, age=age)
+        self.event(
+            "underway",
+            step=first["step"] + 1,
+            seconds=seconds,
+            driver=driver,
+            age=age,
+            processes=self.startup.processes,
+        )
         self.note(f"the first step is done, after {self.startup.spell()}")
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
@@ -210,6 +223,15 @@ class RankJournal:
     def note(self, text: str) -> None:
         if self.journal is not None:
             self.link.note(text)
+
+    def pending(self) -> tuple[int, tuple[str, ...]]:
+        """Return the number of segments of step records in the store, and the records that are not there yet."""
+        return self.journal.pending() if self.journal is not None else (0, ())
+
+    def restore(self, lines: Sequence[str]) -> None:
+        """Add step records that an earlier attempt could not write."""
+        if self.journal is not None:
+            self.journal.restore(lines)
 
     def flush(self) -> None:
         """Write the records so far. If the store is slow, they are written later."""
