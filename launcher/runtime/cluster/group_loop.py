@@ -57,7 +57,7 @@ class GroupLoop:
             TryAgain: if Ray itself has died on this machine.
         """
         failed: list[int] = []
-        with RankPool(sizing, self._recovery.spares) as pool:
+        with RankPool(sizing, self._recovery) as pool:
             while (start := self._next(failed)) is not None:
                 with RankGroup(start, pool) as group:
                     self._stay(group, assignment, pool)

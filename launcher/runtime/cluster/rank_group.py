@@ -67,6 +67,7 @@ class RankGroup:
         assignment = replace(
             assignment,
             before=startup.before | startup.seconds,
+            keepers=self._pool.keepers(),
             processes=Counter(place.origin for place in places),
         )
         ends = [actor.run.remote(seat, assignment) for actor, seat in pairs]

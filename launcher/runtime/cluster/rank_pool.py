@@ -17,10 +17,12 @@ from ray.exceptions import RayError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from launcher.runtime.cluster.memory_keeper import ensure_keepers
 from launcher.runtime.cluster.nodes import draining, lost
 from launcher.runtime.cluster.rank_placement import Placement, Seat
 from launcher.runtime.cluster.rank_process import RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
+from launcher.runtime.policies.recovery import Recovery
 
 Waiting = Generator[None, None, None]
 """A generator that yields now and then, so that its caller can do other things while it waits."""
@@ -68,11 +70,12 @@ class RankPool:
 
     Args:
         sizing: what a rank reserves on its node.
-        spares: number of spare processes on each node with ranks.
+        recovery: how many spare processes each node with ranks has, and whether ranks copy their state to memory.
     """
 
-    def __init__(self, sizing: Sizing, spares: int) -> None:
-        self._each, self._wanted = dict(sizing.each), spares
+    def __init__(self, sizing: Sizing, recovery: Recovery) -> None:
+        self._each, self._recovery = dict(sizing.each), recovery
+        self._keepers: dict[str, Any] = {}
         self._group: Any = None
         self._places: list[Place] = []
         self._spares: list[_Spare] = []
@@ -83,8 +86,8 @@ class RankPool:
     def __exit__(self, *error: object) -> None:
         if lost() is not None:  # nobody is there to be asked, and they die with their node
             return
-        for spare in self._spares:
-            _kill(spare.actor)
+        for actor in (*(spare.actor for spare in self._spares), *self._keepers.values()):
+            _kill(actor)
         self._clear()
 
     def fill(self, start: GroupStart, poll_s: float) -> Generator[None, None, list[Place]]:
@@ -106,6 +109,16 @@ class RankPool:
         self._places = [self._places[index] for index in order]
         return self._places
 
+    def keepers(self) -> Mapping[str, Any]:
+        """Return the keeper of states in memory on each node, by the node's id, for the present ranks; empty if the
+        ranks make no copies."""
+        if self._recovery.memory_every == "never":
+            return {}
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        ours = {place.placement.node for place in self._places if place.placement is not None}
+        self._keepers = ensure_keepers(self._keepers, sorted(alive & (ours | self._keepers.keys())))
+        return dict(self._keepers)
+
     def release(self, stay: Mapping[int, bool]) -> None:
         """Take back the processes of a group that has ended, and kill those that cannot train again. `stay`: whether
         the process of a rank can; a rank that is missing cannot."""
@@ -121,7 +134,7 @@ class RankPool:
         nodes = {place.placement.node for place in self._places if place.placement is not None}
         gone = draining()
         for node in sorted(nodes - gone):
-            for _ in range(self._wanted - sum(spare.node == node for spare in self._spares)):
+            for _ in range(self._recovery.spares - sum(spare.node == node for spare in self._spares)):
                 self._spares.append(self._spare(node))
 
     def _suits(self, start: GroupStart) -> bool:

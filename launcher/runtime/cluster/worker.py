@@ -30,9 +30,11 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
+from launcher.runtime.cluster.memory_keeper import NodeMemory
 from launcher.runtime.cluster.orders import CoordinatorLost, Orders
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 from launcher.runtime.policies.failures import Kind
+from launcher.runtime.policies.partners import partners
 from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (
     NodeReport,
@@ -95,7 +97,7 @@ def _leave() -> None:
     """Leave the process groups, and give back the memory of the engine that trained."""
     leave_groups()
     gc.collect()  # models and engines are full of cycles
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
@@ -216,7 +218,11 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
             link.note(note)
         return client
 
-    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
+    memory = None
+    if assignment.keepers:
+        partner, mine = nodes[partners(nodes)[peers.rank]], nodes[peers.rank]
+        memory = NodeMemory(assignment.keepers, mine, partner if partner != mine else None)
+    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports, memory)
     if peers.rank == 0:
         ray.get(assignment.coordinator.finish.remote(state.step, number))
 

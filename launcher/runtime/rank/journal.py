@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from data_service import processes
+from data_service.processes import age_s
 from encoder_core.train.metrics import StepReport
 from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
@@ -100,17 +100,18 @@ class Startup:
         since: float | None = None,
         processes: Mapping[str, int] | None = None,
     ) -> None:
-        now, self.processes = time.monotonic(), dict(processes or {})
+        now = time.monotonic()
+        self.processes = dict(processes or {})
         self.before = dict(before or {})
         self._last = now if since is None else since
-        self.age = processes.age_s(os.getpid()) - (now - self._last)
+        self.age = age_s(os.getpid()) - (now - self._last)
         self.seconds: dict[str, float] = {}
         self.over = False
 
     @classmethod
     def of_command(cls, pid: int) -> "Startup":
         """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
-        return cls(since=time.monotonic() - processes.age_s(pid))
+        return cls(since=time.monotonic() - age_s(pid))
 
     def done(self, part: str) -> None:
         """Note that `part` ends now. It began when the last part ended."""

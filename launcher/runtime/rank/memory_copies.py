@@ -62,8 +62,8 @@ class MemoryCopies:
         self._ended_at, self._took = clock(), 0.0
 
     def due(self, step: int) -> bool:
-        """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count; the
-        other ranks only say whether they can."""
+        """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count;
+        the other ranks only say whether they can."""
         if self._writer is None or not self._writer.ready:
             return False
         every = self._settings.memory_every
@@ -76,9 +76,8 @@ class MemoryCopies:
     def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> None:
         """Copy the state. `since`: time, by the clock, at which training began to wait for this copy."""
         assert self._writer is not None
-        self._writer.write(
-            state.step, chain(engine.fragments(), carried.fragments), self._common(engine, state, carried)
-        )
+        fragments = chain(engine.fragments(), carried.fragments)
+        self._writer.write(state.step, fragments, self._common(engine, state, carried))
         self._last, self._ended_at = state.step, self._clock()
         self._took = self._ended_at - since
         if self._writer.failure is not None:

@@ -1,5 +1,5 @@
-"""Where a group of ranks resumes: from the newest state in the memory of the nodes, or from the newest good checkpoint in
-the store, whichever is newer. All ranks agree on it."""
+"""Where a group of ranks resumes: from the newest state in the memory of the nodes, or from the newest good checkpoint
+in the store, whichever is newer. All ranks agree on it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -238,6 +238,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from launcher.runtime.cluster.rank_placement import SeatError
     from launcher.runtime.cluster.rank_pool import RankPool
     from launcher.runtime.policies.elastic import GroupStart, Sizing
+    from launcher.runtime.policies.recovery import Recovery
     from tests.support.clusters.fake_gpus import Ledger
 
     os.environ.pop(
@@ -256,9 +257,12 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     ray.init(cluster.address, logging_level="ERROR", log_to_driver=False, job_config=installed_only())
     ledger = ray.remote(Ledger).options(num_cpus=0).remote()
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
-    assignment = Assignment("", ledger, None, None, 1, {}, {}, {})  # type: ignore[arg-type]
+    assignment = Assignment("", ledger, None, None, 1, {}, {}, {}, {})  # type: ignore[arg-type]
     problem = ""
-    with RankPool(sizing, 0) as pool, RankGroup(GroupStart(ranks, frozenset()), pool) as group:
+    with (
+        RankPool(sizing, Recovery(spares=0, memory_every="never")) as pool,
+        RankGroup(GroupStart(ranks, frozenset()), pool) as group,
+    ):
         try:
             for _ in group.live(assignment, 0.25):
                 pass
