@@ -44,6 +44,7 @@ class GroupLoop:
 
     def __init__(self, run: Run, coordinator: Any, display: Display) -> None:
         self.status = Status()
+        self._uri = run.store.uri
         self._steps, self._recovery = run.recipe.total_steps, run.recipe.recovery
         self._coordinator, self._display = coordinator, display
         self._killer = StuckRankKiller(run, coordinator, display.note)
@@ -57,7 +58,7 @@ class GroupLoop:
             TryAgain: if Ray itself has died on this machine.
         """
         failed: list[int] = []
-        with RankPool(sizing, self._recovery) as pool:
+        with RankPool(self._uri, sizing, self._recovery) as pool:
             while (start := self._next(failed)) is not None:
                 with RankGroup(start, pool) as group:
                     self._stay(group, assignment, pool)

@@ -7,6 +7,7 @@ and the group gets new places and new processes.
 """
 
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -69,12 +70,13 @@ class RankPool:
     """The processes of the ranks, as a context manager that kills them when it ends.
 
     Args:
+        run_uri: the run.
         sizing: what a rank reserves on its node.
         recovery: how many spare processes each node with ranks has, and whether ranks copy their state to memory.
     """
 
-    def __init__(self, sizing: Sizing, recovery: Recovery) -> None:
-        self._each, self._recovery = dict(sizing.each), recovery
+    def __init__(self, run_uri: str, sizing: Sizing, recovery: Recovery) -> None:
+        self._run_uri, self._each, self._recovery = run_uri, dict(sizing.each), recovery
         self._keepers: dict[str, Any] = {}
         self._group: Any = None
         self._places: list[Place] = []
@@ -131,11 +133,11 @@ class RankPool:
 
     def refill(self) -> None:
         """Start the spare processes that are missing on the nodes of the ranks. Call it while ranks train."""
-        nodes = {place.placement.node for place in self._places if place.placement is not None}
+        ranks = Counter(place.placement.node for place in self._places if place.placement is not None)
         gone = draining()
-        for node in sorted(nodes - gone):
+        for node in sorted(ranks.keys() - gone):
             for _ in range(self._recovery.spares - sum(spare.node == node for spare in self._spares)):
-                self._spares.append(self._spare(node))
+                self._spares.append(self._spare(node, ranks[node]))
 
     def _suits(self, start: GroupStart) -> bool:
         """Return whether the group can have the places of the last one, and some process stayed there."""
@@ -184,9 +186,9 @@ class RankPool:
                 return spare
         return None
 
-    def _spare(self, node: str) -> _Spare:
+    def _spare(self, node: str, ranks: int) -> _Spare:
         actor = self._process({}, NodeAffinitySchedulingStrategy(node, soft=False))
-        return _Spare(actor, node, actor.load.remote("GPU" in self._each))
+        return _Spare(actor, node, actor.load.remote(self._run_uri, "GPU" in self._each, ranks))
 
     def _process(self, each: Mapping[str, float], strategy: Any) -> Any:
         options = ray.remote(RankProcess).options(

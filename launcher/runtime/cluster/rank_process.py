@@ -32,13 +32,16 @@ class RankProcess:
     def __init__(self) -> None:
         self._loaded = False  # by us, so that torch may be there before a seat
 
-    def load(self, gpus: bool) -> Placement:
-        """Import what a rank needs, in a spare process, and return the process's place. `gpus`: whether its rank will
-        have a GPU. DeepSpeed is told so, because it would ask CUDA, which reads the GPUs' numbers at its first call."""
+    def load(self, run_uri: str, gpus: bool, ranks: int) -> Placement:
+        """Prepare a spare process for a rank of the run, and return the process's place. `gpus`: whether ranks have
+        GPUs. DeepSpeed is told so, because it would ask CUDA, which reads the GPUs' numbers at its first call.
+        `ranks`: number of ranks on this node."""
         os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
         self._loaded = True
         import launcher.runtime.cluster.worker  # noqa: F401
+        from launcher.runtime.cluster.spare_process import prepare
 
+        prepare(run_uri, gpus=gpus, ranks=ranks)
         return self.placement()
 
     def placement(self) -> Placement:
