@@ -146,6 +146,11 @@ class CheckpointManifest(Strict):
         return CheckpointName(self.attempt, self.step)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the state is in the memory of the ranks' nodes, and in no file (`checkpoints.memory`)."""
+        return not self.files
+
+    @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
 

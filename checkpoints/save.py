@@ -151,8 +151,8 @@ class Saver:
         attempt: the attempt that was claimed, the same on all ranks.
         peers: the ranks, joined by a process group that nothing else uses.
         resumed: manifest of the state that this attempt resumed from; None if it began at step 0.
-        stored: step of the newest checkpoint in the store; None if there is none. It is that of `resumed`, unless
-            `resumed` describes a state in memory.
+        stored: if `resumed` describes a state in memory, the step of the newest checkpoint in the store; None if there
+            is none.
         clock: function that returns the time in seconds since 1970.
     """
 
@@ -172,7 +172,7 @@ class Saver:
         self._clock = clock
         self._past = resumed.lineage if resumed else ()
         self._begun_at = resumed.step if resumed else 0
-        self._last = stored
+        self._last = resumed.step if resumed is not None and not resumed.in_memory else stored
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._underway: _Underway | None = None
         self._memory: Snapshot | None = None

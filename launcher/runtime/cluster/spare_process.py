@@ -1,11 +1,10 @@
 """What a spare process does before it has a seat: whatever takes time at a start and does not depend on the seat.
 
-On a CPU it also builds and runs a small engine as the only rank of a group, because DeepSpeed and torch load much at the
-first step, and takes over the run's compiled layers. On a GPU it only imports: CUDA must not be called before the seat
-is known.
+On a CPU it also builds and runs a small engine as the only rank of a group, because DeepSpeed and torch load much at
+their first step, and takes over the run's compiled layers. On a GPU it only imports: CUDA must not be called before the
+seat is known.
 """
 
-import gc
 import os
 
 import torch
@@ -29,8 +28,6 @@ def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
         run = open_run(run_uri)
         _rehearse(engine_config(run.recipe))
         take_compiled(run, run.tokenizer())
-    gc.collect()
-    gc.freeze()
 
 
 def _rehearse(config: EngineConfig) -> None:

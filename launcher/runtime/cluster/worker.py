@@ -78,6 +78,7 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
 
     Raises the error that ended the rank, after the coordinator was told. Such a process must not train again.
     """
+    gc.freeze()  # what is imported stays, and need not be looked at when a group ends
     startup = Startup(assignment.before, began, assignment.processes)
     startup.done("imports")
     link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple)

@@ -259,10 +259,8 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
     assignment = Assignment("", ledger, None, None, 1, {}, {}, {}, {})  # type: ignore[arg-type]
     problem = ""
-    with (
-        RankPool(sizing, Recovery(spares=0, memory_every="never")) as pool,
-        RankGroup(GroupStart(ranks, frozenset()), pool) as group,
-    ):
+    recovery = Recovery(spares=0, memory_every="never")
+    with RankPool("", sizing, recovery) as pool, RankGroup(GroupStart(ranks, frozenset()), pool) as group:
         try:
             for _ in group.live(assignment, 0.25):
                 pass
