@@ -12,7 +12,6 @@ from pydantic import Field
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.config import AnyEncoder as AnyEncoder
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig
@@ -22,6 +21,7 @@ from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.any_encoder import AnyEncoder as AnyEncoder
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
 

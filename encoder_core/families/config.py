@@ -20,14 +20,10 @@ from pydantic import (
 
 from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Format, Heads, Written
+from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.attention import Attend, SelfAttention, automatic
-from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.layers.encoder import Activation, Embeddings, Encoder, EncoderLayer, FeedForward
-from encoder_core.layers.initialise import Initializer
-from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-
-AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
-"""An encoder: maps a batch to hidden states [T, H], and has the input embeddings as `embeddings`."""
+from encoder_core.layers.encoder import Embeddings, EncoderLayer, FeedForward
+from encoder_core.layers.sizes import Activation, Initializer
 
 
 @dataclass(frozen=True)

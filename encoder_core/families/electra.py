@@ -25,7 +25,8 @@ from encoder_core.families.interchange import (
     with_bias,
 )
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Activation, Embeddings, Encoder
+from encoder_core.layers.encoder import Embeddings, Encoder
+from encoder_core.layers.sizes import Activation
 
 
 class ElectraConfig(EncoderConfig):

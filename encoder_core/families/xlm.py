@@ -16,7 +16,7 @@ from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Written, check_tied, with_bias
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings, Encoder
-from encoder_core.layers.initialise import Initializer
+from encoder_core.layers.sizes import Initializer
 
 FEED_FORWARD = 4  # times hidden, in the official code and in transformers' class
 

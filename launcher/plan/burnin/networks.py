@@ -22,7 +22,8 @@ from launcher.plan.burnin.check import Bench
 from launcher.runtime.capacity.workload import phase_targets
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.objective import ObjectiveModule, objective_module
+from launcher.runtime.recipe.network import objective_module
+from launcher.runtime.recipe.objective import ObjectiveModule
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import known
 from launcher.runtime.recipe.tiny import tiny

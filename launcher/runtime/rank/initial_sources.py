@@ -20,8 +20,9 @@ from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
-from encoder_core.objectives.replaced import EMBEDDINGS, Sharing, is_difference
+from encoder_core.objectives.replaced import EMBEDDINGS, is_difference
 from encoder_core.objectives.teacher import every_other_layer, student_names
+from encoder_core.terms.replaced import Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads

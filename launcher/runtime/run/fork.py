@@ -23,7 +23,7 @@ from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.corpora import phase_of
 from launcher.runtime.recipe.load import reload
-from launcher.runtime.recipe.objective import meta_module
+from launcher.runtime.recipe.network import meta_module
 from launcher.runtime.recipe.parts import PhaseMixture
 from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares
 from launcher.runtime.recipe.schema import Recipe

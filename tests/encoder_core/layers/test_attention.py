@@ -20,7 +20,7 @@ from encoder_core.layers.attention import (
     padded_sdpa,
     reference,
 )
-from encoder_core.layers.cpu_attention import local_pieces
+from encoder_core.layers.cpu_pieces import local_pieces
 from encoder_core.layers.gpu_attention import flash_takes
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows

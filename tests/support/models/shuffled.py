@@ -17,7 +17,8 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.objectives.mlm import tied_head
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, States, TermSums
+from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.terms.term import HeadConfig, Refusal, Setting
 
 
 class ShuffledConfig(HeadConfig):
