@@ -108,10 +108,6 @@ class Draws:
         return kept(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
 
 
-
-
-
-
 def _hidden(queries: slice, keys: slice, window: int | None) -> Tensor | None:
     """Return [l, m] bool, true for keys too far from a query; None if all are near."""
     if window is None or max(queries.stop - 1 - keys.start, keys.stop - 1 - queries.start) <= window:

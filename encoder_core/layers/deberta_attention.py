@@ -91,8 +91,6 @@ class RelativePositions(nn.Module):
         return Relations(table_PH, places, places[distance + rows.max_length - 1], low)
 
 
-
-
 @dataclass(frozen=True)
 class Operands:
     """The operands of attention in one layer.

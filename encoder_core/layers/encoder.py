@@ -100,8 +100,6 @@ class Embeddings(nn.Module):
         return embedded_TE
 
 
-
-
 def activate(x: Float[Tensor, "..."], activation: Activation) -> Float[Tensor, "..."]:
     """Apply the activation."""
     match activation:

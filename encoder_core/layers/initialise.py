@@ -47,8 +47,6 @@ class _WithoutDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-
-
 @torch.no_grad()
 def initialise(model: nn.Module, std: float = 0.02, initializer: Initializer = "truncated_normal") -> None:
     """Set every parameter of `model` by the table above, drawing from torch's default generator.

@@ -109,14 +109,6 @@ def module_around(term: AroundConfig, module: ObjectiveModule, model: ModelConfi
     return MultitaskWithVectors(module, term, model.hidden)
 
 
-
-
-
-
-
-
-
-
 def network(config: ModelConfig, heads: Heads) -> nn.Module:
     """Build the module whose parameter names are in the key table of (config, heads).
 

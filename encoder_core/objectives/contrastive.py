@@ -37,8 +37,6 @@ from encoder_core.terms.weights import last_weight
 _METRICS = ("correct", "positive", "negative")
 
 
-
-
 class ContrastiveModel(CoupledObjective):
     """An encoder, and the pooling that makes a vector of its states. Every text is a row; `Batch.group` rows are one
     example.

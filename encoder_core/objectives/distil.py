@@ -122,8 +122,6 @@ class StatesAlike(HeadTerm):
         return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.learned)
 
 
-
-
 class LayersAlike(HeadTerm):
     """Sums of the loss on layers over all tokens."""
 

@@ -4,7 +4,6 @@ An objective returns sums, not means, because only the trainer knows the targets
 term is a number, or a function of the step.
 """
 
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -115,11 +114,3 @@ class CoupledObjective(ObjectiveModule):
         """Return sums over this rank's examples from both passes: from the `own` tensor, and its rows of what
         `couple` returned.
         """
-
-
-
-
-
-
-
-

@@ -1,6 +1,5 @@
 """Masked language modelling: predicts the original ids at the target positions."""
 
-
 import torch
 from torch import nn
 
@@ -30,8 +29,6 @@ class MaskedTokens(HeadTerm):
         keys_M = None if states.temperature is None else batch.keys.index_select(0, batch.target_positions)
         found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature, keys_M)
         return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct}, found.sampled)
-
-
 
 
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:

@@ -1,6 +1,5 @@
 """One encoder and the loss terms that share it; states that several terms need are computed once."""
 
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -86,16 +85,6 @@ class MultitaskModel(ObjectiveModule):
         }
         drawn = next((of_term.drawn for of_term in sums.values() if of_term.drawn is not None), None)
         return LossSums(terms, metrics), drawn
-
-
-
-
-
-
-
-
-
-
 
 
 def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:

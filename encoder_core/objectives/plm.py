@@ -1,7 +1,5 @@
 """Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module that the engine wraps."""
 
-
-
 from jaxtyping import Float
 from torch import Tensor
 

@@ -39,8 +39,6 @@ EMBEDDINGS = "encoder.embeddings."
 """Prefix of the names of parameters that both networks may share."""
 
 
-
-
 class Discriminator(nn.Module):
     """An encoder and a head that classify every token as original or replaced."""
 
@@ -164,8 +162,6 @@ def discriminator_model(
     context_eps = config.layer_norm_eps if isinstance(config, DebertaConfig | DebertaV2Config) else None
     head = ReplacedTokenHead(config.hidden, activation=config.activation, context_eps=context_eps)
     return Discriminator(encoder, head)
-
-
 
 
 class GradientDisentangledDetection(ReplacedTokenDetection):

@@ -3,8 +3,6 @@
 If there are a generator and a discriminator, the generator learns this loss; it reads the masked text.
 """
 
-
-
 from encoder_core.batch import Batch
 from encoder_core.heads.classification import PairHead
 from encoder_core.objectives.term import HeadTerm, States, TermSums
@@ -34,5 +32,3 @@ class SentencePair(HeadTerm):
             labels_R, first_R = labels_R[batch.pair_rows], first_R[batch.pair_rows]
         found = self.head(states.at(first_R, most=1), labels_R)
         return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct})
-
-

@@ -1,6 +1,5 @@
 """SpanBERT (Joshi et al., 2020): masked spans are predicted from their own positions and from their boundaries."""
 
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,5 +67,3 @@ class SpanBoundary(HeadTerm):
         left_BH, right_BH = (states.everywhere.index_select(0, side) for side in (wanted.left, wanted.right))
         found = self.head(left_BH, right_BH, wanted.place, wanted.ids)
         return TermSums(found.loss_sum, wanted.ids.numel(), {"correct": found.correct})
-
-

@@ -106,22 +106,6 @@ class States:
         return before_TH, last_TH
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @dataclass(frozen=True)
 class TermSums:
     """A term on one microbatch.
@@ -138,8 +122,6 @@ class TermSums:
     targets: int
     metrics: Mapping[str, Num[Tensor, ""]] = field(default_factory=dict)
     drawn: Int[Tensor, " targets"] | None = None
-
-
 
 
 class HeadTerm(ABC):
@@ -177,9 +159,3 @@ class HeadTerm(ABC):
     @abstractmethod
     def sums(self, states: States, batch: Batch) -> TermSums:
         """Compute the term on the network's states of the batch."""
-
-
-
-
-
-

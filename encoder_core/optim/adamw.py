@@ -32,11 +32,6 @@ def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict
     return own
 
 
-
-
-
-
-
 class AdamW(Optimizer):
     """AdamW in one fused pass over each tensor, on CPU and GPU; moments have the tensor's dtype.
 
@@ -116,8 +111,6 @@ def decayed_direction(
     bias1, bias2 = (1 - beta1**count, 1 - beta2**count) if corrected else (1.0, 1.0)
     root = second.sqrt().mul_(bias2**-0.5).add_(group["eps"])
     return torch.div(first, root, out=root).mul_(1 / bias1).add_(p, alpha=group["weight_decay"])
-
-
 
 
 class StableAdamW(ShardedOptimizer):

@@ -18,8 +18,6 @@ from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due
 TRUST_RATIO = "trust_ratio"
 
 
-
-
 class Lamb(ShardedOptimizer):
     """Adam's direction, scaled for each parameter by |w| / |update| (You et al. 2020, algorithm 2; phi(x) = x):
 

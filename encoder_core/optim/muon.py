@@ -212,8 +212,6 @@ MOMENTUM = "momentum"
 """Name of the only state of a hidden matrix, which replaces AdamW's two moments."""
 
 
-
-
 class Muon(ShardedOptimizer):
     """The optimizer. A hidden matrix W with gradient G is updated by
 

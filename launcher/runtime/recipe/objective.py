@@ -4,7 +4,6 @@ A term has two halves: settings for the host (what the data service masks) and f
 states itself what it needs, and which other terms it cannot be combined with (`encoder_core/objectives/term.py`).
 """
 
-
 from collections.abc import Callable, Iterator
 from typing import Self, get_args
 
@@ -20,7 +19,6 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
 from encoder_core.terms.mlm import MlmConfig
@@ -135,8 +133,6 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
     )
 
 
-
-
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     """Return the heads of a single network for which transformers has a class.
 
@@ -151,9 +147,3 @@ def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
         return "mlm_pair"
     language_models: tuple[Heads, ...] = ("plm", "mlm")
     return next((heads for heads in language_models if heads in trained), "none")
-
-
-
-
-
-
