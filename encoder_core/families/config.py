@@ -243,8 +243,13 @@ class WithGenerator(EncoderConfig):
         return {name: value for name, value in fields.items() if name != "generator_layers" or value}
 
 
-def encoder_layers(config: EncoderConfig, count: int, kernel: "Callable[[], Attend | None]") -> "list[EncoderLayer]":
-    """Return `count` post-LayerNorm layers of the configuration's shape, each with its own `kernel()`; None: `automatic`."""
+def encoder_layers(
+    config: EncoderConfig, count: int, kernel: "Callable[[], Attend | None]"
+) -> "list[EncoderLayer]":
+    """Return `count` post-LayerNorm layers of the configuration's shape, each with its own `kernel()`.
+
+    None for a kernel: `automatic`.
+    """
     from encoder_core.layers.attention import SelfAttention, automatic
     from encoder_core.layers.encoder import EncoderLayer, FeedForward
 

@@ -115,14 +115,14 @@ def _embeddings(config: PreNormConfig) -> "Embeddings":
 
 
 def _layer(config: PreNormConfig, layer: int, attend: "Attend | None") -> "PreNormLayer":
-    from encoder_core.layers.attention import SelfAttention
+    from encoder_core.layers.attention import SelfAttention, automatic
     from encoder_core.layers.encoder import GatedFeedForward, PreNormLayer
 
     attention = SelfAttention(
         config.hidden,
         config.heads,
         config.attention_dropout,
-        attend,
+        attend or automatic,
         bias=config.biases,
         fused=config.fused,
         key_value_heads=config.shared_heads,

@@ -1,15 +1,12 @@
 """The pieces in which a CPU computes attention: so many scores that they stay in the processor's cache.
 
-A file of its own, because what a layer keeps is counted by it, without torch.
+They are apart from the kernels, so that counting what a layer saves does not import torch.
 """
 
 from collections.abc import Iterator
 
 PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
-
-
 BLOCK = 64  # least queries whose products with the keys of a window are made together
-
 
 Bounds = tuple[tuple[int, int], ...]
 

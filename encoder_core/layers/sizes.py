@@ -1,5 +1,5 @@
-"""Names and sizes of layers and heads that need no tensor. They are apart from the modules, so that reading a recipe and
-counting what it costs does not import torch.
+"""Names and sizes of layers and heads. They are apart from the modules, so that reading a recipe and counting what it
+costs does not import torch.
 """
 
 import math
@@ -8,8 +8,8 @@ from typing import Literal
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 """GELU by the error function or by the tanh approximation of the official BERT, or SiLU: x sigmoid(x)."""
 
-
 Initializer = Literal["truncated_normal", "normal"]
+"""Distribution of fresh weights (`initialise.py`)."""
 
 
 def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
@@ -29,13 +29,12 @@ def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
 
 
 PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
-
+"""How often DeBERTa's mask decoder runs the last layer."""
 
 POSITION_WIDTH = 200
-
+"""Width of the embedding of a token's place in its span."""
 
 MAX_TARGETS = 15
 """Largest number of tokens of one span that are predicted from its boundary (official code)."""
-
 
 CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32

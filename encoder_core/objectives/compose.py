@@ -1,5 +1,4 @@
-"""Composes the terms of an objective into the module that trains them, and computes its cost. Also says why terms
-cannot be combined.
+"""Composes the terms of an objective into the module that trains them.
 
 `network` builds one network with its heads, as a folder in transformers' format holds it.
 """

@@ -1,8 +1,5 @@
-"""What an objective is, what it returns, and the weights of terms.
-
-An objective returns sums, not means, because only the trainer knows the targets of the whole step. The weight of a
-term is a number, or a function of the step.
-"""
+"""What an objective is, and what it returns: sums, not means, because only the trainer knows the targets of the whole
+step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
-"""The contract of a term of the loss, and the states of one network that several terms read.
+"""The device half of a term that shares one network with others, and the states of that network.
 
-A term has two sides in one file of this folder. Its description (`TermConfig`) is what a recipe says, with what the
-term cannot be combined, and what it costs. It builds the device half: heads on the states of a network that terms
-share (`HeadTerm`), or a whole module (`ModuleConfig`). The package's README, "Terms", explains how to write one.
+The other half is the term's description (`terms/term.py`). The package's README, "Terms", explains how to write a term.
 """
 
 from abc import ABC, abstractmethod

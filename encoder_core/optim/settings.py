@@ -1,6 +1,4 @@
-"""Settings of the optimizers, as recipes give them. They are apart from the optimizers, so that reading a recipe does not
-import torch.
-"""
+"""Settings of the optimizers. They are apart from the optimizers, so that reading a recipe does not import torch."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""DOC"""
+"""The terms of an objective together: why they cannot be combined, and what they cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""DOC"""
+"""Contrastive training of text vectors, as a recipe describes it. How it is computed: `objectives/contrastive.py`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""DOC"""
+"""Distillation, as a recipe describes it: teachers, and which of their outputs a student learns.
+
+The papers, and how it is computed: `objectives/distil.py`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""DOC"""
+"""Replaced-token detection, as a recipe describes it. The papers, and how it is computed: `objectives/replaced.py`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal

@@ -1,4 +1,4 @@
-"""DOC"""
+"""Next sentence prediction and sentence order prediction, as a recipe describes them."""
 
 from abc import abstractmethod
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""DOC"""
+"""SpanBERT's objective (Joshi et al., 2020), as a recipe describes it."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,8 @@
-"""DOC"""
+"""The description of a term of the loss: what a recipe says, with what the term cannot be combined, and what it costs.
+
+The device half of a term is apart (`objectives/term.py`): reading a recipe and counting its cost need no torch. The
+package's README, "Terms", explains how to write a term.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

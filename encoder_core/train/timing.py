@@ -6,7 +6,6 @@ the forward pass, in which nothing is exchanged. The forward pass represents all
 gathers weights and waits, too, so it cannot show slow computing.
 """
 
-
 import time
 
 import torch

@@ -14,7 +14,8 @@ from checkpoints.hf.folder import CONFIG, PARTS, local_configs, local_folder, st
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import check_same_model, read_folder_config, unused_in, weights_for
 from checkpoints.listing import committed
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from data_service.store.base import Store
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
+from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.plm import PlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
@@ -108,6 +108,11 @@ class RecipeObjective(Choice):
         """The terms that the recipe gives, by name."""
         every = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: term for name, term in every.items() if term is not None}
+
+    @property
+    def teachers(self) -> tuple[TeacherSource, ...]:
+        """The networks from which `distil` learns; empty without it."""
+        return () if self.distil is None else self.distil.teachers
 
     @property
     def masking(self) -> Masking:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from encoder_core.layers import attention as kernels
-from encoder_core.layers import cpu_attention as blocked_module
+from encoder_core.layers import cpu_pieces as blocked_module
 from encoder_core.layers.attention import (
     Attend,
     automatic,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from checkpoints.gather import GlooPeers
+from checkpoints.gloo_peers import GlooPeers
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums, Term
 from encoder_core.optim.adamw import AdamW
