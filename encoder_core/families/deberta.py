@@ -172,31 +172,22 @@ def _positions(config: Deberta) -> "RelativePositions":
 
 
 def _layer(config: Deberta) -> "DisentangledLayer":
-    from encoder_core.layers.deberta_attention import (
-        DisentangledAttention,
-        FusedProjections,
-        SharedProjections,
-        automatic,
-    )
+    from encoder_core.layers import deberta_attention as parts
     from encoder_core.layers.deberta_encoder import DisentangledLayer
     from encoder_core.layers.encoder import FeedForward
 
-    projections = SharedProjections if isinstance(config, DebertaV2Config) else FusedProjections
-    attention = DisentangledAttention(
+    second = isinstance(config, DebertaV2Config)
+    projections = parts.SharedProjections if second else parts.FusedProjections
+    attention = parts.DisentangledAttention(
         projections(config.hidden, config.heads),
         config.hidden,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
         position_to_position=config.position_to_position,
-        attend=automatic,
+        attend=parts.automatic,
     )
-    return DisentangledLayer(
-        attention,
-        FeedForward(config.hidden, config.feed_forward, config.activation),
-        config.hidden,
-        eps=config.layer_norm_eps,
-        dropout=config.dropout,
-    )
+    inner, eps = FeedForward(config.hidden, config.feed_forward, config.activation), config.layer_norm_eps
+    return DisentangledLayer(attention, inner, config.hidden, eps=eps, dropout=config.dropout)
 
 
 def _convolution(config: Deberta) -> "Convolution | None":
@@ -204,13 +195,8 @@ def _convolution(config: Deberta) -> "Convolution | None":
 
     if not isinstance(config, DebertaV2Config) or config.convolution is None:
         return None
-    return Convolution(
-        config.hidden,
-        config.convolution,
-        activation=config.activation,
-        eps=config.layer_norm_eps,
-        dropout=config.dropout,
-    )
+    width, eps = config.convolution, config.layer_norm_eps
+    return Convolution(config.hidden, width, activation=config.activation, eps=eps, dropout=config.dropout)
 
 
 _LAYER = (

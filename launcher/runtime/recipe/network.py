@@ -1,4 +1,4 @@
-"""DOC"""
+"""The network that a recipe trains: built, on the meta device, and counted. It loads torch; the recipe does not."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.replaced import ReplacedTokenDetection
 from launcher.runtime.recipe.objective import RecipeObjective
 

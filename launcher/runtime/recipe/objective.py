@@ -1,7 +1,7 @@
 """The `objective` of a recipe: the terms of the loss, by name, and the module that trains them together.
 
 A term has two halves: settings for the host (what the data service masks) and for the device (the losses). Each term
-states itself what it needs, and which other terms it cannot be combined with (`encoder_core/objectives/term.py`).
+states itself what it needs, and which other terms it cannot be combined with (`encoder_core/terms/term.py`).
 """
 
 from collections.abc import Callable, Iterator
