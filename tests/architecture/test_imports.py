@@ -198,6 +198,7 @@ READING = (
     "launcher.runtime.recipe.schema",
     "launcher.runtime.run.record",
     "launcher.runtime.run.create",
+    "launcher.runtime.rank.hub_models",
     "launcher.observe.inspect.show",
     "launcher.observe.inspect.report.page",
 )
