@@ -21,7 +21,7 @@ from launcher.runtime.cluster.nodes import lost
 from launcher.runtime.cluster.rank_placement import Seat, ordered, seats
 from launcher.runtime.cluster.rank_pool import Place, RankPool, Waiting
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.rank.journal import Startup
+from launcher.runtime.rank.startup import Startup
 
 SEATED_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
 _OTHERS_S = 5.0  # time that the other ranks have to leave, or to report their errors, once one has failed

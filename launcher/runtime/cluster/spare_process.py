@@ -32,6 +32,7 @@ def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
 
 def _rehearse(config: EngineConfig) -> None:
     os.environ.update(_ALONE)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     ensure_sums(config)
     leave_groups()

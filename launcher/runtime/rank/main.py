@@ -46,7 +46,7 @@ from launcher.runtime.rank.checkpointing import RunCheckpointer
 from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.runtime.rank.data import RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
-from launcher.runtime.rank.journal import Link, RankJournal, Startup, Utilisation, utilisation
+from launcher.runtime.rank.journal import Link, RankJournal, Utilisation, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
 from launcher.runtime.rank.memory_copies import MemoryCopies
 from launcher.runtime.rank.microbatch_size import (
@@ -59,6 +59,7 @@ from launcher.runtime.rank.microbatch_size import (
 from launcher.runtime.rank.removals import settle_removals
 from launcher.runtime.rank.resume import Memory, ResumePoint, missing_records, resume_point
 from launcher.runtime.rank.spike_guard import SpikeGuard
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run

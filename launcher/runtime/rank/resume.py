@@ -13,9 +13,10 @@ from torch import Tensor
 from checkpoints.gather import Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import committed, left_behind, rewinds
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
 from checkpoints.memory import Keeper, MemoryReader, Offer, ReadBytes, manifest_of, mark_of, newest_complete
 from checkpoints.memory_slots import Common, Description
+from checkpoints.newest import newest_good
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import Link
 from launcher.runtime.run.record import BEGAN, Run
