@@ -1,4 +1,4 @@
-"""What every store promises, held against folders, moto's S3 and Ceph's S3."""
+"""What every store promises, held against folders, moto's S3, Ceph's S3, a fake of Google's storage and Azurite."""
 
 import pickle
 import threading
@@ -163,7 +163,7 @@ def test_keys_that_are_no_plain_paths_are_refused(any_store: Store, key: str) ->
 def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     any_store.put("lease/a", b"x")
     wrong = SimpleNamespace(time=lambda: time.time() + 600, monotonic=time.monotonic, sleep=time.sleep)
-    for module in ("local", "s3"):
+    for module in ("local", "s3"):  # cloud.py has no clock
         monkeypatch.setattr(f"data_service.store.{module}.time", wrong)
     age = any_store.age("lease/a")
     assert age is not None

@@ -12,9 +12,21 @@ from data_service.store.errors import (
 )
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.gcs import FakeGcs
 from tests.support.stores.s3 import DATA, S3Server
+from tests.support.stores.service import Service
+
+CLOUDS = ["gs", pytest.param("az", marks=pytest.mark.azurite)]
 
 
+S3_ONLY = pytest.mark.parametrize("service", ["s3"], indirect=True)
+PART = {"s3": "partNumber=", "gs": "partNumber=", "az": "comp=block&"}
+"""What is in the path of a request that sends a part."""
+END = {"s3": ("POST", "uploadId="), "gs": ("POST", "uploadId="), "az": ("PUT", "comp=blocklist")}
+"""Method and part of the path of the request that makes an object of parts."""
+
+
+@S3_ONLY
 def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
     (tmp_path / "file").write_bytes(data)
@@ -24,6 +36,20 @@ def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp
     assert store.get("large") == data
     parts = [path for method, path, _ in faults.requests if method == "PUT"]
     assert len(parts) == 6
+
+
+@pytest.mark.parametrize("service", CLOUDS, indirect=True)
+def test_a_failed_part_is_sent_again_and_no_other(
+    service: Service, store: Store, faults: FaultProxy, tmp_path: Path
+) -> None:
+    data = os.urandom(1 << 20) * 35  # 5 parts of 8 MiB
+    (tmp_path / "file").write_bytes(data)
+    faults.only = lambda method, path: PART[service.scheme] in path
+    faults.plan.extend(["error 500", "reset"])
+    store.put_file("large", tmp_path / "file")
+    assert store.get("large") == data
+    parts = [path for method, path, _ in faults.requests if PART[service.scheme] in path]
+    assert len(parts) == 5 + 2
 
 
 def test_an_upload_of_buffers_survives(store: Store, faults: FaultProxy) -> None:
@@ -77,6 +103,7 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(store: Store, faults
     assert store.get("large") == new
 
 
+@S3_ONLY
 def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
     (tmp_path / "file").write_bytes(data)
@@ -90,6 +117,7 @@ def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultP
     assert len({path.partition("uploadId=")[2].partition("&")[0] for path in parts}) == 1
 
 
+@S3_ONLY
 def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Server, store: Store, faults: FaultProxy) -> None:
     faults.only = lambda method, path: "partNumber=2" in path
     faults.always = "error 500"
@@ -100,13 +128,39 @@ def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Server, store: Store, f
     assert store.size("large") is None
 
 
-def test_an_upload_whose_end_was_not_answered_is_known(store: Store, faults: FaultProxy) -> None:
-    data = os.urandom(40 << 20)
-    faults.only = lambda method, path: method == "POST" and "uploadId" in path
+def test_an_upload_whose_end_was_not_answered_is_known(
+    service: Service, store: Store, faults: FaultProxy
+) -> None:
+    data, (end, mark) = os.urandom(34 << 20), END[service.scheme]
+    faults.only = lambda method, path: method == end and mark in path
     faults.plan.append("reset after")
     store.put_buffers("large", [memoryview(data)])
+    assert not faults.plan
     assert store.get("large") == data
-    assert len([path for method, path, _ in faults.requests if method == "PUT"]) == 3
+    if service.scheme == "s3":  # the others send it again
+        assert len([path for method, path, _ in faults.requests if method == "PUT"]) == 3
+
+
+@pytest.mark.parametrize("service", CLOUDS, indirect=True)
+def test_an_upload_of_parts_that_is_given_up_leaves_nothing(
+    service: Service, store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_service.store.cloud_client._PART_RETRIES", 1)
+    impatient = open_store(store.uri, patience_s=0.3)
+    sent = 0
+
+    def third(method: str, path: str) -> bool:
+        nonlocal sent
+        sent += PART[service.scheme] in path
+        return PART[service.scheme] in path and sent > 2
+
+    faults.only, faults.always = third, "error 500"
+    with pytest.raises(StoreUnavailable, match="large"):
+        impatient.put_buffers("large", [memoryview(bytes(34 << 20))])
+    assert store.size("large") is None
+    assert [entry.key for entry in store.list()] == ["key"]
+    if isinstance(service, FakeGcs):
+        assert not service.buckets[store.uri.split("/")[2]].uploads
 
 
 @pytest.mark.rgw
