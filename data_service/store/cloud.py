@@ -26,7 +26,14 @@ from obstore.exceptions import AlreadyExistsError
 from data_service.store.base import Entry, checked, child, together
 from data_service.store.cloud_client import CloudClient, CloudConnection, Scheme
 from data_service.store.cloud_errors import FAILURES, translated
-from data_service.store.cloud_transfer import CloudDownload, CloudListing, CloudUpload, head, writer_of
+from data_service.store.cloud_transfer import (
+    SINGLE,
+    CloudDownload,
+    CloudListing,
+    CloudUpload,
+    head,
+    writer_of,
+)
 from data_service.store.errors import (
     BadUri,
     CredentialsExpired,
@@ -35,7 +42,7 @@ from data_service.store.errors import (
     StoreUnavailable,
 )
 from data_service.store.retries import Patience, outage_of, retried
-from data_service.store.upload_sources import PART, WRITER, Buffers, LocalFile, both
+from data_service.store.upload_sources import WRITER, Buffers, LocalFile, both
 
 _T = TypeVar("_T")
 _DELETED = 256  # most objects that one request to Azure may name
@@ -191,7 +198,7 @@ class CloudStore:
 
     def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
         name, patience = self._name(key), Patience(self.patience_s)
-        if source.size <= 2 * PART:
+        if source.size <= SINGLE:
             body = source.read(0, source.size)
             self._call(name, lambda client: obstore.put(client.requests, name, body, use_multipart=False))
             if sent is not None:

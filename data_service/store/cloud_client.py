@@ -5,6 +5,7 @@ Account, credentials and endpoint come from the environment, from which obstore 
 """
 
 import os
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 from obstore.store import AzureStore, GCSStore
 
-from data_service.store.errors import StoreError
+from data_service.store.errors import BadUri, StoreError
 
 Scheme = Literal["gs", "az"]
 
@@ -85,6 +86,7 @@ class CloudConnection:
         """Return the clients.
 
         Raises:
+            BadUri: the environment names a server by something else than a URL.
             StoreError: this process is a fork of one that has used obstore, whose threads are missing here.
             FAILURES: obstore's errors.
         """
@@ -113,7 +115,7 @@ def _ensure_not_forked(uri: str) -> None:
 
 
 def _connect(scheme: Scheme, bucket: str) -> CloudClient:
-    endpoint = next((os.environ[name] for name in _ENDPOINT[scheme] if os.environ.get(name)), "")
+    endpoint = _endpoint(scheme)
     emulated = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     plain = endpoint.startswith("http://") or emulated
     requests = _store(scheme, bucket, plain, silence_s=_SILENCE_S, retries=0)
@@ -125,6 +127,16 @@ def _connect(scheme: Scheme, bucket: str) -> CloudClient:
         )
         endpoint = _EMULATOR if emulated else away
     return CloudClient(requests, uploads, f"{endpoint.rstrip('/')}/{quote(bucket)}")
+
+
+def _endpoint(scheme: Scheme) -> str:
+    """Return the URL of the server that the environment names; "" if it names none. Raises BadUri: it is no URL, by
+    which obstore would panic."""
+    name = next((name for name in _ENDPOINT[scheme] if os.environ.get(name)), "")
+    endpoint = os.environ.get(name, "")
+    if endpoint and not re.match(r"https?://[^/\s]+", endpoint):
+        raise BadUri(f"{name}={endpoint!r} is no URL", remedy=f"correct or unset {name}")
+    return endpoint
 
 
 def _store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retries: int) -> Any:

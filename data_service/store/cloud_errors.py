@@ -34,6 +34,10 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<\n]*)")
 _KIND = re.compile(r"\bsource: (\w+)")
 _CAUSE = re.compile(r'\b(?:message|error): "([^"]+)"')
+_SAID = "Server returned non-2xx status code: "
+_NO_CONTAINER = (
+    "specified container does not exist"  # what an answer about many deletions says, without a code
+)
 _LONGEST = 300  # characters of a reason
 
 _NO_CREDENTIALS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
@@ -74,7 +78,7 @@ class CloudFailure:
         status, code, kind = _STATUS.search(shown), _CODE.search(shown), _KIND.search(source)
         return cls(
             status=int(status[1]) if status else None,
-            code=code[1] if code else "",
+            code=code[1] if code else _NO_BUCKET[0] if _NO_CONTAINER in shown else "",
             kind=kind[1] if kind else "",
             reason=_reason(error, shown, source),
         )
@@ -82,10 +86,9 @@ class CloudFailure:
 
 def _reason(error: Exception, shown: str, source: str) -> str:
     """Return the failure in one line. Of an answer with an error's body: its code and message."""
-    code, message = _CODE.search(shown), _MESSAGE.search(shown)
-    cause = _CAUSE.search(source)
-    head = shown.partition("<?xml")[0].partition("<Error")[0]
-    parts = [head.rstrip(" :\n")]
+    code, message, cause = _CODE.search(shown), _MESSAGE.search(shown), _CAUSE.search(source)
+    head = shown.partition("<?xml")[0].partition("<Error")[0].rstrip(" :\n")
+    parts = [head.rpartition(" - ")[2].removeprefix(_SAID)]
     if code is not None:
         parts += [code[1], message[1] if message else ""]
     elif cause is not None and cause[1] not in shown:

@@ -19,6 +19,7 @@ from data_service.store.upload_sources import UploadSource
 
 _PIECE = 4 << 20  # bytes that are read at a time, at least
 _PART = 8 << 20  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
+SINGLE = 2 * _PART  # bytes of an object that is sent by one request, at most
 _MOST_PARTS = 10_000  # of an upload; Azure takes 50,000
 _TOGETHER = 4  # parts uploaded at the same time
 _PAGE = 1000  # entries of a listing that are taken at a time

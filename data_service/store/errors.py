@@ -142,9 +142,13 @@ class BadUri(StoreError):
 
     @classmethod
     def with_secret(cls, uri: str) -> "BadUri":
+        scheme, words = uri.partition("://")[0].lower(), _words(uri)
+        place, keys = "s3://bucket/prefix", KEYS
+        if scheme in SERVICES and scheme != "s3":
+            place, keys = f"{scheme}://{words.bucket}/prefix", f"give credentials {words.credentials}"
         return cls(
             f"{uri!r} holds a secret key or a signature, which would be recorded and shown",
-            remedy=f"write s3://bucket/prefix alone; {KEYS}",
+            remedy=f"write {place} alone; {keys}",
         )
 
     @classmethod

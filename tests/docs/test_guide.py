@@ -27,7 +27,15 @@ AFTER_IT = (
     "after.md",
     "coming_from.md",
 )
-ALONE = ("prepare.md", "contributing.md", "glossary.md", "keys.md", "README.md", "burnin.md")
+ALONE = (
+    "prepare.md",
+    "contributing.md",
+    "glossary.md",
+    "keys.md",
+    "README.md",
+    "burnin.md",
+    "object_stores.md",
+)
 PYTHON_TEXT = "maskfleet-demo/text/python.jsonl"
 ANSWERS = {
     "sbatch": "echo '4711;cluster'",

@@ -14,6 +14,18 @@ from data_service.store.base import Entry, Store
 from data_service.store.errors import BadUri, KeyMissing, Truncated
 from data_service.store.open import open_store
 
+SLOW_AZURITE = pytest.mark.parametrize(
+    "any_store",
+    [
+        "local",
+        "s3",
+        pytest.param("rgw", marks=pytest.mark.rgw),
+        "gs",
+        pytest.param("az", marks=[pytest.mark.azurite, pytest.mark.long]),
+    ],
+    indirect=True,
+)
+
 
 def test_whole_objects_are_created_and_replaced(any_store: Store) -> None:
     any_store.put("a/b.bin", b"first")
@@ -99,6 +111,7 @@ def test_folders_are_those_directly_below_that_hold_objects(any_store: Store) ->
     assert list(any_store.at("a/deep").folders()) == ["er"]
 
 
+@SLOW_AZURITE
 def test_list_goes_past_a_page(any_store: Store) -> None:
     keys = [f"many/{number:05d}" for number in range(1005)]
     with ThreadPoolExecutor(8) as pool:
@@ -118,6 +131,7 @@ def test_delete_is_final_and_repeatable(any_store: Store) -> None:
     assert any_store.get("a/b") == b"now an object"
 
 
+@SLOW_AZURITE
 def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: Path) -> None:
     data = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts on S3
     source = tmp_path / "source"

@@ -10,7 +10,7 @@ from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import DATA
 from tests.support.stores.service import Service
 
-SERVICES = ("s3", "gs", pytest.param("az", marks=pytest.mark.azurite))
+SERVICES = ("s3", "gs", pytest.param("az", marks=[pytest.mark.azurite, pytest.mark.long]))
 
 
 @pytest.fixture(params=SERVICES)

@@ -168,6 +168,7 @@ def outage_records(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in ours]
 
 
+@pytest.mark.parametrize("service", ["s3"], indirect=True)
 def test_an_outage_is_said_in_one_sentence_and_its_end_in_another(
     store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
