@@ -1,0 +1,75 @@
+"""Partners of random layouts of nodes, against what a placement of copies must satisfy."""
+
+from collections import Counter
+from itertools import product
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.runtime.policies.partners import partners
+
+LAYOUTS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60)
+
+
+def fewest_at_most(nodes: list[str]) -> int:
+    """Return the smallest possible number of copies on the rank that keeps most, over all placements."""
+    ranks = range(len(nodes))
+    choices = [[at for at in ranks if nodes[at] != nodes[rank]] for rank in ranks]
+    return min(max(Counter(placement).values()) for placement in product(*choices))
+
+
+@given(LAYOUTS)
+def test_a_copy_is_on_another_node_whenever_there_is_one(nodes: list[str]) -> None:
+    found = partners(nodes)
+    if len(set(nodes)) > 1:
+        assert all(nodes[partner] != nodes[rank] for rank, partner in enumerate(found))
+    elif len(nodes) > 1:
+        assert all(partner != rank for rank, partner in enumerate(found))
+        assert sorted(found) == list(range(len(nodes)))
+    else:
+        assert found == [0]
+
+
+@given(LAYOUTS)
+def test_the_loss_of_any_node_leaves_every_part(nodes: list[str]) -> None:
+    found = partners(nodes)
+    for lost in set(nodes) if len(set(nodes)) > 1 else ():
+        left = {rank for rank in range(len(nodes)) if nodes[rank] != lost}
+        assert all(rank in left or found[rank] in left for rank in range(len(nodes)))
+
+
+@given(LAYOUTS)
+def test_copies_are_shared_out_as_evenly_as_the_nodes_allow(nodes: list[str]) -> None:
+    kept = Counter(partners(nodes))
+    most = max(Counter(nodes).values())
+    if len(set(nodes)) == 1 or 2 * most <= len(nodes):
+        assert set(kept.values()) == {1}
+        return
+    others = len(nodes) - most  # they keep all that the largest node has, and it keeps one of each of them
+    assert max(kept.values()) == -(-most // others)
+    large = Counter(nodes).most_common(1)[0][0]
+    counts = [kept[rank] for rank in range(len(nodes)) if nodes[rank] != large]
+    assert max(counts) - min(counts) <= 1
+    assert all(kept[rank] <= 1 for rank in range(len(nodes)) if nodes[rank] == large)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=2, max_size=5).filter(lambda nodes: len(set(nodes)) > 1))
+def test_no_placement_burdens_its_busiest_rank_less(nodes: list[str]) -> None:
+    assert max(Counter(partners(nodes)).values()) == fewest_at_most(nodes)
+
+
+@given(st.integers(2, 40), st.integers(1, 8))
+def test_equal_nodes_keep_each_others_copies_rank_by_rank(count: int, each: int) -> None:
+    found = partners([f"node-{rank // each}" for rank in range(count * each)])
+    for rank, partner in enumerate(found):
+        assert partner % each == rank % each
+        assert (partner // each - rank // each) % count == count // 2
+
+
+@given(LAYOUTS, st.randoms())
+def test_names_of_nodes_do_not_matter(nodes: list[str], random: Random) -> None:
+    names = [f"n{number}" for number in range(8)]
+    random.shuffle(names)
+    renamed = dict(zip("abcdefgh", names, strict=True))
+    assert partners([renamed[node] for node in nodes]) == partners(nodes)
