@@ -1,6 +1,7 @@
 """Opens the store that a URI names."""
 
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 from data_service.printable import visible, without_secrets
@@ -37,27 +38,13 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
         raise BadUri.with_secret(text)
     if not separator:
         return LocalStore(_expanded(text).absolute())
-    if scheme.lower() == "file":
-        return _open_file(text, rest)
-    return _open_remote(text, scheme.lower(), rest, patience_s)
-
-
-def _open_remote(text: str, scheme: str, rest: str, patience_s: float | None) -> Store:
-    match scheme:
-        case "s3" | "gs" | "az" as scheme:
-            bucket, prefix = _bucket_of(text, scheme, rest)
-            patience_s = default_patience_s() if patience_s is None else patience_s
-            if scheme == "s3":
-                from data_service.store.s3 import S3Store  # boto3 takes a third of a second to import
-
-                return S3Store(bucket, prefix, patience_s)
-            try:
-                from data_service.store.cloud import open_cloud
-            except ImportError as error:
-                raise StoreError(
-                    f"{text} needs obstore, which is not installed", remedy="pip install 'maskfleet[clouds]'"
-                ) from error
-            return open_cloud(scheme, bucket, prefix, patience_s)
+    match scheme.lower():
+        case "file":
+            return _open_file(text, rest)
+        case "s3":
+            return _open_s3(text, rest, default_patience_s() if patience_s is None else patience_s)
+        case "gs" | "az" as cloud:
+            return _open_cloud(text, cloud, rest, default_patience_s() if patience_s is None else patience_s)
         case "hf":
             from data_service.store.hub import open_hub
 
@@ -90,6 +77,22 @@ def _open_file(uri: str, rest: str) -> Store:
     if not path.startswith("/"):
         raise BadUri.at(uri, "a file URI needs three slashes and an absolute folder")
     return LocalStore(Path(unquote(path)))
+
+
+def _open_s3(uri: str, rest: str, patience_s: float) -> Store:
+    from data_service.store.s3 import S3Store  # boto3 takes a third of a second to import
+
+    return S3Store(*_bucket_of(uri, "s3", rest), patience_s)
+
+
+def _open_cloud(uri: str, scheme: Literal["gs", "az"], rest: str, patience_s: float) -> Store:
+    try:
+        from data_service.store.cloud import open_cloud
+    except ImportError as error:
+        raise StoreError(
+            f"{uri} needs obstore, which is not installed", remedy="pip install 'maskfleet[clouds]'"
+        ) from error
+    return open_cloud(scheme, *_bucket_of(uri, scheme, rest), patience_s)
 
 
 def _bucket_of(uri: str, scheme: str, rest: str) -> tuple[str, str]:

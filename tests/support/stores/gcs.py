@@ -126,9 +126,9 @@ class FakeGcs:
         monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
         monkeypatch.setenv("HOME", os.devnull)  # where gcloud leaves credentials
 
-    def new_bucket(self) -> str:
+    def new_bucket(self, name: str = "") -> str:
         """The name of a new, empty bucket."""
-        name = f"test-{uuid4().hex[:12]}"
+        name = name or f"test-{uuid4().hex[:12]}"
         self.buckets[name] = _Bucket()
         return name
 
