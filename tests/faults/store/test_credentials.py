@@ -19,6 +19,9 @@ from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import DATA, MetadataService, S3Server
 from tests.support.stores.service import Service
 
+CLOUDS = pytest.mark.parametrize(
+    "service", ["gs", pytest.param("az", marks=[pytest.mark.azurite, pytest.mark.long])], indirect=True
+)
 S3_ONLY = pytest.mark.parametrize("service", ["s3"], indirect=True)
 
 
@@ -62,11 +65,11 @@ def test_missing_credentials_are_an_error_that_says_so(
         open_store("s3://bucket/x", patience_s=0.5).get("key")
 
 
+@CLOUDS
 def test_wrong_credentials_are_refused_at_once(
     service: Service, store: Store, monkeypatch: pytest.MonkeyPatch, never_valid: None
 ) -> None:
-    if service.scheme == "s3":
-        pytest.skip("moto takes any")
+    """Of S3 the next test; moto takes any key."""
     service.forge(monkeypatch)
     forged = open_store(store.uri, patience_s=600)
     for operation in (forged.get, forged.size, lambda key: forged.put(key, b"x")):
