@@ -11,6 +11,7 @@ from launcher.plan.failures.machines import NODE_BACK_S
 from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, Way, noticed
 
 _WHAT, _RESULT, _CELL = 42, 14, 14  # columns
+_HINT = 0.002  # share of time lost to fewer ranks that is worth a hint
 _NAMES = ("all new", "shared files", "survivors stay")
 
 
@@ -59,8 +60,8 @@ def _ways(f: Forecast) -> list[str]:
             f"{noticed('hang', f.setting.hang):,.0f} s",
         ),
     ]
-    for name, found in zip(_NAMES, f.ways, strict=True):
-        lines += [f"  {name}: {found.way.name}", *_parts(found)]
+    for found in f.ways:
+        lines += [f"  {found.way.name}", *_parts(found)]
     return lines
 
 
@@ -95,6 +96,10 @@ def _months(f: Forecast) -> list[str]:
     ]
     if any(found.at_best.ended for found in f.ways):
         lines.append(_row("ended by the failure policy", (f"{found.at_best.ended:,.1f}" for found in f.ways)))
+    if f.ways[-1].at_best.lost.get("fewer ranks", 0.0) > _HINT:
+        lines.append(
+            "  Machines to spare lose less here: train on fewer ranks than there are GPUs (--set trainers=N)."
+        )
     return lines
 
 
