@@ -9,88 +9,15 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float32
-from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
-from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
-from checkpoints.gather import Peers, first_or_raise, gather_or_raise
-from checkpoints.layout import ITEM, CheckpointManifest, CheckpointName, StoredRange, elements
-from checkpoints.listing import committed, read_manifest
-from checkpoints.verify import read_chunk, verify_files
+from checkpoints.errors import CheckpointError
+from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, elements
+from checkpoints.verify import read_chunk
 from data_service.store.base import Store
 
 _CACHED = 16  # chunks (64 MiB): a chunk read for a small parameter also holds its neighbours
 _THREADS = 8
-_MARKS = TypeAdapter(list[tuple[int, int]])
-_PROBLEMS = TypeAdapter(list[list[str]])
-
-
-@dataclass(frozen=True)
-class GoodCheckpoint:
-    """The checkpoint to resume from, and why each newer one cannot be used.
-
-    Attributes:
-        manifest: manifest of the checkpoint.
-        passed_over: one line for each newer checkpoint: its name and its problems.
-    """
-
-    manifest: CheckpointManifest
-    passed_over: tuple[str, ...]
-
-
-def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpoint | None:
-    """Return the newest checkpoint without damage; None if the run has no checkpoint.
-
-    This is a collective: all ranks call it and get the same answer. Every rank verifies its share of the files: their
-    sizes and, if `full`, all their bytes.
-
-    Raises:
-        NoGoodCheckpoint: the run has checkpoints, and all of them are damaged.
-        NewerFormat: a newer version of Maskfleet wrote a checkpoint, and no newer one can be used. This version must
-            not continue from an older one.
-        StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
-    """
-    marks = first_or_raise(peers, lambda: _marks(store))
-    passed_over: list[str] = []
-    for attempt, step in _MARKS.validate_python(marks):
-        mark = CheckpointName(attempt, step)
-        manifest, wrong = _manifest_together(store, mark, peers)
-        if manifest is not None:
-            wrong = _verify_together(store, manifest, peers, full)
-            if not wrong:
-                return GoodCheckpoint(manifest, tuple(passed_over))
-        passed_over.append(f"step {step} (attempt {attempt}): {'; '.join(wrong)}")
-    if not passed_over:
-        return None
-    raise NoGoodCheckpoint(
-        f"{store.uri} has checkpoints, but none can be loaded:\n    " + "\n    ".join(passed_over),
-        remedy="restore the files named above from a copy, or start a new run from an older export",
-    )
-
-
-def _marks(store: Store) -> JsonValue:
-    return [[mark.attempt, mark.step] for mark in committed(store)]
-
-
-def _manifest_together(
-    store: Store, mark: CheckpointName, peers: Peers
-) -> tuple[CheckpointManifest | None, list[str]]:
-    """Read the manifest on rank 0; return it on all ranks, or None and its problems."""
-
-    def read() -> JsonValue:
-        try:
-            return read_manifest(store, mark).model_dump(mode="json")
-        except DamagedCheckpoint as error:
-            return error.problem
-
-    answer = first_or_raise(peers, read)
-    return (None, [answer]) if isinstance(answer, str) else (CheckpointManifest.model_validate(answer), [])
-
-
-def _verify_together(store: Store, manifest: CheckpointManifest, peers: Peers, full: bool) -> list[str]:
-    share = manifest.files[peers.rank :: peers.world]
-    answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
-    return [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
 
 
 def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:

@@ -31,7 +31,8 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.replaced import Part, Sharing, is_difference, stored_name
+from encoder_core.objectives.replaced import Part, is_difference, stored_name
+from encoder_core.terms.replaced import Sharing
 
 ReadParameter = Callable[[str], Tensor]
 """A function that returns a whole parameter by our name for it."""

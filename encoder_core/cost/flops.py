@@ -32,8 +32,7 @@ from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.prediction import PASSES
-from encoder_core.layers.deberta_attention import log_buckets
+from encoder_core.layers.sizes import PASSES, log_buckets
 
 Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig
 

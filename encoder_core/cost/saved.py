@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from encoder_core.cost.products import DisentangledSize, TwoStreamSize
-from encoder_core.layers.cpu_attention import local_pieces
+from encoder_core.layers.cpu_pieces import local_pieces
 
 Kernel = Literal["gpu", "cpu"]
 STATE = 0  # a number of the model's working precision: 2 bytes in bf16, 4 in fp32

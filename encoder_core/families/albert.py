@@ -4,10 +4,9 @@ The word embeddings are narrow, and a Linear widens them (section 3.1, factorise
 parameters of one (cross-layer sharing). The order of two segments is predicted, not whether they belong together.
 """
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
-from torch import nn
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import SmallForm, WithGenerator, encoder_layers
@@ -22,8 +21,10 @@ from encoder_core.families.interchange import (
     shared_to_json,
     with_bias,
 )
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings, Encoder
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings, Encoder
 
 
 class AlbertConfig(WithGenerator):
@@ -55,10 +56,14 @@ class AlbertConfig(WithGenerator):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> Encoder:
+        attend: "Attend | None" = None,
+    ) -> "Encoder":
+        from torch import nn
+
+        from encoder_core.layers.encoder import Encoder
+
         return Encoder(
             embeddings or _embeddings(self),
             encoder_layers(self, self.groups, lambda: attend),
@@ -106,7 +111,9 @@ XLARGE = _size(24, 2048, 16)
 XXLARGE = _size(12, 4096, 64)
 
 
-def _embeddings(config: AlbertConfig) -> Embeddings:
+def _embeddings(config: AlbertConfig) -> "Embeddings":
+    from encoder_core.layers.encoder import Embeddings
+
     return Embeddings(
         config.vocabulary,
         config.embedding,

@@ -10,7 +10,7 @@ file.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,9 +31,10 @@ from encoder_core.families.interchange import (
     shared_to_json,
     with_bias,
 )
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings, Encoder
-from encoder_core.layers.relative_key import RelativeKeyAttention
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings, Encoder
 
 
 class BertConfig(WithGenerator):
@@ -54,10 +55,12 @@ class BertConfig(WithGenerator):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> Encoder:
+        attend: "Attend | None" = None,
+    ) -> "Encoder":
+        from encoder_core.layers.encoder import Encoder
+
         layers = encoder_layers(self, self.layers, _kernels(self, attend))
         return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
 
@@ -101,7 +104,9 @@ SPANBERT_BASE = _size(12, 768, vocab=28_996).model_copy(update={"initializer": "
 SPANBERT_LARGE = _size(24, 1024, vocab=28_996).model_copy(update={"initializer": "normal"})
 
 
-def _embeddings(config: BertConfig) -> Embeddings:
+def _embeddings(config: BertConfig) -> "Embeddings":
+    from encoder_core.layers.encoder import Embeddings
+
     return Embeddings(
         config.vocabulary,
         config.hidden,
@@ -112,10 +117,12 @@ def _embeddings(config: BertConfig) -> Embeddings:
     )
 
 
-def _kernels(config: BertConfig, attend: Attend) -> Callable[[], Attend]:
+def _kernels(config: BertConfig, attend: "Attend | None") -> "Callable[[], Attend | None]":
     """Return a function that makes the attention kernel of one layer. Relative positions are parameters, so each
     layer has its own.
     """
+    from encoder_core.layers.relative_key import RelativeKeyAttention
+
     if config.position == "absolute":
         return lambda: attend
     both_sides = config.position == "relative_key_query"

@@ -5,14 +5,13 @@ is read from there (`read_config`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 from pydantic import Field
 
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.config import AnyEncoder as AnyEncoder
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig
@@ -22,8 +21,11 @@ from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.any_encoder import AnyEncoder
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings
 
 DetectorConfig = (
     BertConfig
@@ -53,10 +55,10 @@ def language_table(config: ModelConfig) -> tuple[str, ...]:
 def build_encoder(
     config: ModelConfig,
     *,
-    embeddings: Embeddings | None = None,
+    embeddings: "Embeddings | None" = None,
     checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> AnyEncoder:
+    attend: "Attend | None" = None,
+) -> "AnyEncoder":
     """Build the family's encoder; its weights are not yet initialised.
 
     Args:

@@ -7,7 +7,7 @@ defines its small form. Other code does not ask for a model's family, except for
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -20,14 +20,12 @@ from pydantic import (
 
 from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Format, Heads, Written
-from encoder_core.layers.attention import Attend, SelfAttention, automatic
-from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.layers.encoder import Activation, Embeddings, Encoder, EncoderLayer, FeedForward
-from encoder_core.layers.initialise import Initializer
-from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
+from encoder_core.layers.sizes import Activation, Initializer
 
-AnyEncoder = Encoder | DisentangledEncoder | TwoStreamEncoder
-"""An encoder: maps a batch to hidden states [T, H], and has the input embeddings as `embeddings`."""
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.any_encoder import AnyEncoder
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings, EncoderLayer
 
 
 @dataclass(frozen=True)
@@ -115,15 +113,15 @@ class EncoderConfig(BaseModel, ABC):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> AnyEncoder:
+        attend: "Attend | None" = None,
+    ) -> "AnyEncoder":
         """Build the encoder; its weights are not yet initialised.
 
         Args:
             embeddings: embeddings to share with another network; None: its own.
-            attend: kernel of plain attention.
+            attend: kernel of plain attention; None: `automatic`.
 
         Raises:
             ModelError: the size of the vocabulary is unknown.
@@ -245,11 +243,19 @@ class WithGenerator(EncoderConfig):
         return {name: value for name, value in fields.items() if name != "generator_layers" or value}
 
 
-def encoder_layers(config: EncoderConfig, count: int, kernel: Callable[[], Attend]) -> list[EncoderLayer]:
-    """Return `count` post-LayerNorm layers of the configuration's shape, each with its own `kernel()`."""
+def encoder_layers(
+    config: EncoderConfig, count: int, kernel: "Callable[[], Attend | None]"
+) -> "list[EncoderLayer]":
+    """Return `count` post-LayerNorm layers of the configuration's shape, each with its own `kernel()`.
+
+    None for a kernel: `automatic`.
+    """
+    from encoder_core.layers.attention import SelfAttention, automatic
+    from encoder_core.layers.encoder import EncoderLayer, FeedForward
+
     return [
         EncoderLayer(
-            SelfAttention(config.hidden, config.heads, config.attention_dropout, kernel()),
+            SelfAttention(config.hidden, config.heads, config.attention_dropout, kernel() or automatic),
             FeedForward(config.hidden, config.feed_forward, config.activation),
             config.hidden,
             eps=config.layer_norm_eps,

@@ -11,7 +11,7 @@ it loads such a folder as `DebertaV2Model`, without the head.
 """
 
 from collections.abc import Collection
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import Field
 
@@ -27,17 +27,12 @@ from encoder_core.families.interchange import (
     shared_to_json,
     with_bias,
 )
-from encoder_core.layers.attention import Attend
-from encoder_core.layers.attention import automatic as plain_attention
-from encoder_core.layers.deberta_attention import (
-    DisentangledAttention,
-    FusedProjections,
-    RelativePositions,
-    SharedProjections,
-    automatic,
-)
-from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
-from encoder_core.layers.encoder import Embeddings, FeedForward
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.deberta_attention import RelativePositions
+    from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
+    from encoder_core.layers.encoder import Embeddings
 
 
 class DebertaConfig(WithGenerator):
@@ -60,10 +55,10 @@ class DebertaConfig(WithGenerator):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = plain_attention,
-    ) -> DisentangledEncoder:
+        attend: "Attend | None" = None,
+    ) -> "DisentangledEncoder":
         """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
         return _built(self, embeddings, checkpoint_activations)
 
@@ -105,10 +100,10 @@ class DebertaV2Config(EncoderConfig):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = plain_attention,
-    ) -> DisentangledEncoder:
+        attend: "Attend | None" = None,
+    ) -> "DisentangledEncoder":
         """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
         return _built(self, embeddings, checkpoint_activations)
 
@@ -152,8 +147,11 @@ Deberta = DebertaConfig | DebertaV2Config
 
 
 def _built(
-    config: Deberta, embeddings: Embeddings | None, checkpoint_activations: bool
-) -> DisentangledEncoder:
+    config: Deberta, embeddings: "Embeddings | None", checkpoint_activations: bool
+) -> "DisentangledEncoder":
+    from encoder_core.layers.deberta_encoder import DisentangledEncoder
+    from encoder_core.layers.encoder import Embeddings
+
     eps, dropout = config.layer_norm_eps, config.dropout
     return DisentangledEncoder(
         embeddings or Embeddings(config.vocabulary, config.hidden, positions=0, eps=eps, dropout=dropout),
@@ -164,42 +162,41 @@ def _built(
     )
 
 
-def _positions(config: Deberta) -> RelativePositions:
+def _positions(config: Deberta) -> "RelativePositions":
+    from encoder_core.layers.deberta_attention import RelativePositions
+
     buckets = config.buckets if isinstance(config, DebertaV2Config) else None
     return RelativePositions(
         config.max_length, config.hidden, buckets=buckets, norm=buckets is not None, eps=config.layer_norm_eps
     )
 
 
-def _layer(config: Deberta) -> DisentangledLayer:
-    projections = SharedProjections if isinstance(config, DebertaV2Config) else FusedProjections
-    attention = DisentangledAttention(
+def _layer(config: Deberta) -> "DisentangledLayer":
+    from encoder_core.layers import deberta_attention as parts
+    from encoder_core.layers.deberta_encoder import DisentangledLayer
+    from encoder_core.layers.encoder import FeedForward
+
+    second = isinstance(config, DebertaV2Config)
+    projections = parts.SharedProjections if second else parts.FusedProjections
+    attention = parts.DisentangledAttention(
         projections(config.hidden, config.heads),
         config.hidden,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
         position_to_position=config.position_to_position,
-        attend=automatic,
+        attend=parts.automatic,
     )
-    return DisentangledLayer(
-        attention,
-        FeedForward(config.hidden, config.feed_forward, config.activation),
-        config.hidden,
-        eps=config.layer_norm_eps,
-        dropout=config.dropout,
-    )
+    inner, eps = FeedForward(config.hidden, config.feed_forward, config.activation), config.layer_norm_eps
+    return DisentangledLayer(attention, inner, config.hidden, eps=eps, dropout=config.dropout)
 
 
-def _convolution(config: Deberta) -> Convolution | None:
+def _convolution(config: Deberta) -> "Convolution | None":
+    from encoder_core.layers.deberta_encoder import Convolution
+
     if not isinstance(config, DebertaV2Config) or config.convolution is None:
         return None
-    return Convolution(
-        config.hidden,
-        config.convolution,
-        activation=config.activation,
-        eps=config.layer_norm_eps,
-        dropout=config.dropout,
-    )
+    width, eps = config.convolution, config.layer_norm_eps
+    return Convolution(config.hidden, width, activation=config.activation, eps=eps, dropout=config.dropout)
 
 
 _LAYER = (

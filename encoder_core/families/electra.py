@@ -6,10 +6,9 @@ from all tokens, not from 15 % (section 2). Both are BERT's encoder on shared em
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import nn
 
 from encoder_core.families.config import EncoderConfig, SmallForm, encoder_layers
 from encoder_core.families.interchange import (
@@ -24,8 +23,11 @@ from encoder_core.families.interchange import (
     shared_to_json,
     with_bias,
 )
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Activation, Embeddings, Encoder
+from encoder_core.layers.sizes import Activation
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings, Encoder
 
 
 class ElectraConfig(EncoderConfig):
@@ -66,10 +68,14 @@ class ElectraConfig(EncoderConfig):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> Encoder:
+        attend: "Attend | None" = None,
+    ) -> "Encoder":
+        from torch import nn
+
+        from encoder_core.layers.encoder import Encoder
+
         return Encoder(
             embeddings or _embeddings(self),
             encoder_layers(self, self.layers, lambda: attend),
@@ -117,7 +123,9 @@ BASE = _size(12, 768, 768, 3)
 LARGE = _size(24, 1024, 1024, 4)
 
 
-def _embeddings(config: ElectraConfig) -> Embeddings:
+def _embeddings(config: ElectraConfig) -> "Embeddings":
+    from encoder_core.layers.encoder import Embeddings
+
     return Embeddings(
         config.vocabulary,
         config.embedding,

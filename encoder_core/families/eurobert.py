@@ -24,8 +24,7 @@ from encoder_core.families.interchange import (
     activation_to_json,
 )
 from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.layers.encoder import Activation
-from encoder_core.layers.initialise import Initializer
+from encoder_core.layers.sizes import Activation, Initializer
 
 
 class EuroBertConfig(PreNormConfig):

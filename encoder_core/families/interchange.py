@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from encoder_core.errors import ModelError
-from encoder_core.layers.encoder import Activation
+from encoder_core.layers.sizes import Activation
 
 Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
 """The heads on an encoder: a masked-language-model head, the same with a pair head, ELECTRA's detection head, XLNet's

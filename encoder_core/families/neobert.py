@@ -17,7 +17,7 @@ from pydantic import Field
 from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Written
 from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.layers.encoder import Activation
+from encoder_core.layers.sizes import Activation
 
 
 class NeoBertConfig(PreNormConfig):

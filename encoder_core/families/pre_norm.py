@@ -1,14 +1,16 @@
 """What recent encoders share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
 
 from abc import abstractmethod
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.families.config import WithGenerator
-from encoder_core.layers.attention import Attend, SelfAttention, automatic
-from encoder_core.layers.encoder import Embeddings, Encoder, GatedFeedForward, PreNormLayer
-from encoder_core.layers.residual import LayerNorm, RMSNorm
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings, Encoder, PreNormLayer
+    from encoder_core.layers.residual import LayerNorm, RMSNorm
 
 
 class PreNormConfig(WithGenerator):
@@ -85,10 +87,12 @@ class PreNormConfig(WithGenerator):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> Encoder:
+        attend: "Attend | None" = None,
+    ) -> "Encoder":
+        from encoder_core.layers.encoder import Encoder
+
         return Encoder(
             embeddings or _embeddings(self),
             [_layer(self, layer, attend) for layer in range(self.layers)],
@@ -97,7 +101,9 @@ class PreNormConfig(WithGenerator):
         )
 
 
-def _embeddings(config: PreNormConfig) -> Embeddings:
+def _embeddings(config: PreNormConfig) -> "Embeddings":
+    from encoder_core.layers.encoder import Embeddings
+
     return Embeddings(
         config.vocabulary,
         config.hidden,
@@ -108,12 +114,15 @@ def _embeddings(config: PreNormConfig) -> Embeddings:
     )
 
 
-def _layer(config: PreNormConfig, layer: int, attend: Attend) -> PreNormLayer:
+def _layer(config: PreNormConfig, layer: int, attend: "Attend | None") -> "PreNormLayer":
+    from encoder_core.layers.attention import SelfAttention, automatic
+    from encoder_core.layers.encoder import GatedFeedForward, PreNormLayer
+
     attention = SelfAttention(
         config.hidden,
         config.heads,
         config.attention_dropout,
-        attend,
+        attend or automatic,
         bias=config.biases,
         fused=config.fused,
         key_value_heads=config.shared_heads,
@@ -139,7 +148,9 @@ def _layer(config: PreNormConfig, layer: int, attend: Attend) -> PreNormLayer:
     )
 
 
-def _norm(config: PreNormConfig) -> LayerNorm | RMSNorm:
+def _norm(config: PreNormConfig) -> "LayerNorm | RMSNorm":
+    from encoder_core.layers.residual import LayerNorm, RMSNorm
+
     if config.rms_norm:
         return RMSNorm(config.hidden, eps=config.layer_norm_eps)
     return LayerNorm(config.hidden, eps=config.layer_norm_eps, bias=config.biases)

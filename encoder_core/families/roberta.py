@@ -5,7 +5,7 @@ from the padding id + 1. transformers' class adds one token type to every token:
 writing gives zeros.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
@@ -21,8 +21,11 @@ from encoder_core.families.interchange import (
     shared_to_json,
     with_bias,
 )
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Activation, Embeddings, Encoder
+from encoder_core.layers.sizes import Activation
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings, Encoder
 
 
 class RobertaConfig(WithGenerator):
@@ -49,10 +52,12 @@ class RobertaConfig(WithGenerator):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> Encoder:
+        attend: "Attend | None" = None,
+    ) -> "Encoder":
+        from encoder_core.layers.encoder import Encoder
+
         layers = encoder_layers(self, self.layers, lambda: attend)
         return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
 
@@ -72,7 +77,9 @@ BASE = RobertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=5
 LARGE = RobertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
 
 
-def _embeddings(config: RobertaConfig) -> Embeddings:
+def _embeddings(config: RobertaConfig) -> "Embeddings":
+    from encoder_core.layers.encoder import Embeddings
+
     return Embeddings(
         config.vocabulary,
         config.hidden,

@@ -7,16 +7,18 @@ transformers' class has weights for padding, which no token uses, and adds the w
 it is given; we have no token types.
 """
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Written, check_tied, with_bias
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings, Encoder
-from encoder_core.layers.initialise import Initializer
+from encoder_core.layers.sizes import Initializer
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings, Encoder
 
 FEED_FORWARD = 4  # times hidden, in the official code and in transformers' class
 
@@ -80,10 +82,12 @@ class XlmConfig(WithGenerator):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> Encoder:
+        attend: "Attend | None" = None,
+    ) -> "Encoder":
+        from encoder_core.layers.encoder import Encoder
+
         layers = encoder_layers(self, self.layers, lambda: attend)
         return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
 
@@ -101,7 +105,9 @@ XNLI15 = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr"
 BASE = XlmConfig(layers=12, hidden=1024, heads=8, feed_forward=4096, vocab=95_000, languages=XNLI15)
 
 
-def _embeddings(config: XlmConfig) -> Embeddings:
+def _embeddings(config: XlmConfig) -> "Embeddings":
+    from encoder_core.layers.encoder import Embeddings
+
     return Embeddings(
         config.vocabulary,
         config.hidden,

@@ -5,17 +5,18 @@ query stream knows the position of a token but not the token; a content stream k
 earlier rows and relative positions are Transformer-XL's (section 2.4).
 """
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, SmallForm
 from encoder_core.families.interchange import ACTIVATIONS, Format, Heads, KeyTable, Pair, Written, with_bias
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings
-from encoder_core.layers.xlnet_attention import TwoStreamAttention
-from encoder_core.layers.xlnet_encoder import Recurrence, TwoStreamEncoder, TwoStreamLayer
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.encoder import Embeddings
+    from encoder_core.layers.xlnet_encoder import TwoStreamEncoder, TwoStreamLayer
 
 
 class XlnetConfig(EncoderConfig):
@@ -50,10 +51,12 @@ class XlnetConfig(EncoderConfig):
     def encoder(
         self,
         *,
-        embeddings: Embeddings | None = None,
+        embeddings: "Embeddings | None" = None,
         checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> TwoStreamEncoder:
+        attend: "Attend | None" = None,
+    ) -> "TwoStreamEncoder":
+        from encoder_core.layers.xlnet_encoder import Recurrence, TwoStreamEncoder
+
         return TwoStreamEncoder(
             self.vocabulary,
             self.hidden,
@@ -98,7 +101,10 @@ BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_
 LARGE = XlnetConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000, initializer="normal")
 
 
-def _layer(config: XlnetConfig) -> TwoStreamLayer:
+def _layer(config: XlnetConfig) -> "TwoStreamLayer":
+    from encoder_core.layers.xlnet_attention import TwoStreamAttention
+    from encoder_core.layers.xlnet_encoder import TwoStreamLayer
+
     attention = TwoStreamAttention(
         config.hidden,
         config.heads,

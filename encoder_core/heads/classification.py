@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from encoder_core.layers.encoder import Activation, activate
+from encoder_core.layers.encoder import activate
+from encoder_core.layers.sizes import Activation
 
 
 class PairSums(NamedTuple):

@@ -28,9 +28,9 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.layers.gpu_attention import triton_is_there
 from encoder_core.layers.kernel_choice import pick
+from encoder_core.layers.sizes import CHUNKS
 from encoder_core.random_draws import draw_key, uniforms
 
-CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32
 MULTIPLES = {"cuda": 64, "cpu": 1}  # of the vocabulary, by kind of device
 GROUP = 256  # ids that are sampled from together
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -13,13 +13,9 @@ from torch import Tensor, nn
 from encoder_core.batch import Batch
 from encoder_core.heads.cross_entropy import CrossEntropySums, linear_cross_entropy
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
-from encoder_core.layers.encoder import Activation, activate
+from encoder_core.layers.encoder import activate
 from encoder_core.layers.parameters import ScaledLinear
-
-PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
-POSITION_WIDTH = 200
-MAX_TARGETS = 15
-"""Largest number of tokens of one span that are predicted from its boundary (official code)."""
+from encoder_core.layers.sizes import MAX_TARGETS, PASSES, POSITION_WIDTH, Activation
 
 
 class MaskedLanguageModelHead(nn.Module):

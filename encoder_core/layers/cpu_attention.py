@@ -10,7 +10,7 @@ takes about an eighth of the memory.
 Shapes: T tokens, N heads, D head width; n heads, l queries and m keys of one piece.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder_core.layers.cpu_pieces import Bounds, local_pieces
 from encoder_core.layers.dropout import inverse_rate, kept, threshold_of
 from encoder_core.random_draws import draw_key, head_keys
 
-PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
-BLOCK = 64  # least queries whose products with the keys of a window are made together
-
-Bounds = tuple[tuple[int, int], ...]
 Slices = tuple[slice, slice]
 
 
@@ -109,30 +106,6 @@ class Draws:
         """Return the mask of kept scores, [n, l, m] int8. `row` is the first token of the row."""
         drawn_nl = head_keys(self.drawn_T[queries], range(heads.start, heads.stop)).t()
         return kept(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
-
-
-def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Yield the start of a row, and slices of queries, keys and heads.
-
-    A row is one piece. If a window is shorter than the row, pieces are blocks of its queries with the keys in their
-    reach.
-    """
-    for start, stop in bounds:
-        reach = stop - start if window is None else window
-        block = stop - start if stop - start <= reach + 1 else max(BLOCK, reach)
-        for first in range(start, stop, block):
-            queries = slice(first, min(first + block, stop))
-            keys = slice(max(start, first - reach), min(stop, queries.stop + reach))
-            scores = (queries.stop - first) * (keys.stop - keys.start)
-            for together in heads_together(heads, scores):
-                yield start, queries, keys, together
-
-
-def heads_together(heads: int, scores: int) -> Iterator[slice]:
-    """Yield slices of heads, each as many as stay within `PIECE` scores; a head has `scores`."""
-    together = max(1, min(heads, PIECE // scores))
-    for head in range(0, heads, together):
-        yield slice(head, min(head + together, heads))
 
 
 def _hidden(queries: slice, keys: slice, window: int | None) -> Tensor | None:

@@ -8,7 +8,6 @@ leaves out a fourth term, PQ_d . PK_d, position to position; with it, the diviso
 Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries of a row.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,7 @@ from encoder_core.layers.gpu_attention import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import Bias, JoinedLinear, project
 from encoder_core.layers.rows import Rows
+from encoder_core.layers.sizes import log_buckets
 from encoder_core.random_draws import draw_key, head_keys, table_keys
 
 
@@ -89,22 +89,6 @@ class RelativePositions(nn.Module):
         steps = torch.cat([-ahead[1:].flip(0), ahead])
         places = sent((steps + self.span).clamp(0, 2 * self.span - 1) - low, queries.device)
         return Relations(table_PH, places, places[distance + rows.max_length - 1], low)
-
-
-def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
-    """Return the bucket of each distance 0 .. longest - 1.
-
-    It is the distance itself up to half of `buckets`, then logarithmic, so that longest - 1 has the last bucket
-    (microsoft/DeBERTa, da_utils.py).
-    """
-    exact = buckets // 2
-    if longest - 1 <= exact:
-        return tuple(range(longest))
-    whole = math.log((longest - 1) / exact)
-    return tuple(
-        d if d <= exact else math.ceil(math.log(d / exact) / whole * (exact - 1)) + exact
-        for d in range(longest)
-    )
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from encoder_core.batch import Batch
 from encoder_core.layers.deberta_attention import DisentangledAttention, Relations, RelativePositions
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.encoder import Activation, Embeddings, FeedForward, activate
+from encoder_core.layers.encoder import Embeddings, FeedForward, activate
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
+from encoder_core.layers.sizes import Activation
 
 
 class DisentangledLayer(PieceWise):

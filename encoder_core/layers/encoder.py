@@ -7,7 +7,7 @@ Shapes: T tokens, E embedding width, H hidden, F inner width.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum, sum_and_norm
 from encoder_core.layers.rows import Rotation, Rows
+from encoder_core.layers.sizes import Activation
 
 
 class DifferenceEmbedding(nn.Embedding):
@@ -97,10 +98,6 @@ class Embeddings(nn.Module):
             x_TE = x_TE + self.language(batch.languages)
         embedded_TE: Tensor = self.dropout(self.norm(x_TE), batch.keys)
         return embedded_TE
-
-
-Activation = Literal["gelu", "gelu_tanh", "silu"]
-"""GELU by the error function or by the tanh approximation of the official BERT, or SiLU: x sigmoid(x)."""
 
 
 def activate(x: Float[Tensor, "..."], activation: Activation) -> Float[Tensor, "..."]:

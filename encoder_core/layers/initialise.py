@@ -20,7 +20,7 @@ rest of their model.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from encoder_core.layers.encoder import DifferenceEmbedding
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, ScaledLinear, Weights
+from encoder_core.layers.sizes import Initializer
 
 
 @contextmanager
@@ -44,9 +45,6 @@ class _WithoutDraws(TorchFunctionMode):
         if func is nn.init.normal_:
             return kwargs["tensor"]
         return func(*args, **(kwargs or {}))
-
-
-Initializer = Literal["truncated_normal", "normal"]
 
 
 @torch.no_grad()

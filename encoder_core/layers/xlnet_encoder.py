@@ -16,11 +16,12 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.layers.deberta_encoder import rows_of
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.encoder import Activation, activate
+from encoder_core.layers.encoder import activate
 from encoder_core.layers.parameters import Weights
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
+from encoder_core.layers.sizes import Activation
 from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
 from encoder_core.layers.xlnet_scope import AttentionScope, reach
 from encoder_core.random_draws import table_keys

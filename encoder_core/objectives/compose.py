@@ -1,71 +1,39 @@
-"""Composes the terms of an objective into the module that trains them, and computes its cost. Also says why terms
-cannot be combined.
+"""Composes the terms of an objective into the module that trains them.
 
 `network` builds one network with its heads, as a folder in transformers' format holds it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
 from typing import assert_never
 
 from torch import nn
 
-from encoder_core.cost.activations import Activations
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.saved import Kernel
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.heads.cross_entropy import CHUNKS
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
+from encoder_core.objectives.contrastive import DetectionWithVectors, MultitaskWithVectors, contrastive_model
 from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.multitask import multitask_keeps, multitask_model, multitask_products
+from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import (
+    masked_language_model,
+    masked_language_model_with_pairs,
+    multitask_model,
+)
 from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import discriminator_model
-from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
-from encoder_core.objectives.term import AroundConfig, HeadConfig, ModuleConfig, Refusal, Setting, TermConfig
-
-
-def refusals(setting: Setting) -> list[Refusal]:
-    """Return why the terms of `setting` cannot be trained there, each reason once, in the words of its term."""
-    found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
-    whole = [
-        name
-        for name, term in setting.terms.items()
-        if isinstance(term, ModuleConfig) and not isinstance(term, AroundConfig)
-    ]
-    if len(whole) > 1 and not found:
-        found.append(
-            Refusal(
-                ("objective",),
-                f"{' and '.join(whole)} cannot be combined: each builds the whole module",
-                "keep one of them",
-            )
-        )
-    return list(dict.fromkeys(found))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The terms of an objective by what they build: heads of one network, the whole module, or what is around it."""
-
-    heads: Sequence[HeadConfig]
-    whole: ModuleConfig | None
-    around: AroundConfig | None
-
-    @classmethod
-    def of(cls, terms: Mapping[str, TermConfig]) -> "Parts":
-        """Sort the terms. A term that can be around others is the whole module if it is the only one."""
-        around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
-        if around is not None and len(terms) == 1:
-            return cls((), around, None)
-        heads = [term for term in terms.values() if isinstance(term, HeadConfig)]
-        others = (t for t in terms.values() if isinstance(t, ModuleConfig) and t is not around)
-        return cls(heads, next(others, None), around)
+from encoder_core.objectives.replaced import (
+    ReplacedTokenDetection,
+    discriminator_model,
+    gradient_disentangled_detection,
+    replaced_token_detection,
+)
+from encoder_core.terms.composition import Parts, refusals
+from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.plm import PlmConfig
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.term import AroundConfig, HeadConfig, ModuleConfig, Setting, TermConfig
+from encoder_core.terms.weights import last_weight
 
 
 def compose(
@@ -84,63 +52,60 @@ def compose(
     for refusal in refusals(Setting(model, terms)):
         raise ModelError(refusal.what, remedy=refusal.remedy)
     parts = Parts.of(terms)
-    build = multitask_model if parts.whole is None else parts.whole.module
-    module = build(model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend)
-    return module if parts.around is None else parts.around.around(module, model)
-
-
-def products(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape) -> list[Product]:
-    """Return all matrix products of one microbatch, in all networks and heads. Products of one name and size are one
-    entry.
-    """
-    parts = Parts.of(terms)
-    around = iter(()) if parts.around is None else parts.around.products_around(model, shape)
     if parts.whole is None:
-        others = multitask_products(model, parts.heads, shape)
+        module: ObjectiveModule = multitask_model(
+            model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend
+        )
     else:
-        others = parts.whole.products(model, parts.heads, shape)
-    counts: dict[Product, int] = {}
-    for product in chain(around, others):
-        key = replace(product, count=1)
-        counts[key] = counts.get(key, 0) + product.count
-    return [replace(product, count=count) for product, count in counts.items() if count]
+        module = whole_module(
+            parts.whole, model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend
+        )
+    return module if parts.around is None else module_around(parts.around, module, model)
 
 
-def first_pass(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape) -> int:
-    """Return the FLOPs of the pass that computes texts' vectors before their gradients are known; 0 if none are
-    compared.
+def whole_module(
+    term: ModuleConfig,
+    model: ModelConfig,
+    heads: Sequence[HeadConfig],
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> ObjectiveModule:
+    """Build the module that trains `term` and `heads`, on the default device; weights not yet initialised.
+
+    Raises:
+        TypeError: no device half is listed here for such a term.
     """
-    parts = Parts.of(terms)
-    if parts.around is not None:
-        vectors = parts.around.products_around(model, shape)
-    elif isinstance(parts.whole, AroundConfig):
-        vectors = parts.whole.products(model, parts.heads, shape)
-    else:
-        return 0
-    return sum(product.forward for product in vectors)
+    match term:
+        case PlmConfig():
+            assert isinstance(model, XlnetConfig)  # else it is refused, as are other terms
+            weight = last_weight(term.weight)
+            return permuted_language_model(model, weight, checkpoint_activations=checkpoint_activations)
+        case ReplacedTokenConfig():
+            assert isinstance(model, DetectorConfig)  # else it is refused
+            disentangled = term.embeddings == "gradient_disentangled"
+            build = gradient_disentangled_detection if disentangled else replaced_token_detection
+            return build(model, term, heads, checkpoint_activations=checkpoint_activations, attend=attend)
+        case ContrastiveConfig():
+            return contrastive_model(
+                model, term, checkpoint_activations=checkpoint_activations, attend=attend
+            )
+        case _:
+            raise TypeError(f"the term {term.name} has no device half")
 
 
-def activations(
-    model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape, kernel: Kernel
-) -> list[Activations]:
-    """Return what one microbatch saves for the backward pass, for each update group of a step. Most objectives have
-    one group.
+def module_around(term: AroundConfig, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
+    """Return the module that trains `term` and those of `module`, whose parameters keep their names.
+
+    Raises:
+        TypeError: no device half is listed here for such a term.
     """
-    parts = Parts.of(terms)
-    if parts.whole is None:
-        groups = [multitask_keeps(model, parts.heads, shape, kernel)]
-    else:
-        groups = parts.whole.keeps(model, parts.heads, shape, kernel)
-    if parts.around is None:
-        return groups
-    vectors = parts.around.keeps_around(model, shape, kernel)
-    return [vectors + group for group in groups]
-
-
-def chunk_of_logits(model: ModelConfig, terms: Mapping[str, TermConfig], shape: Shape, kernel: Kernel) -> int:
-    """Return the number of logits in the largest chunk of a microbatch; 0 if no tokens are predicted."""
-    scored = max(term.scored(shape) for term in terms.values())
-    return min(CHUNKS["cuda" if kernel == "gpu" else "cpu"], scored * model.vocabulary)
+    if not isinstance(term, ContrastiveConfig):
+        raise TypeError(f"the term {term.name} has no device half around others")
+    if isinstance(module, ReplacedTokenDetection):
+        return DetectionWithVectors(module, term, model.hidden)
+    assert isinstance(module, MultitaskModel)  # else it is refused
+    return MultitaskWithVectors(module, term, model.hidden)
 
 
 def network(config: ModelConfig, heads: Heads) -> nn.Module:

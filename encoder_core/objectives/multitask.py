@@ -1,24 +1,20 @@
 """One encoder and the loss terms that share it; states that several terms need are computed once."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.activations import Activations
 from encoder_core.cost.flops import is_enhanced
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.saved import Kernel
-from encoder_core.cost.states import CountedStates
-from encoder_core.families.catalogue import AnyEncoder, ModelConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings
+from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Reads, States, TermSums
+from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.terms.network import runs_whole
 
 
 class MultitaskModel(ObjectiveModule):
@@ -45,7 +41,7 @@ class MultitaskModel(ObjectiveModule):
             term.meet({other.name: other for other in terms})
         reading = [term.reads for term in terms]
         self._layered = "layers" in reading
-        self._whole = _whole(reading, decodes=decoder is not None)
+        self._whole = runs_whole(reading, decodes=decoder is not None)
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; known before the forward pass."""
@@ -89,62 +85,6 @@ class MultitaskModel(ObjectiveModule):
         }
         drawn = next((of_term.drawn for of_term in sums.values() if of_term.drawn is not None), None)
         return LossSums(terms, metrics), drawn
-
-
-def multitask_model(
-    config: ModelConfig,
-    terms: Sequence[HeadConfig],
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> MultitaskModel:
-    """Build encoder and heads of any family on the default device; weights not yet initialised (`initialise`).
-
-    Args:
-        embeddings: embeddings to share with another network; None: its own.
-
-    Raises:
-        ModelError: the size of the vocabulary is unknown.
-    """
-    encoder = build_encoder(
-        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
-    )
-    on_device = [term.device(config, encoder.embeddings.word) for term in terms]
-    return MultitaskModel(encoder, on_device, mask_decoder(config))
-
-
-def multitask_products(model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-    """Yield the matrix products of the network and all of these terms for one microbatch."""
-    states = _counted(model, terms, shape)
-    yield from states.encoder()
-    for term in terms:
-        yield from term.products(states)
-
-
-def multitask_keeps(
-    model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape, kernel: Kernel
-) -> Activations:
-    """Return what the network and these terms save for the backward pass."""
-    states = _counted(model, terms, shape, kernel)
-    return sum((term.keeps(states) for term in terms), states.encoder_keeps())
-
-
-def _counted(
-    model: ModelConfig, terms: Sequence[HeadConfig], shape: Shape, kernel: Kernel = "gpu"
-) -> CountedStates:
-    whole = _whole([term.reads for term in terms], decodes=is_enhanced(model))
-    return CountedStates(model, shape, whole, kernel)
-
-
-def _whole(reading: Iterable[Reads], *, decodes: bool) -> bool:
-    """Return whether the last layer runs for all tokens.
-
-    It does if a term reads all of them, or if two terms read its output. Targets that DeBERTa's mask decoder predicts
-    do not read its output.
-    """
-    output = [reads for reads in reading if not (decodes and reads == "targets")]
-    return "all" in output or "layers" in output or len(output) > 1
 
 
 def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:

@@ -1,83 +1,14 @@
 """Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module that the engine wraps."""
 
-from collections.abc import Iterator, Sequence
-
 from jaxtyping import Float
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.activations import Activations, kept_by_decoder, kept_by_two_streams
-from encoder_core.cost.flops import decoder, two_streams
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.saved import Kernel
 from encoder_core.errors import TrainingError
-from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads.prediction import PermutationHead
-from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term, last_weight
-from encoder_core.objectives.term import HeadConfig, LateWeight, ModuleConfig, Refusal, Setting
-
-
-class PlmConfig(LateWeight, ModuleConfig):
-    """Permuted language modelling. The prediction order is a setting of the data service."""
-
-    name = "plm"
-    exported = "plm"
-
-    def module(
-        self,
-        model: ModelConfig,
-        heads: Sequence[HeadConfig],
-        *,
-        checkpoint_activations: bool = False,
-        attend: Attend = automatic,
-    ) -> ObjectiveModule:
-        assert isinstance(model, XlnetConfig)  # else it is refused
-        assert not heads
-        return permuted_language_model(
-            model, last_weight(self.weight), checkpoint_activations=checkpoint_activations
-        )
-
-    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-        assert isinstance(model, XlnetConfig)  # else it is refused
-        yield from two_streams(model, shape)
-        yield from decoder(model.hidden, model.vocabulary, shape.targets)
-
-    def keeps(
-        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
-    ) -> list[Activations]:
-        assert isinstance(model, XlnetConfig)  # else it is refused
-        scores = kept_by_decoder(model.hidden, model.vocabulary, shape.targets)
-        return [kept_by_two_streams(model, shape, kernel) + Activations(tuple(scores), ())]
-
-    def scored(self, shape: Shape) -> int:
-        return shape.targets
-
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Refuse all but XLNet, on rows in lanes, with no other term."""
-        others = [name for name in setting.terms if name != self.name]
-        if others:
-            yield Refusal(
-                ("objective",),
-                f"plm cannot be combined with {others[0]}: XLNet's two streams read rows in a random order with "
-                "memory, without masks",
-                "choose exactly one of mlm, plm and contrastive",
-            )
-        elif not isinstance(setting.model, XlnetConfig):
-            yield Refusal(
-                ("objective",),
-                f"a model of family {setting.model.family} is not trained by plm: it has no query stream",
-                "use plm for xlnet, and mlm for every other family",
-            )
-        elif setting.rows is not None and not setting.rows.lanes:
-            yield Refusal(
-                ("objective", "plm"),
-                "permuted language modelling needs rows that continue from step to step, but "
-                f"{setting.rows.packing} rows do not",
-                "set input.packing to lanes",
-            )
+from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 
 
 class PermutedLanguageModel(ObjectiveModule):

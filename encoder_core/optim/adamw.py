@@ -8,15 +8,15 @@ Both store two moments for each parameter. Checkpoints store them under the name
 
 import math
 from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from encoder_core.layers.torch_internals import add_to_each
+from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
 
@@ -30,38 +30,6 @@ def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict
         if name not in own:
             own[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
     return own
-
-
-Decayed = Literal["no_bias_norm", "all", "xlnet"]
-"""Which parameters weight decay acts on. `no_bias_norm`: all but biases and LayerNorm (google-research/bert, electra,
-albert; microsoft/DeBERTa). `all`: all (fairseq, facebookresearch/SpanBERT). `xlnet`: as `no_bias_norm`, and XLNet's
-three attention biases as well (zihangdai/xlnet, model_utils.py)."""
-
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class AdamWConfig(BaseModel):
-    """Settings of AdamW.
-
-    Attributes:
-        lr: peak learning rate, which the schedule scales.
-        betas: decay rates of the first and the second moment.
-        eps: number added to the root of the second moment.
-        weight_decay: rate of decoupled weight decay, multiplied by the learning rate.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
-        bias_correction: whether the moments are divided by 1 - beta^t (Adam); false is BERT's update.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lr: float = Field(gt=0.0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(default=1e-6, gt=0.0)
-    weight_decay: float = Field(default=0.01, ge=0.0)
-    decayed: Decayed = "no_bias_norm"
-    clip: float | None = Field(default=1.0, gt=0.0)
-    bias_correction: bool = True
 
 
 class AdamW(Optimizer):
@@ -143,31 +111,6 @@ def decayed_direction(
     bias1, bias2 = (1 - beta1**count, 1 - beta2**count) if corrected else (1.0, 1.0)
     root = second.sqrt().mul_(bias2**-0.5).add_(group["eps"])
     return torch.div(first, root, out=root).mul_(1 / bias1).add_(p, alpha=group["weight_decay"])
-
-
-class StableAdamWConfig(BaseModel):
-    """Settings of StableAdamW; the defaults are those of its usual implementation (warner-benjamin/optimi).
-
-    Attributes:
-        lr: peak learning rate, which the schedule scales and update clipping lowers.
-        betas: decay rates of the first and the second moment.
-        eps: number added to the root of the second moment; a squared gradient is compared with at least its square.
-        weight_decay: rate of decoupled weight decay, multiplied by the learning rate. A fully decoupled rate, which a
-            run multiplies by its share of the peak rate only (ModernBERT's 1e-5), equals this one times the peak
-            rate: give the quotient.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null, as published, for no clipping,
-            which update clipping replaces.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lr: float = Field(gt=0.0)
-    betas: tuple[Beta, Beta] = (0.9, 0.99)
-    eps: float = Field(default=1e-6, gt=0.0)
-    weight_decay: float = Field(default=0.01, ge=0.0)
-    decayed: Decayed = "no_bias_norm"
-    clip: float | None = Field(default=None, gt=0.0)
 
 
 class StableAdamW(ShardedOptimizer):

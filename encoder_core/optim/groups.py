@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, assert_never
 from torch import nn
 
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, Joined, JoinedLinear, OutOfHeads
-from encoder_core.optim.adamw import Decayed
 from encoder_core.optim.lamb import TRUST_RATIO
 from encoder_core.optim.muon import JOINED, MATRICES, parts_of
+from encoder_core.optim.settings import Decayed
 from encoder_core.optim.updates import LR_SCALE, UPDATE_GROUP, WHOLE
 
 UpdateGroups = Mapping[str, Sequence[nn.Parameter]]

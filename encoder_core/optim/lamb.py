@@ -7,39 +7,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from encoder_core.layers.torch_internals import add_to_each
-from encoder_core.optim.adamw import Beta, Decayed, decayed_direction
+from encoder_core.optim.adamw import decayed_direction
+from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due
 
 TRUST_RATIO = "trust_ratio"
-
-
-class LambConfig(BaseModel):
-    """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py).
-
-    Attributes:
-        lr: peak learning rate, which the schedule scales.
-        betas: decay rates of the first and the second moment.
-        eps: number added to the root of the second moment.
-        weight_decay: rate of weight decay, which is added to the update before its norm is computed.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
-        bias_correction: whether the moments are divided by 1 - beta^t (the paper); false is ALBERT's update.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lr: float = Field(gt=0.0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(default=1e-6, gt=0.0)
-    weight_decay: float = Field(default=0.01, ge=0.0)
-    decayed: Decayed = "no_bias_norm"
-    clip: float | None = Field(default=1.0, gt=0.0)
-    bias_correction: bool = False
 
 
 class Lamb(ShardedOptimizer):

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from encoder_core.errors import TrainingError
 from encoder_core.layers.parameters import Joined
-from encoder_core.optim.adamw import Beta, Decayed, update_adamw
+from encoder_core.optim.adamw import update_adamw
+from encoder_core.optim.settings import MuonConfig
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
 
@@ -210,31 +210,6 @@ JOINED = "joined"
 """Key of such a group: how several matrices are joined in each of its parameters (`Joined`); None: there is one."""
 MOMENTUM = "momentum"
 """Name of the only state of a hidden matrix, which replaces AdamW's two moments."""
-
-
-class MuonConfig(BaseModel):
-    """Settings of Muon; the defaults are Moonlight's (MoonshotAI/Moonlight, examples/toy_train.py).
-
-    Attributes:
-        lr: peak learning rate of all parameters, as for AdamW, which the schedule scales.
-        momentum: decay rate of the sum of gradients of a hidden matrix.
-        betas: decay rates of AdamW's moments, for the other parameters.
-        eps: number added to the root of AdamW's second moment.
-        weight_decay: rate of decoupled weight decay, multiplied by the learning rate, for all parameters that decay.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null for no clipping. It changes how
-            much a step counts in the momentum, but not how far a matrix moves.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lr: float = Field(gt=0.0)
-    momentum: Beta = 0.95
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0.0)
-    weight_decay: float = Field(default=0.1, ge=0.0)
-    decayed: Decayed = "no_bias_norm"
-    clip: float | None = Field(default=1.0, gt=0.0)
 
 
 class Muon(ShardedOptimizer):

@@ -7,24 +7,8 @@ gathers weights and waits, too, so it cannot show slow computing.
 """
 
 import time
-from dataclasses import dataclass
 
 import torch
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The speed of one rank in a step.
-
-    Attributes:
-        data: seconds from the start of the step until its data had arrived.
-        forward: seconds in forward passes; 0 at ZeRO stage 3.
-        tokens: number of tokens in these passes.
-    """
-
-    data: float
-    forward: float
-    tokens: int
 
 
 class Stopwatch:

@@ -17,7 +17,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 
 _LAYERS, _SEED = 2, 1

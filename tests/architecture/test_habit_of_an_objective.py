@@ -21,15 +21,32 @@ def test_an_objective(tmp_path: Path) -> None:
     )
     imported = "from data_service.samples.similar_words import SimilarSource\n"
     packages.replace(spec, imported, f"from data_service.samples.{host} import TokenShuffling\n{imported}")
-    packages.create("encoder_core/objectives/shuffled.py", (EXAMPLES / "shuffled.py").read_text("utf-8"))
     objective, device = "launcher/runtime/recipe/objective.py", "shuffled"
+    packages.create(f"encoder_core/terms/{device}.py", (EXAMPLES / "shuffled.py").read_text("utf-8"))
+    packages.create(
+        f"encoder_core/objectives/{device}.py", (EXAMPLES / "shuffled_tokens.py").read_text("utf-8")
+    )
+    network = "encoder_core/objectives/network.py"
+    packages.replace(
+        network,
+        "        case SboConfig():\n",
+        "        case ShuffledConfig():\n"
+        "            return ShuffledTokens(term, tied_head(model, word))\n"
+        "        case SboConfig():\n",
+    )
+    packages.replace(
+        network,
+        "\n\ndef head_term(",
+        f"from encoder_core.objectives.{device} import ShuffledTokens\n"
+        f"from encoder_core.terms.{device} import ShuffledConfig\n\n\ndef head_term(",
+    )
     line = "    nsp: NspConfig | None = None\n"
     packages.replace(objective, line, f"{line}    shuffled: ShuffledTerm | None = None\n")
     before = "class RecipeObjective(Choice):\n"
     packages.replace(
         objective,
         before,
-        f"from encoder_core.objectives.{device} import ShuffledConfig\n"
+        f"from encoder_core.terms.{device} import ShuffledConfig\n"
         f"from data_service.samples.{host} import TokenShuffling\n\n\n"
         f'class ShuffledTerm(ShuffledConfig, TokenShuffling):\n    """Both halves."""\n\n\n{before}',
     )

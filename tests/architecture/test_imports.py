@@ -193,13 +193,18 @@ LIGHT = {
     "tasks list": ("launcher.after.tasks.summary",),
 }
 """Commands that only look, and what they import of ours."""
-SHOWING = (
+READING = (
+    "encoder_core.terms",
+    "launcher.runtime.recipe.schema",
     "launcher.runtime.run.record",
+    "launcher.runtime.run.create",
+    "launcher.runtime.rank.hub_models",
     "launcher.observe.inspect.show",
     "launcher.observe.inspect.report.page",
-    "launcher.runtime.recipe.summary",
 )
-"""What commands import that read a recipe, whose types are those of modules."""
+"""What commands import that read a recipe or a run."""
+DRIVING = ("launcher.app.cli.train", "launcher.app.companions", "launcher.runtime.cluster.train")
+"""What the driver of a training imports."""
 
 
 def test_commands_that_look_do_not_wait_for_torch() -> None:
@@ -207,6 +212,15 @@ def test_commands_that_look_do_not_wait_for_torch() -> None:
     assert not loaded & {"torch", "ray", "deepspeed", "transformers"}
 
 
-def test_reading_a_recipe_loads_neither_deepspeed_nor_torchs_compiler() -> None:
-    loaded = loaded_with(list(SHOWING))
+def test_reading_a_recipe_or_a_run_loads_no_torch() -> None:
+    terms = [module_name(path) for path in sources("encoder_core/terms", "encoder_core/cost")]
+    assert not loaded_with([*READING, *terms]) & {"torch", "ray", "deepspeed", "transformers"}
+
+
+def test_the_driver_of_a_training_loads_no_torch() -> None:
+    assert not loaded_with(list(DRIVING)) & {"torch", "deepspeed", "transformers"}
+
+
+def test_counting_a_recipes_parameters_loads_neither_deepspeed_nor_torchs_compiler() -> None:
+    loaded = loaded_with(["launcher.runtime.recipe.summary"])
     assert not loaded & {"ray", "deepspeed", "torch._dynamo", "torch._inductor", "transformers"}

@@ -50,8 +50,9 @@ DRAWN = {
     "encoder_core": """
         trials -> families layers objectives
         train -> cost layers objectives optim
-        objectives -> cost families heads layers optim
-        cost -> families heads layers
+        objectives -> cost families heads layers optim terms
+        terms -> cost families layers
+        cost -> families layers
         heads -> kernels layers
         families -> layers
         optim -> layers

@@ -24,10 +24,11 @@ from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.compose import products
 from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.terms.composition import products
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
+from launcher.runtime.recipe.network import objective_module
+from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 
 _SIZE, _PEAK_S = 1024, 2.0  # of the square matrices; seconds of measuring them
 _TARGETS = 0.15

@@ -32,7 +32,7 @@ from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.schema import Recipe
 
 LENGTHS = (512, 37, 300, 128)

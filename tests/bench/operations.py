@@ -25,7 +25,7 @@ from encoder_core.objectives.teacher import Teacher
 from encoder_core.optim.updates import set_update
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.tiny import tiny

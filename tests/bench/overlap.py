@@ -20,9 +20,10 @@ from torch.multiprocessing.spawn import spawn
 
 from encoder_core.families.roberta import BASE
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.objectives.network import masked_language_model
+from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.settings import AdamWConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.step import Microbatch, RankBatch, accumulate

@@ -17,17 +17,16 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.losses import ObjectiveModule, last_weight
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import (
-    ReplacedTokenConfig,
-    corrupt,
-    replaced_token_detection,
-    stored_name,
+from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.network import (
+    masked_language_model,
+    masked_language_model_with_pairs,
+    span_boundary_model,
 )
-from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
-from encoder_core.objectives.span_boundary import span_boundary_model
+from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.replaced import corrupt, replaced_token_detection, stored_name
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.weights import last_weight
 
 
 class Pair(ABC):

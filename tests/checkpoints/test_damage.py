@@ -15,7 +15,7 @@ from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, sealed, unsealed
 from checkpoints.listing import Rewind, read_manifest, record, rewinds, rows
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.ownership import StopRequest, presence, request_stop, stop_requested
 from checkpoints.verify import verify_all
 from data_service.store.base import Store

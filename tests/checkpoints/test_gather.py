@@ -8,7 +8,7 @@ from checkpoints.attempt import claim
 from checkpoints.commit import Committed
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Peers, first_or_raise, gather_or_raise
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.save import Saver
 from data_service.store.errors import OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store

@@ -9,7 +9,7 @@ from checkpoints.errors import CheckpointError, Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
 from checkpoints.listing import Rewind, Span, committed, folders, read_manifest, record, rewinds, rows, skips
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.retention import expired, tidy
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import commit_steps

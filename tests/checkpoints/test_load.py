@@ -12,7 +12,8 @@ from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpo
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CHUNK, CheckpointName
 from checkpoints.listing import read_manifest, rows
-from checkpoints.load import GoodCheckpoint, Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import GoodCheckpoint, newest_good
 from checkpoints.save import Saver
 from checkpoints.verify import verify_all
 from data_service.store.base import Entry

@@ -13,7 +13,7 @@ from checkpoints.errors import NewerFormat
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, sealed, unsealed
 from checkpoints.listing import Rewind, committed, record, rewinds, rows
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.retention import tidy
 from checkpoints.verify import verify_all
 from data_service.store.local import LocalStore

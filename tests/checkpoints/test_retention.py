@@ -10,7 +10,7 @@ from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import committed, folders, read_manifest
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.retention import expired, sweep, tidy
 from checkpoints.save import Saver
 from data_service.store.local import LocalStore

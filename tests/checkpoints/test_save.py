@@ -21,7 +21,8 @@ from checkpoints.errors import CheckpointError, Superseded
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment, decode, encode
 from checkpoints.listing import committed, read_manifest
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace

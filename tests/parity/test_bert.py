@@ -12,8 +12,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.attention import Attend, automatic, reference
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
+from encoder_core.objectives.network import masked_language_model, masked_language_model_with_pairs
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,

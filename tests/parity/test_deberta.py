@@ -19,13 +19,13 @@ from encoder_core.layers.deberta_attention import (
     FusedProjections,
     SharedProjections,
     automatic,
-    log_buckets,
     padded,
     reference,
 )
 from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.layers.sizes import log_buckets
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
     assert_close,
     copy_from,

@@ -8,7 +8,7 @@ from transformers import DistilBertForMaskedLM
 from encoder_core.errors import ModelError
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import interchange, read_config
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
     assert_same_masked_gradients,
     assert_same_masked_outputs,

@@ -13,8 +13,8 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.neobert import BASE, NeoBertConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import assert_close, copy_from, copy_into, make_batch, random_weights
 
 CONFIG = NeoBertConfig(layers=3, hidden=48, heads=6, feed_forward=80, max_length=600, vocab=101)

@@ -8,8 +8,8 @@ from transformers import RobertaForMaskedLM
 from encoder_core.families.catalogue import interchange
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.attention import Attend, automatic, reference
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
     assert_same_masked_gradients,
     assert_same_masked_outputs,

@@ -8,12 +8,9 @@ from encoder_core.families import albert, bert, deberta, electra, eurobert, mode
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.objectives.compose import network
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.replaced import (
-    ReplacedTokenConfig,
-    discriminator_model,
-    gradient_disentangled_detection,
-)
+from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.replaced import discriminator_model, gradient_disentangled_detection
+from encoder_core.terms.replaced import ReplacedTokenConfig
 
 SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     # name: configuration, heads, published millions of parameters from, to

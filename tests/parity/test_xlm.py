@@ -18,7 +18,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.xlm import BASE, XlmConfig
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,

@@ -23,7 +23,8 @@ from encoder_core.train.step import Microbatch
 from launcher.after.diagnose.evaluate import evaluate_commit
 from launcher.after.diagnose.states import Checkpoint, open_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.recipe.objective import RecipeObjective, objective_module
+from launcher.runtime.recipe.network import objective_module
+from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.evaluations import read_commit

@@ -25,15 +25,16 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import AnyEncoder, build_encoder
+from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.interchange import ENCODER
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.losses import ObjectiveModule
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.recipe.evaluation import Pooling
-from launcher.runtime.recipe.objective import task_encoder
+from launcher.runtime.recipe.network import task_encoder
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 

@@ -15,8 +15,8 @@ from checkpoints.load import Reader
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.replaced import Part
+from encoder_core.terms.contrastive import ContrastiveConfig
 from launcher.after.export.data_cards import DATA_CARDS, dump_cards
 from launcher.after.export.model_card import ExportedNetwork, Facts, facts_of, render
 from launcher.after.export.sentence_transformer import write_sentence_transformer

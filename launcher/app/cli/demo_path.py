@@ -37,7 +37,7 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.batch import Batch
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import masked_language_model
 from launcher.after.export.export import export_run
 from launcher.app.cli.corpus_shown import BuildWatch, heldout_note
 from launcher.app.cli.options import settings

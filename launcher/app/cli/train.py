@@ -64,7 +64,7 @@ def init(
 
     from launcher.after.tasks.measurable import check_tasks
     from launcher.runtime.rank.hub_models import keep_start
-    from launcher.runtime.rank.initial_weights import check_start
+    from launcher.runtime.recipe.schema import SCRATCH, TEACHER
     from launcher.runtime.run.create import create_run
     from launcher.runtime.run.inputs import refuse_placeholders, sections_for
     from launcher.runtime.run.readiness import warnings
@@ -75,7 +75,10 @@ def init(
     wanted = load_recipe(recipe, assignments, tiny, sections)
     refuse_placeholders(wanted, f"maskfleet init {shell_word(recipe)} {shell_word(run)}")
     wanted = keep_start(wanted, run)
-    check_start(wanted)
+    if wanted.start not in (SCRATCH, TEACHER):
+        from launcher.runtime.rank.initial_weights import check_start  # it loads torch
+
+        check_start(wanted)
     check_tasks(wanted.evaluation.tasks)
     with work("comparing held-out text", unit="blocks") as now:
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from checkpoints.gather import Alone
 from checkpoints.listing import Rewind
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from data_service.printable import visible
 from data_service.stream.exposure import TextPlace
 from data_service.stream.positions import Positions, Range

@@ -15,6 +15,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.step import Microbatch, RankBatch, accumulate
@@ -22,7 +23,7 @@ from launcher.plan.burnin.check import Bench
 from launcher.runtime.capacity.workload import phase_targets
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.objective import ObjectiveModule, objective_module
+from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import known
 from launcher.runtime.recipe.tiny import tiny

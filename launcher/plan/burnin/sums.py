@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from checkpoints.gather import GlooPeers
+from checkpoints.gloo_peers import GlooPeers
 from launcher.errors import EstimateError
 from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import known_gpu, seconds_of

@@ -9,7 +9,7 @@ from typing import Literal
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.compose import chunk_of_logits
+from encoder_core.terms.composition import chunk_of_logits
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.engine_config import BUCKET
 from encoder_core.train.zero_memory import MemoryPart, Stage

@@ -8,7 +8,7 @@ from data_service.samples.packing import Packed
 from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel
-from encoder_core.objectives.compose import activations, first_pass, products
+from encoder_core.terms.composition import activations, first_pass, products
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 

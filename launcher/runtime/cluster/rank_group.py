@@ -22,7 +22,7 @@ from launcher.runtime.cluster.nodes import lost
 from launcher.runtime.cluster.rank_placement import ordered, seats
 from launcher.runtime.cluster.rank_process import RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
-from launcher.runtime.rank.journal import Startup
+from launcher.runtime.rank.startup import Startup
 
 PLACED_S = 10.0  # time limit for Ray to reserve the places of the ranks
 SEATED_S = 180.0  # time limit for all processes to start: imports from a cold disk take long

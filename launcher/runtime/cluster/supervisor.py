@@ -20,7 +20,7 @@ from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.ownership import await_claim
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
@@ -45,7 +45,7 @@ from launcher.runtime.cluster.resources import (
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.preflight.network import refusal
-from launcher.runtime.rank.journal import Startup
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import Run
 
 Note = Callable[[str], None]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, NewerFormat, NoGoodCheckpoint, Superseded
-from checkpoints.gather import GROUP_TIMEOUT, GlooPeers
+from checkpoints.gloo_peers import GROUP_TIMEOUT, GlooPeers
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
@@ -44,10 +44,10 @@ from launcher.runtime.preflight.collective import (
 )
 from launcher.runtime.preflight.measure import PreflightSubject
 from launcher.runtime.preflight.network import variables as network_variables
-from launcher.runtime.rank.journal import Startup
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import open_run
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from encoder_core.train.timing import Pace
+from encoder_core.train.pace import Pace
 
 SUSTAINED = 3  # windows in a row
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from data_service.printable import without_secrets
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from launcher.progress import work
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, Verdict
+from launcher.runtime.preflight.libraries import examine_imports
 from launcher.runtime.preflight.measure import (
     available_memory,
     exercise,
@@ -40,6 +42,8 @@ def examine(uris: list[str]) -> Iterator[Finding]:
     yield findings.memory(*available_memory())
     yield shared_memory()
     yield temporary_disk()
+    with work("importing what a rank imports"):
+        yield examine_imports()
     yield from _gpus()
     raise_open_files()
     yield open_files()

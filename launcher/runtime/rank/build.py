@@ -13,14 +13,15 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher, teacher_of
-from encoder_core.optim.adamw import AdamW, StableAdamW, StableAdamWConfig
+from encoder_core.optim.adamw import AdamW, StableAdamW
 from encoder_core.optim.groups import parameter_groups
-from encoder_core.optim.lamb import Lamb, LambConfig
-from encoder_core.optim.muon import Muon, MuonConfig
+from encoder_core.optim.lamb import Lamb
+from encoder_core.optim.muon import Muon
+from encoder_core.optim.settings import LambConfig, MuonConfig, StableAdamWConfig
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import TrainPlan
 from encoder_core.train.step import draw_seed
-from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.phases import layer_settings
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import learning_rate, phase_at, term_weights

@@ -13,7 +13,6 @@ from checkpoints.hf.folder import PARTS
 from data_service.tokenizers.files import TOKENIZER_FILES
 from launcher.errors import RecipeError
 from launcher.extras import optional
-from launcher.runtime.rank.initial_weights import check_start
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.outline import free_place
 
@@ -39,6 +38,8 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
     """
     if not recipe.start.startswith(SCHEME):
         return recipe
+    from launcher.runtime.rank.initial_weights import check_start  # it loads torch
+
     store = free_place(run)
     folder, name = fetch(recipe.start)
     check_start(recipe.model_copy(update={"start": str(folder)}))

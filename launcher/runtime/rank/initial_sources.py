@@ -14,14 +14,16 @@ from checkpoints.hf.folder import CONFIG, PARTS, local_configs, local_folder, st
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import check_same_model, read_folder_config, unused_in, weights_for
 from checkpoints.listing import committed
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from data_service.store.base import Store
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
-from encoder_core.objectives.replaced import EMBEDDINGS, Sharing, is_difference
+from encoder_core.objectives.replaced import EMBEDDINGS, is_difference
 from encoder_core.objectives.teacher import every_other_layer, student_names
+from encoder_core.terms.replaced import Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads

@@ -51,7 +51,8 @@ from launcher.runtime.rank.initial_sources import (
     from_tensors,
     network_in,
 )
-from launcher.runtime.recipe.objective import RecipeObjective, meta_module
+from launcher.runtime.recipe.network import meta_module
+from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import RECORD, Run

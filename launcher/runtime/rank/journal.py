@@ -1,7 +1,5 @@
 """What a rank records. Rank 0 writes metrics, events and TensorBoard files; every rank sends heartbeats.
 
-`Startup` measures the parts of the time from the command, or the start of a rank's process, to the end of the first
-step.
 `Utilisation` is model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs,
 divided by what the devices could compute in its time. Recomputation does not count. FLOPs are counted by
 `encoder_core.cost.flops`, for full rows. A GPU's peak is its vendor's figure. CPUs have no MFU: the speed of a core
@@ -9,7 +7,6 @@ depends on the load of the others, so it can exceed a measured peak many times o
 """
 
 import math
-import os
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -19,11 +16,11 @@ from typing import Any, Protocol
 
 import torch
 
-from data_service import processes
 from encoder_core.train.metrics import StepReport
 from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
 from launcher.runtime.policies.stragglers import Detector
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.log import RunLog, evaluation_record
@@ -74,57 +71,6 @@ def peak(device: torch.device, precision: str) -> float | None:
     if gpu is None:
         return None
     return gpu.peak if precision == "bf16" else gpu.peak_fp32
-
-
-_SHOWN_S = 0.05  # shorter parts are not shown
-
-
-class Startup:
-    """A clock for the parts of a start; `done` is called when a part ends. The driver and every rank have one; that of
-    rank 0 is recorded.
-
-    Args:
-        before: seconds of the driver's parts, which came before this rank's, by the name of the part.
-        since: time at which the first part began, by `time.monotonic`; None for now.
-
-    Attributes:
-        seconds: seconds of each part so far, by the name of the part.
-        age: seconds for which the process existed before: its imports, or its time as an idle worker of Ray.
-        over: whether the first step is done.
-    """
-
-    def __init__(self, before: Mapping[str, float] | None = None, since: float | None = None) -> None:
-        now = time.monotonic()
-        self.before = dict(before or {})
-        self._last = now if since is None else since
-        self.age = processes.age_s(os.getpid()) - (now - self._last)
-        self.seconds: dict[str, float] = {}
-        self.over = False
-
-    @classmethod
-    def of_command(cls, pid: int) -> "Startup":
-        """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
-        return cls(since=time.monotonic() - processes.age_s(pid))
-
-    def done(self, part: str) -> None:
-        """Note that `part` ends now. It began when the last part ended."""
-        now = time.monotonic()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
-        self._last = now
-
-    def first_step_done(self, data_wait: float) -> None:
-        """Note that the first step, the last part of a start, ends now. Its first `data_wait` seconds were a wait for
-        data, and are added to that part."""
-        self.done("first step")
-        self.seconds["first step"] -= data_wait
-        self.seconds["data"] += data_wait
-        self.over = True
-
-    def spell(self) -> str:
-        """Return the parts as text for the operator: `8.3 s (Ray 2.1, model 1.4, ...)`."""
-        parts = self.before | self.seconds
-        shown = ", ".join(f"{part} {time:.1f}" for part, time in parts.items() if time >= _SHOWN_S)
-        return f"{sum(parts.values()):.1f} s ({shown})"
 
 
 _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}

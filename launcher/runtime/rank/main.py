@@ -16,7 +16,8 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import GoodCheckpoint, Reader, ensure_kinds, newest_good
+from checkpoints.load import Reader, ensure_kinds
+from checkpoints.newest import GoodCheckpoint, newest_good
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ from launcher.runtime.rank.checkpointing import RunCheckpointer
 from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.runtime.rank.data import RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
-from launcher.runtime.rank.journal import Link, RankJournal, Startup, Utilisation, utilisation
+from launcher.runtime.rank.journal import Link, RankJournal, Utilisation, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
 from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
@@ -58,6 +59,7 @@ from launcher.runtime.rank.microbatch_size import (
 )
 from launcher.runtime.rank.removals import settle_removals
 from launcher.runtime.rank.spike_guard import SpikeGuard
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import BEGAN, Run

@@ -21,8 +21,8 @@ from data_service.tokenizers.load import holds_tokenizer
 from encoder_core.families.catalogue import ModelConfig, language_table
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.replaced import ReplacedTokenConfig
-from encoder_core.optim.adamw import AdamWConfig, Decayed
+from encoder_core.optim.settings import AdamWConfig, Decayed
+from encoder_core.terms.replaced import ReplacedTokenConfig
 from launcher.errors import RunError
 from launcher.runtime.recipe.document import Document
 from launcher.runtime.recipe.load import from_document, load

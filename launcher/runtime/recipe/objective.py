@@ -1,14 +1,13 @@
 """The `objective` of a recipe: the terms of the loss, by name, and the module that trains them together.
 
 A term has two halves: settings for the host (what the data service masks) and for the device (the losses). Each term
-states itself what it needs, and which other terms it cannot be combined with (`encoder_core/objectives/term.py`).
+states itself what it needs, and which other terms it cannot be combined with (`encoder_core/terms/term.py`).
 """
 
 from collections.abc import Callable, Iterator
 from typing import Self, get_args
 
 from pydantic import model_serializer, model_validator
-from torch import nn
 
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
@@ -18,19 +17,16 @@ from data_service.samples.spec import Input, Masking
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import AnyEncoder, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.compose import compose
-from encoder_core.objectives.contrastive import ContrastiveConfig
-from encoder_core.objectives.distil import CosineConfig, DistilConfig, HiddenConfig
-from encoder_core.objectives.losses import ObjectiveModule as ObjectiveModule
-from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.plm import PlmConfig
-from encoder_core.objectives.replaced import ReplacedTokenConfig, ReplacedTokenDetection
-from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
-from encoder_core.objectives.span_boundary import SboConfig
-from encoder_core.objectives.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
+from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.plm import PlmConfig
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
+from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.terms.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
 from launcher.runtime.recipe.parts import Choice
 
 LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
@@ -114,6 +110,11 @@ class RecipeObjective(Choice):
         return {name: term for name, term in every.items() if term is not None}
 
     @property
+    def teachers(self) -> tuple[TeacherSource, ...]:
+        """The networks from which `distil` learns; empty without it."""
+        return () if self.distil is None else self.distil.teachers
+
+    @property
     def masking(self) -> Masking:
         """The host half of the first term that has one."""
         for term in self.terms.values():
@@ -137,17 +138,6 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
     )
 
 
-def objective_module(
-    config: ModelConfig, objective: RecipeObjective, *, checkpoint_activations: bool = False
-) -> ObjectiveModule:
-    """Return the module that trains `objective` on a model of `config`. Its weights are not yet initialised
-    (`initialise`).
-
-    Raises ModelError: terms cannot be combined with each other or with this family, or the vocabulary is unknown.
-    """
-    return compose(config, objective.terms, checkpoint_activations=checkpoint_activations)
-
-
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     """Return the heads of a single network for which transformers has a class.
 
@@ -162,22 +152,3 @@ def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
         return "mlm_pair"
     language_models: tuple[Heads, ...] = ("plm", "mlm")
     return next((heads for heads in language_models if heads in trained), "none")
-
-
-def task_encoder(module: ObjectiveModule) -> AnyEncoder:
-    """Return the encoder that is used after pretraining: the only one, or the discriminator's."""
-    network = module.discriminator if isinstance(module, ReplacedTokenDetection) else module
-    encoder = network.encoder
-    assert isinstance(encoder, AnyEncoder)
-    return encoder
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Return the number of trainable parameters. Tied parameters count once."""
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def meta_module(config: ModelConfig, objective: RecipeObjective) -> ObjectiveModule:
-    """Return the module on the meta device, for its names, shapes and size: it takes no memory."""
-    with on_meta():
-        return objective_module(config, objective)

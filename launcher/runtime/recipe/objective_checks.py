@@ -11,8 +11,8 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.compose import refusals
-from encoder_core.objectives.term import PhaseFacts, Setting
+from encoder_core.terms.composition import refusals
+from encoder_core.terms.term import PhaseFacts, Setting
 from launcher.runtime.recipe.objective import LANE_SPECIALS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe

@@ -24,11 +24,9 @@ from data_service.samples.replacement import Replacement
 from data_service.samples.spec import Input
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.losses import Weight
-from encoder_core.optim.adamw import AdamWConfig, StableAdamWConfig
-from encoder_core.optim.lamb import LambConfig
-from encoder_core.optim.muon import MuonConfig
 from encoder_core.optim.schedules import ScheduleConfig
+from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
+from encoder_core.terms.weights import Weight
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.memory_schedule import Refresh
 from launcher.runtime.policies.elastic import Trainers

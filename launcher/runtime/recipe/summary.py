@@ -13,7 +13,8 @@ from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import network
 from encoder_core.optim.groups import hidden_matrices
 from launcher.format import human_count
-from launcher.runtime.recipe.objective import RecipeObjective, meta_module, parameter_count
+from launcher.runtime.recipe.network import meta_module, parameter_count
+from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import tokens_before
 

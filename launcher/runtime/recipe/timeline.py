@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from data_service.stream.positions import Rise, StepBatches
-from encoder_core.objectives.losses import WeightSchedule, weight_at
 from encoder_core.optim import schedules
+from encoder_core.terms.weights import WeightSchedule, weight_at
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 

@@ -9,11 +9,10 @@ from data_service.samples.spec import Input
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.config import SmallForm
-from encoder_core.objectives.losses import Weight, WeightSchedule
-from encoder_core.objectives.term import SmallObjective
-from encoder_core.optim.adamw import AdamWConfig
-from encoder_core.optim.lamb import LambConfig
 from encoder_core.optim.schedules import ScheduleConfig
+from encoder_core.optim.settings import AdamWConfig, LambConfig
+from encoder_core.terms.term import SmallObjective
+from encoder_core.terms.weights import Weight, WeightSchedule
 from launcher.runtime.recipe.checks import impossible
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import (

@@ -22,6 +22,7 @@ from launcher.runtime.recipe.corpora import corpora_of, path_of, phase_of
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
+from launcher.runtime.run.all_inputs import read_all_inputs
 from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks, warn_once
 from launcher.runtime.run.inputs import FILES, Inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep
@@ -30,7 +31,6 @@ from launcher.runtime.run.outline import ForkOrigin, free_place
 from launcher.runtime.run.readiness import check_mixture, check_rows
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.runtime.run.removals import CorpusStates
-from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import keep_modules
 
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")

@@ -23,11 +23,12 @@ from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.corpora import phase_of
 from launcher.runtime.recipe.load import reload
-from launcher.runtime.recipe.objective import meta_module
+from launcher.runtime.recipe.network import meta_module
 from launcher.runtime.recipe.parts import PhaseMixture
 from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import phase_at, step_batches
+from launcher.runtime.run.all_inputs import read_all_inputs
 from launcher.runtime.run.create import (
     absolute,
     changed_fields,
@@ -46,7 +47,6 @@ from launcher.runtime.run.outline import ForkOrigin, free_place
 from launcher.runtime.run.record import BEGAN, Run, RunRecord, select_checkpoint
 from launcher.runtime.run.removals import CorpusStates, LeftOut, RemovalHistory, write_left_out
 from launcher.runtime.run.streams import RECENT
-from launcher.runtime.run.teachers import read_all_inputs
 from launcher.runtime.run.text_vectors import kept_modules, put_modules
 
 _DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step reads

@@ -1,7 +1,7 @@
 """The outline of a run: a few fields of its record and of its recipe, for commands that only read a run.
 
-The recipe's schema loads torch, so it is not used here. Commands that train, fork or export open the run whole, with
-all checks (`launcher.runtime.run.record`).
+Importing the recipe's schema takes half a second, so it is not used here. Commands that train, fork or export open the
+run whole, with all checks (`launcher.runtime.run.record`).
 """
 
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import committed, read_manifest
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from checkpoints.gather import Alone, Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import Rewind, Span, rewinds, skips
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from data_service.samples.lanes import Lanes
 from data_service.samples.similar_words import SimilarSource
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec, WindowSize

@@ -22,12 +22,12 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.distil import TeacherSource
 from encoder_core.objectives.teacher import Teacher
+from encoder_core.terms.distil import TeacherSource
 from launcher.errors import RunError
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.inputs import Inputs, TeacherIdentity, read_inputs
+from launcher.runtime.run.inputs import TeacherIdentity
 from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 
 
@@ -54,24 +54,6 @@ class FoundTeacher:
         return TeacherIdentity(weights=digest.hexdigest(), step=self.step)
 
 
-def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
-    """Return what `read_inputs` returns, with the identities of the teachers. Raises as `read_inputs` and
-    `read_teacher`.
-
-    Args:
-        past: the run as it is recorded. If `recipe` names the same teachers, their recorded identities are returned
-            without reading them: ranks compare them when they read the teachers (`read_teachers`).
-    """
-    inputs = read_inputs(recipe, tokenizer)
-    wanted = _sources(recipe)
-    if not wanted:
-        return inputs
-    if past is not None and _sources(past.recipe) == wanted:
-        return inputs.model_copy(update={"teachers": past.record.inputs.teachers})
-    found = tuple(read_teacher(recipe, number, tokenizer).identity() for number in range(len(wanted)))
-    return inputs.model_copy(update={"teachers": found})
-
-
 def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
     """Read the teachers of `run`. Raises as `read_teacher`, and RunError if the weights of one are not those that the
     run was created with."""
@@ -80,7 +62,7 @@ def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
         teacher = read_teacher(run.recipe, number, tokenizer, known.step)
         if teacher.identity().weights != known.weights:
             raise RunError(
-                f"{_path(number)}.uri: {_sources(run.recipe)[number].uri} holds other weights than when "
+                f"{_path(number)}.uri: {run.recipe.objective.teachers[number].uri} holds other weights than when "
                 f"{run.uri} was created",
                 remedy="put the former model back, or create a new run with this one",
             )
@@ -101,7 +83,7 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
         ModelError: its configuration is not the one in the recipe, or it cannot be read.
         CheckpointError, TokenizerError, StoreError: it cannot be read.
     """
-    source, path = _sources(recipe)[number], _path(number)
+    source, path = recipe.objective.teachers[number], _path(number)
     store = open_store(source.uri)
     asked = source.step if step is None else step
     if store.size(RECORD) is not None:
@@ -178,10 +160,6 @@ def _other_tokenizer(path: str, uri: str) -> RunError:
         f"{path}.uri: {uri} has another tokenizer than this run, so its predictions are of other tokens",
         remedy="take the teacher's tokenizer, and a corpus that was built with it",
     )
-
-
-def _sources(recipe: Recipe) -> tuple[TeacherSource, ...]:
-    return () if recipe.objective.distil is None else recipe.objective.distil.teachers
 
 
 def _path(number: int) -> str:

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import random_weights
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

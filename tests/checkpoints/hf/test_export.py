@@ -23,16 +23,15 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.replaced import (
-    ReplacedTokenConfig,
     ReplacedTokenDetection,
-    Sharing,
     discriminator_model,
     gradient_disentangled_detection,
     replaced_token_detection,
 )
+from encoder_core.terms.replaced import ReplacedTokenConfig, Sharing
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
 
 

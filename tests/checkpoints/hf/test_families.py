@@ -23,7 +23,8 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.compose import network
-from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
+from encoder_core.objectives.replaced import replaced_token_detection
+from encoder_core.terms.replaced import ReplacedTokenConfig
 from tests.support.models.parity import parameters_of, random_weights
 
 NOTHING: dict[str, Tensor] = {}

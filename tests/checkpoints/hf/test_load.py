@@ -16,7 +16,7 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import make_batch, pad, random_weights
 
 

@@ -6,7 +6,7 @@ import torch
 from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Shape
 from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.objectives.compose import activations
+from encoder_core.terms.composition import activations
 from launcher.runtime.recipe.objective import MlmTerm, RecipeObjective
 from tests.support.models.saved import measured, of_autograd
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory

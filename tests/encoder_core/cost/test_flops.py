@@ -15,10 +15,11 @@ from encoder_core.cost.products import count, pre_norm_layer
 from encoder_core.layers.attention import SelfAttention, reference
 from encoder_core.layers.deberta_attention import DisentangledAttention, padded
 from encoder_core.layers.xlnet_attention import TwoStreamAttention
-from encoder_core.objectives.compose import products
-from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel
+from encoder_core.objectives.contrastive import ContrastiveModel
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.teacher import FrozenNetworks
+from encoder_core.terms.composition import products
+from encoder_core.terms.contrastive import ContrastiveConfig
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 

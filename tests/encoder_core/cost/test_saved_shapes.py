@@ -16,7 +16,7 @@ from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Shape
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.objectives.compose import activations
+from encoder_core.terms.composition import activations
 from tests.support.models.saved import measured, of_autograd
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.heads import cross_entropy, distillation
+from encoder_core.heads import distillation
 from encoder_core.heads.distillation import Scores, cosine_distances, linear_distillation
+from encoder_core.layers import sizes
 from tests.support.models.dispatch import Largest
 
 seeds = st.integers(0, 2**31)
@@ -67,7 +68,7 @@ def stated(student: Scores, teachers: list[Scores], temperature: float) -> Tenso
 @given(cases, st.floats(0.1, 3.0))
 def test_equals_the_formula(case: Case, factor: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cross_entropy.CHUNKS, "cpu", case.chunk)
+        patch.setitem(sizes.CHUNKS, "cpu", case.chunk)
         student, *teachers = case.scores()
         found = linear_distillation(student, teachers, case.temperature)
         expected = stated(student, teachers, case.temperature)
@@ -126,7 +127,7 @@ def test_bf16_sums_in_fp32() -> None:
 @pytest.mark.parametrize("chunk", [64, 256, 1024])
 def test_no_operation_makes_more_logits_than_a_chunk(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, of the student's and the teachers' logits alike: 32 times as many would be all."""
-    monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", chunk)
+    monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
     student, *teachers = Case(chunk, 32, (2, 3, 2), 2.0, chunk, 2).scores()
     saved: list[int] = []
     with (

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from encoder_core.layers import attention as kernels
-from encoder_core.layers import cpu_attention as blocked_module
+from encoder_core.layers import cpu_pieces as blocked_module
 from encoder_core.layers.attention import (
     Attend,
     automatic,
@@ -20,7 +20,7 @@ from encoder_core.layers.attention import (
     padded_sdpa,
     reference,
 )
-from encoder_core.layers.cpu_attention import local_pieces
+from encoder_core.layers.cpu_pieces import local_pieces
 from encoder_core.layers.gpu_attention import flash_takes
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.layers import cpu_attention as blocked_module
+from encoder_core.layers import cpu_pieces as blocked_module
 from encoder_core.layers import cpu_relative as kernel_module
 from encoder_core.layers.deberta_attention import (
     AttendDisentangled,

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.layers.initialise import Initializer, initialise
+from encoder_core.layers.initialise import initialise
+from encoder_core.layers.sizes import Initializer
 from tests.support.models.parity import gradients_of, make_batch, random_weights
 
 CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)

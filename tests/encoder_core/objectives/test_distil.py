@@ -17,15 +17,16 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.heads import cross_entropy
+from encoder_core.layers import sizes
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.distil import CosineConfig, DistilConfig, Places, TeacherSource, hold_teachers
-from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.sentence_pairs import SopConfig
 from encoder_core.objectives.teacher import Teacher
-from encoder_core.objectives.term import TermConfig
+from encoder_core.terms.distil import CosineConfig, DistilConfig, Places, TeacherSource
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.sentence_pairs import SopConfig
+from encoder_core.terms.term import TermConfig
 from tests.support.models.dispatch import Largest
 from tests.support.models.parity import make_batch
 
@@ -158,7 +159,7 @@ def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.M
     """The largest tensor that forward and backward make has a chunk's logits, where one network's would have eight
     times as many."""
     vocab, chunk = 512, 512 * 16
-    monkeypatch.setitem(cross_entropy.CHUNKS, "cpu", chunk)
+    monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
     wide = {**SHAPE, "vocab": vocab, "max_length": 64}
     config = BertConfig(**wide)
     model = student(config, [BertConfig(**wide), RobertaConfig(**wide)], "all")

@@ -16,11 +16,11 @@ from encoder_core.heads.classification import ReplacedTokenHead
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.replaced import (
     GradientDisentangledDetection,
-    ReplacedTokenConfig,
     corrupt,
     gradient_disentangled_detection,
     replaced_token_detection,
 )
+from encoder_core.terms.replaced import ReplacedTokenConfig
 from tests.support.models.parity import make_batch, random_weights
 
 SHAPE: dict[str, Any] = {

@@ -10,12 +10,11 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.replaced import (
     Discriminator,
     Part,
-    ReplacedTokenConfig,
     ReplacedTokenDetection,
     corrupt,
     discriminator_model,
@@ -23,6 +22,7 @@ from encoder_core.objectives.replaced import (
     stored_name,
 )
 from encoder_core.random_draws import draw_key, uniforms
+from encoder_core.terms.replaced import ReplacedTokenConfig
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = ElectraConfig(

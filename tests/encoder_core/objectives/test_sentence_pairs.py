@@ -8,8 +8,7 @@ import torch.nn.functional as F
 
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
+from encoder_core.objectives.network import masked_language_model, masked_language_model_with_pairs
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
-from encoder_core.heads.prediction import MAX_TARGETS
-from encoder_core.objectives.span_boundary import boundary_targets, span_boundary_model
+from encoder_core.layers.sizes import MAX_TARGETS
+from encoder_core.objectives.network import span_boundary_model
+from encoder_core.objectives.span_boundary import boundary_targets
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)

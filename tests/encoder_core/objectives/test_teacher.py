@@ -19,8 +19,8 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.teacher import (
     FrozenNetworks,
     Teacher,

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.adamw import AdamW
+from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
 
 STEPS = 20

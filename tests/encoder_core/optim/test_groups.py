@@ -7,8 +7,8 @@ from torch import nn
 
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.optim.groups import parameter_groups
 

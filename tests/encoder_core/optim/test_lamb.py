@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.lamb import Lamb, LambConfig
+from encoder_core.optim.lamb import Lamb
+from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
 

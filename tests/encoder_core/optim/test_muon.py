@@ -16,11 +16,12 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import SelfAttention, automatic
 from encoder_core.layers.deberta_attention import FusedProjections
 from encoder_core.layers.encoder import GatedFeedForward
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
-from encoder_core.optim.muon import MatrixExchange, Muon, MuonConfig
+from encoder_core.optim.muon import MatrixExchange, Muon
+from encoder_core.optim.settings import AdamWConfig, MuonConfig
 from encoder_core.optim.updates import set_update
 
 SMALL: dict[str, Any] = {

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.adamw import AdamW, AdamWConfig, StableAdamW, StableAdamWConfig
+from encoder_core.optim.adamw import AdamW, StableAdamW
+from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.updates import set_update
 
 RATE, BETAS = 0.01, (0.9, 0.98)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from encoder_core.optim.adamw import AdamW, AdamWConfig, StableAdamW, StableAdamWConfig
-from encoder_core.optim.lamb import Lamb, LambConfig
-from encoder_core.optim.muon import Muon, MuonConfig
+from encoder_core.optim.adamw import AdamW, StableAdamW
+from encoder_core.optim.lamb import Lamb
+from encoder_core.optim.muon import Muon
+from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
 from encoder_core.optim.updates import set_update
 
 

@@ -16,8 +16,8 @@ from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.info_nce import CHUNK
+from encoder_core.terms.contrastive import ContrastiveConfig
 from tests.support.ranks import contrastive
 from tests.support.ranks.contrastive import EXAMPLES, Case, Outcome
 from tests.support.ranks.forked import run_ranks

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.batch import twice
-from encoder_core.objectives.losses import last_weight
+from encoder_core.terms.weights import last_weight
 from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive_beside
 from tests.support.ranks.contrastive_beside import CONTRAST, ROWS, SEED, SETS, Case, Outcome, rows

@@ -17,19 +17,16 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.contrastive import ContrastiveConfig, contrastive_model
-from encoder_core.objectives.distil import (
-    CosineConfig,
-    DistilConfig,
-    HiddenConfig,
-    TeacherSource,
-    hold_teachers,
-)
+from encoder_core.objectives.contrastive import contrastive_model
+from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
+from encoder_core.objectives.replaced import replaced_token_detection
 from encoder_core.objectives.teacher import Teacher
-from encoder_core.objectives.term import TermConfig
+from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.term import TermConfig
 from encoder_core.train.collate import to_batch
 from encoder_core.train.exchange import RankExamples
 from tests.support.data.corpora import SPECIAL, VOCABULARY, block_of_pairs, random_block, spec_of

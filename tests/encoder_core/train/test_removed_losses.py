@@ -24,11 +24,15 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import (
+    masked_language_model,
+    masked_language_model_with_pairs,
+    span_boundary_model,
+)
 from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import ReplacedTokenConfig, replaced_token_detection
-from encoder_core.objectives.sentence_pairs import masked_language_model_with_pairs
-from encoder_core.objectives.span_boundary import boundary_targets, span_boundary_model
+from encoder_core.objectives.replaced import replaced_token_detection
+from encoder_core.objectives.span_boundary import boundary_targets
+from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.train.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 

@@ -12,7 +12,7 @@ import pytest
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone
 from checkpoints.listing import Rewind, record, rewinds, rows
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.step_table import Record

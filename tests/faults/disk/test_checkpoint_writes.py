@@ -12,7 +12,7 @@ from checkpoints.commit import Committed
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import folders
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.retention import tidy
 from checkpoints.save import Saver
 from checkpoints.verify import verify_all

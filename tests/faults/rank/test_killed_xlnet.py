@@ -9,7 +9,7 @@ from transformers import XLNetLMHeadModel
 
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import newest_good
+from checkpoints.newest import newest_good
 from checkpoints.verify import verify
 from launcher.after.export.export import Exported, export_run
 from launcher.runtime.recipe.load import reload

@@ -19,14 +19,14 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from checkpoints.attempt import Attempt, claim
-from checkpoints.gather import GlooPeers
+from checkpoints.gloo_peers import GlooPeers
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, folders
 from data_service.store.base import Store
 from encoder_core.train.exchange import Control
 from launcher.plan.measure.rows import InProcess
-from launcher.runtime.rank.journal import Startup
 from launcher.runtime.rank.main import run_rank
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.forked import CONTEXT, forked

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
-from encoder_core.families.config import AnyEncoder
+from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.multitask import MultitaskModel

@@ -18,11 +18,12 @@ from data_service.types import Block
 from encoder_core.cost.products import Shape, count
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.compose import activations, chunk_of_logits, products
+from encoder_core.terms.composition import activations, chunk_of_logits, products
 from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means
 from encoder_core.train.step import Sums
-from launcher.runtime.recipe.objective import RecipeObjective, exported_heads, objective_module
+from launcher.runtime.recipe.network import objective_module
+from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 
 MODEL = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=32, vocab=60, dropout=0.0)
 OBJECTIVE = RecipeObjective.model_validate({"shuffled": {"rate": 0.4}})

@@ -19,16 +19,17 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
-from encoder_core.objectives.replaced import ReplacedTokenConfig
-from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
-from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.teacher import Teacher
+from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
+from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.exchange import RankExamples
-from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, objective_module
+from launcher.runtime.recipe.network import objective_module
+from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6, backwards=True)
 _SIZE: dict[str, Any] = {

@@ -12,7 +12,8 @@ from checkpoints.layout import CheckpointManifest
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.rank.checkpointing import RunCheckpointer
-from launcher.runtime.rank.journal import RankJournal, Startup
+from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.recipe.schema import Checkpointing, Every
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
-from checkpoints.gather import Alone, GlooPeers, Peers
+from checkpoints.gather import Alone, Peers
+from checkpoints.gloo_peers import GlooPeers
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.layers.parameters import IntoHeads, JoinedLinear
-from encoder_core.optim.adamw import StableAdamW, StableAdamWConfig
+from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.groups import parameter_groups
-from encoder_core.optim.muon import Muon, MuonConfig
+from encoder_core.optim.muon import Muon
+from encoder_core.optim.settings import MuonConfig, StableAdamWConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.zero_memory import Stage

@@ -15,9 +15,11 @@ from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel, contrastive_model
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.objectives.contrastive import ContrastiveModel, contrastive_model
+from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.settings import AdamWConfig
+from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control

@@ -8,8 +8,9 @@ import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed
-from checkpoints.gather import GlooPeers
-from checkpoints.load import Reader, newest_good
+from checkpoints.gloo_peers import GlooPeers
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from checkpoints.save import Saver
 from data_service.store.open import open_store
 from encoder_core.layers.initialise import initialise

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.optim.groups import parameter_groups
-from encoder_core.optim.lamb import Lamb, LambConfig
+from encoder_core.optim.lamb import Lamb
+from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig

@@ -17,7 +17,7 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
     import ray
     import torch.distributed as dist
 
-    from checkpoints.gather import GlooPeers
+    from checkpoints.gloo_peers import GlooPeers
     from launcher.runtime.cluster import worker
     from launcher.runtime.cluster.rank_placement import Seat
     from launcher.runtime.preflight.collective import first_sums

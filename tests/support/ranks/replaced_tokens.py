@@ -16,20 +16,21 @@ from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.mlm import masked_language_model
 from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.replaced import (
     Discriminator,
-    ReplacedTokenConfig,
     ReplacedTokenDetection,
     discriminator_model,
     gradient_disentangled_detection,
     replaced_token_detection,
     stored_name,
 )
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.settings import AdamWConfig
 from encoder_core.random_draws import draw_key, uniforms
+from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control

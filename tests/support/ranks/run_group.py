@@ -219,11 +219,11 @@ def _rank(orders: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     from checkpoints.attempt import Attempt, claim
-    from checkpoints.gather import GlooPeers
+    from checkpoints.gloo_peers import GlooPeers
     from encoder_core.train.exchange import Control
-    from launcher.runtime.rank.journal import Startup
     from launcher.runtime.rank.main import run_rank
     from launcher.runtime.rank.spike_guard import Rewound
+    from launcher.runtime.rank.startup import Startup
     from tests.support.ranks.bad_kernels import bad_kernel
     from tests.support.ranks.bad_samples import deadly_input, poisoned
 

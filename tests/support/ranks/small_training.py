@@ -14,9 +14,10 @@ from encoder_core.layers.dropout import dropout
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.kernel_choice import only
 from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.mlm import masked_language_model
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.objectives.network import masked_language_model
+from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.settings import AdamWConfig
 from encoder_core.random_draws import NUMBERS
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.engine_config import EngineConfig, Precision

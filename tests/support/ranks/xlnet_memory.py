@@ -10,8 +10,9 @@ from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
-from encoder_core.optim.adamw import AdamW, AdamWConfig
+from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.engine_config import EngineConfig, Precision

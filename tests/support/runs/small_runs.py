@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import overload
 
 from checkpoints.gather import Alone
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.store.base import Store

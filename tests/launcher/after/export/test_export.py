@@ -24,10 +24,10 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.contrastive import ContrastiveConfig
-from encoder_core.objectives.replaced import ReplacedTokenConfig
-from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
-from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
+from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.build import build_model

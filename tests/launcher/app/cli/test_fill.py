@@ -13,7 +13,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.mlm import masked_language_model
+from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from launcher.app.cli.demo_path import fill_mask
 from tests.support.runs.small_runs import prepare_corpus

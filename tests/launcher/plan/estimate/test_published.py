@@ -6,11 +6,11 @@ from encoder_core.cost.products import Shape, count
 from encoder_core.families import albert, bert, electra, roberta
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.objectives.compose import products
-from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.replaced import ReplacedTokenConfig
-from encoder_core.objectives.sentence_pairs import NspConfig
-from encoder_core.objectives.term import TermConfig
+from encoder_core.terms.composition import products
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.sentence_pairs import NspConfig
+from encoder_core.terms.term import TermConfig
 from launcher.plan.estimate.estimate import estimate
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.recipe.load import load

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from encoder_core.cost.products import Product, Shape
 from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.objectives.compose import products
+from encoder_core.terms.composition import products
 from launcher.plan.estimate.roofline import (
     LOGIT_PASSES,
     PYTHON,

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from encoder_core.heads.cross_entropy import CHUNKS
-from encoder_core.objectives.compose import chunk_of_logits
+from encoder_core.layers.sizes import CHUNKS
+from encoder_core.terms.composition import chunk_of_logits
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import figures, render
 from launcher.runtime.capacity.devices import Cluster, find_gpu, usable

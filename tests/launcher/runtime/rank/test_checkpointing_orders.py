@@ -11,7 +11,8 @@ from checkpoints.attempt import claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import Rewind, committed, on, record, rewinds, rows
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.memory import Carried

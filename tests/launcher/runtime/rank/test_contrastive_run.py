@@ -9,7 +9,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from checkpoints.gather import Alone
-from checkpoints.load import Reader, newest_good
+from checkpoints.load import Reader
+from checkpoints.newest import newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from launcher.after.diagnose.measures import held_out

@@ -18,7 +18,8 @@ from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.contrastive import ContrastiveConfig, ContrastiveModel, contrastive_model
+from encoder_core.objectives.contrastive import ContrastiveModel, contrastive_model
+from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.train.exchange import RankExamples
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from tests.support.data.made_up import WORDS

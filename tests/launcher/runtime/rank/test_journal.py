@@ -16,7 +16,8 @@ from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Signals
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
-from launcher.runtime.rank.journal import RankJournal, Startup
+from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog

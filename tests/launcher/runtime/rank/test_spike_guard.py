@@ -17,8 +17,9 @@ from encoder_core.train.exchange import Control, Signals
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from launcher.errors import RunError
-from launcher.runtime.rank.journal import RankJournal, Startup
+from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.spike_guard import Rewound, SpikeGuard
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run, open_run

@@ -22,7 +22,7 @@ from encoder_core.objectives.losses import CoupledObjective, LossSums, Objective
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.train.collate import to_batch
 from encoder_core.train.exchange import RankExamples
-from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.network import objective_module
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL
 from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, Row, model_of, refused
 

@@ -21,7 +21,7 @@ from encoder_core.families import (
 )
 from encoder_core.families.catalogue import ModelConfig
 from launcher.runtime.recipe.load import load, loads
-from launcher.runtime.recipe.objective import meta_module, parameter_count
+from launcher.runtime.recipe.network import meta_module, parameter_count
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, tokens_per_step

@@ -11,7 +11,7 @@ from launcher.plan.estimate.estimate import estimate
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.capacity.workload import targets_per_row
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.objective import objective_module
+from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.tiny import tiny

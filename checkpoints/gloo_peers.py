@@ -1,0 +1,71 @@
+"""Ranks as `Peers` over torch.distributed. They are apart from the protocol, so that a process of one rank, such as the
+driver, reads checkpoints without torch.
+"""
+
+import json
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from pydantic import JsonValue
+from torch import Tensor
+
+GROUP_TIMEOUT = timedelta(days=1)
+"""Timeout of the process group of a `GlooPeers`. It is long, because a collective may wait for the slowest rank's
+upload or reading. If a rank dies, the collective ends at once; a rank that hangs is found by its missing heartbeats."""
+
+
+class GlooPeers:
+    """Ranks joined by a torch.distributed group that moves CPU tensors.
+
+    Create a group for checkpoints alone (`new_group(backend="gloo", timeout=GROUP_TIMEOUT)`). Then its collectives
+    neither mix with others nor time out because a rank is slow.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
+
+    def all_gather(self, value: JsonValue) -> list[JsonValue]:
+        mine = _text(value)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self._group)
+        longest = int(max(lengths))
+        texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(texts, _padded(mine, longest), group=self._group)
+        return [_value(text[: int(length)]) for text, length in zip(texts, lengths, strict=True)]
+
+    def gather_to_first(self, value: JsonValue) -> list[JsonValue]:
+        mine = _text(value)
+        longest = torch.tensor([mine.numel()])
+        dist.all_reduce(longest, dist.ReduceOp.MAX, group=self._group)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        texts = [torch.empty(int(longest), dtype=torch.uint8) for _ in range(self.world)]
+        first = self.rank == 0
+        dist.gather(torch.tensor([mine.numel()]), lengths if first else None, group=self._group, group_dst=0)
+        dist.gather(_padded(mine, int(longest)), texts if first else None, group=self._group, group_dst=0)
+        return [_value(t[: int(length)]) for t, length in zip(texts, lengths, strict=True)] if first else []
+
+    def from_first(self, value: JsonValue) -> JsonValue:
+        mine = _text(value)
+        length = torch.tensor([mine.numel()])
+        dist.broadcast(length, group=self._group, group_src=0)
+        text = mine if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(text, group=self._group, group_src=0)
+        return _value(text)
+
+
+def _text(value: JsonValue) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value(text: Tensor) -> JsonValue:
+    value: JsonValue = json.loads(text.numpy().tobytes())
+    return value
+
+
+def _padded(text: Tensor, length: int) -> Tensor:
+    padded = torch.zeros(length, dtype=torch.uint8)
+    padded[: text.numel()] = text
+    return padded

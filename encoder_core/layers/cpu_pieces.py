@@ -1,0 +1,35 @@
+"""The pieces in which a CPU computes attention: so many scores that they stay in the processor's cache.
+
+They are apart from the kernels, so that counting what a layer saves does not import torch.
+"""
+
+from collections.abc import Iterator
+
+PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
+BLOCK = 64  # least queries whose products with the keys of a window are made together
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tuple[int, slice, slice, slice]]:
+    """Yield the start of a row, and slices of queries, keys and heads.
+
+    A row is one piece. If a window is shorter than the row, pieces are blocks of its queries with the keys in their
+    reach.
+    """
+    for start, stop in bounds:
+        reach = stop - start if window is None else window
+        block = stop - start if stop - start <= reach + 1 else max(BLOCK, reach)
+        for first in range(start, stop, block):
+            queries = slice(first, min(first + block, stop))
+            keys = slice(max(start, first - reach), min(stop, queries.stop + reach))
+            scores = (queries.stop - first) * (keys.stop - keys.start)
+            for together in heads_together(heads, scores):
+                yield start, queries, keys, together
+
+
+def heads_together(heads: int, scores: int) -> Iterator[slice]:
+    """Yield slices of heads, each as many as stay within `PIECE` scores; a head has `scores`."""
+    together = max(1, min(heads, PIECE // scores))
+    for head in range(0, heads, together):
+        yield slice(head, min(head + together, heads))

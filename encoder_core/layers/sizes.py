@@ -1,0 +1,40 @@
+"""Names and sizes of layers and heads. They are apart from the modules, so that reading a recipe and counting what it
+costs does not import torch.
+"""
+
+import math
+from typing import Literal
+
+Activation = Literal["gelu", "gelu_tanh", "silu"]
+"""GELU by the error function or by the tanh approximation of the official BERT, or SiLU: x sigmoid(x)."""
+
+Initializer = Literal["truncated_normal", "normal"]
+"""Distribution of fresh weights (`initialise.py`)."""
+
+
+def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
+    """Return the bucket of each distance 0 .. longest - 1.
+
+    It is the distance itself up to half of `buckets`, then logarithmic, so that longest - 1 has the last bucket
+    (microsoft/DeBERTa, da_utils.py).
+    """
+    exact = buckets // 2
+    if longest - 1 <= exact:
+        return tuple(range(longest))
+    whole = math.log((longest - 1) / exact)
+    return tuple(
+        d if d <= exact else math.ceil(math.log(d / exact) / whole * (exact - 1)) + exact
+        for d in range(longest)
+    )
+
+
+PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
+"""How often DeBERTa's mask decoder runs the last layer."""
+
+POSITION_WIDTH = 200
+"""Width of the embedding of a token's place in its span."""
+
+MAX_TARGETS = 15
+"""Largest number of tokens of one span that are predicted from its boundary (official code)."""
+
+CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32

@@ -1,0 +1,116 @@
+"""Builds one network with the heads of its terms: the device half of each term that shares an encoder."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from encoder_core.families.catalogue import ModelConfig, build_encoder
+from encoder_core.heads.classification import PairHead
+from encoder_core.heads.prediction import SpanBoundaryHead
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.encoder import Embeddings
+from encoder_core.objectives.distil import Distillation, LayersAlike, StatesAlike
+from encoder_core.objectives.mlm import MaskedTokens, tied_head
+from encoder_core.objectives.multitask import MultitaskModel, mask_decoder
+from encoder_core.objectives.sentence_pairs import SentencePair
+from encoder_core.objectives.span_boundary import SpanBoundary
+from encoder_core.objectives.term import HeadTerm
+from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.sentence_pairs import NspConfig, PairConfig, SopConfig
+from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.terms.term import HeadConfig
+
+
+def head_term(term: HeadConfig, model: ModelConfig, word: nn.Embedding) -> HeadTerm:
+    """Return the device half of `term` on a network of `model` with the word embeddings `word`.
+
+    Its heads are on the default device, weights not yet initialised.
+
+    Raises:
+        TypeError: no device half is listed here for such a term.
+    """
+    match term:
+        case MlmConfig():
+            return MaskedTokens(term, tied_head(model, word))
+        case PairConfig():
+            return SentencePair(term, PairHead(model.hidden))
+        case SboConfig():
+            activation, eps = model.head_activation, model.layer_norm_eps
+            return SpanBoundary(term, SpanBoundaryHead(model.hidden, word, activation=activation, eps=eps))
+        case DistilConfig():
+            return Distillation(term)
+        case CosineConfig():
+            return StatesAlike(term)
+        case HiddenConfig():
+            wide = term.projection
+            return LayersAlike(term, model.layers, None if wide is None else nn.Linear(model.hidden, wide))
+        case _:
+            raise TypeError(f"the term {term.name} has no device half")
+
+
+def multitask_model(
+    config: ModelConfig,
+    terms: Sequence[HeadConfig],
+    *,
+    embeddings: Embeddings | None = None,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> MultitaskModel:
+    """Build encoder and heads of any family on the default device; weights not yet initialised (`initialise`).
+
+    Args:
+        embeddings: embeddings to share with another network; None: its own.
+
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
+    """
+    encoder = build_encoder(
+        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
+    )
+    on_device = [head_term(term, config, encoder.embeddings.word) for term in terms]
+    return MultitaskModel(encoder, on_device, mask_decoder(config))
+
+
+def masked_language_model(
+    config: ModelConfig, *, checkpoint_activations: bool = False, attend: Attend = automatic
+) -> MultitaskModel:
+    """Build a network of any family with masked tokens alone; see `multitask_model`."""
+    return multitask_model(
+        config, [MlmConfig()], checkpoint_activations=checkpoint_activations, attend=attend
+    )
+
+
+PairTask = Literal["nsp", "sop"]
+
+
+def masked_language_model_with_pairs(
+    config: ModelConfig,
+    task: PairTask,
+    weight: float = 1.0,
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> MultitaskModel:
+    """Build a network of any family with masked tokens and a term of sentence pairs; see `multitask_model`."""
+    pairs = NspConfig(weight=weight) if task == "nsp" else SopConfig(weight=weight)
+    return multitask_model(
+        config, [MlmConfig(), pairs], checkpoint_activations=checkpoint_activations, attend=attend
+    )
+
+
+def span_boundary_model(
+    config: ModelConfig,
+    weight: float = 1.0,
+    *,
+    checkpoint_activations: bool = False,
+    attend: Attend = automatic,
+) -> MultitaskModel:
+    """Build a network of any family with masked tokens and span boundaries; see `multitask_model`."""
+    return multitask_model(
+        config,
+        [MlmConfig(), SboConfig(weight=weight)],
+        checkpoint_activations=checkpoint_activations,
+        attend=attend,
+    )

@@ -1,0 +1,111 @@
+"""Settings of the optimizers. They are apart from the optimizers, so that reading a recipe does not import torch."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Decayed = Literal["no_bias_norm", "all", "xlnet"]
+"""Which parameters weight decay acts on. `no_bias_norm`: all but biases and LayerNorm (google-research/bert, electra,
+albert; microsoft/DeBERTa). `all`: all (fairseq, facebookresearch/SpanBERT). `xlnet`: as `no_bias_norm`, and XLNet's
+three attention biases as well (zihangdai/xlnet, model_utils.py)."""
+
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class AdamWConfig(BaseModel):
+    """Settings of AdamW.
+
+    Attributes:
+        lr: peak learning rate, which the schedule scales.
+        betas: decay rates of the first and the second moment.
+        eps: number added to the root of the second moment.
+        weight_decay: rate of decoupled weight decay, multiplied by the learning rate.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
+        bias_correction: whether the moments are divided by 1 - beta^t (Adam); false is BERT's update.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lr: float = Field(gt=0.0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(default=1e-6, gt=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    decayed: Decayed = "no_bias_norm"
+    clip: float | None = Field(default=1.0, gt=0.0)
+    bias_correction: bool = True
+
+
+class StableAdamWConfig(BaseModel):
+    """Settings of StableAdamW; the defaults are those of its usual implementation (warner-benjamin/optimi).
+
+    Attributes:
+        lr: peak learning rate, which the schedule scales and update clipping lowers.
+        betas: decay rates of the first and the second moment.
+        eps: number added to the root of the second moment; a squared gradient is compared with at least its square.
+        weight_decay: rate of decoupled weight decay, multiplied by the learning rate. A fully decoupled rate, which a
+            run multiplies by its share of the peak rate only (ModernBERT's 1e-5), equals this one times the peak
+            rate: give the quotient.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null, as published, for no clipping,
+            which update clipping replaces.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lr: float = Field(gt=0.0)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+    eps: float = Field(default=1e-6, gt=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    decayed: Decayed = "no_bias_norm"
+    clip: float | None = Field(default=None, gt=0.0)
+
+
+class LambConfig(BaseModel):
+    """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py).
+
+    Attributes:
+        lr: peak learning rate, which the schedule scales.
+        betas: decay rates of the first and the second moment.
+        eps: number added to the root of the second moment.
+        weight_decay: rate of weight decay, which is added to the update before its norm is computed.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
+        bias_correction: whether the moments are divided by 1 - beta^t (the paper); false is ALBERT's update.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lr: float = Field(gt=0.0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(default=1e-6, gt=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    decayed: Decayed = "no_bias_norm"
+    clip: float | None = Field(default=1.0, gt=0.0)
+    bias_correction: bool = False
+
+
+class MuonConfig(BaseModel):
+    """Settings of Muon; the defaults are Moonlight's (MoonshotAI/Moonlight, examples/toy_train.py).
+
+    Attributes:
+        lr: peak learning rate of all parameters, as for AdamW, which the schedule scales.
+        momentum: decay rate of the sum of gradients of a hidden matrix.
+        betas: decay rates of AdamW's moments, for the other parameters.
+        eps: number added to the root of AdamW's second moment.
+        weight_decay: rate of decoupled weight decay, multiplied by the learning rate, for all parameters that decay.
+        decayed: the parameters that decay.
+        clip: maximum global norm of the gradient, enforced before the update; null for no clipping. It changes how
+            much a step counts in the momentum, but not how far a matrix moves.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lr: float = Field(gt=0.0)
+    momentum: Beta = 0.95
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0.0)
+    weight_decay: float = Field(default=0.1, ge=0.0)
+    decayed: Decayed = "no_bias_norm"
+    clip: float | None = Field(default=1.0, gt=0.0)

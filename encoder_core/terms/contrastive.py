@@ -1,0 +1,148 @@
+"""Contrastive training of text vectors, as a recipe describes it. How it is computed: `objectives/contrastive.py`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from encoder_core.cost.activations import (
+    Activations,
+    kept_by_embeddings,
+    kept_by_layers,
+    kept_by_two_streams,
+)
+from encoder_core.cost.flops import encoder, forgetful
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import FP32, Kernel, Saved
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.terms.term import (
+    AroundConfig,
+    HeadConfig,
+    LateWeight,
+    Refusal,
+    RowFacts,
+    Setting,
+    SmallObjective,
+)
+
+
+class ContrastiveConfig(LateWeight, AroundConfig):
+    """How a text's vector is computed, and how vectors are compared.
+
+    Attributes:
+        temperature: divisor of similarities; with a small one the nearest negatives dominate.
+        pooling: the vector of a text is the mean of its tokens' last states, or the state of the classification token.
+        projection: whether a dense layer and tanh follow the pooling, in training only: not exported (SimCSE, section
+            6.3).
+        normalize: whether vectors get length 1, so that similarity is the cosine; otherwise it is the dot product.
+        bidirectional: whether the loss is the mean of two: each query finds its positive, each positive its query.
+        matryoshka: widths, largest first: a loss term for the first so many numbers of each vector, so that vectors
+            can be truncated (Kusupati et al. 2022). None: whole vectors only.
+    """
+
+    name = "contrastive"
+
+    temperature: float = Field(default=0.05, gt=0)
+    pooling: Literal["mean", "cls"] = "mean"
+    projection: bool = False
+    normalize: bool = True
+    bidirectional: bool = False
+    matryoshka: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
+
+    @field_validator("matryoshka")
+    @classmethod
+    def _widths_fall(cls, widths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if any(a <= b for a, b in pairwise(widths or ())):
+            raise ValueError("give each width once, the largest first")
+        return widths
+
+    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
+        """Yield the products of texts' vectors. Similarities are left out: a thousandth, even in batches of 10,000s."""
+        yield from encoder(model, shape)
+        if self.projection:
+            yield Product("projection", shape.rows, model.hidden, model.hidden)
+
+    def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
+        return self.products(model, [], shape.twice)
+
+    def keeps(
+        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
+    ) -> list[Activations]:
+        return [self._vectors(model, shape, kernel)]
+
+    def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        return self._vectors(model, shape.twice, kernel)
+
+    def _vectors(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        """Return what is saved for texts' vectors, and their cached gradients."""
+        outside = [Saved("vectors and their gradients", shape.rows * model.hidden, FP32, 2)]
+        if self.projection:
+            outside.append(Saved("projection", shape.rows * model.hidden, count=2))
+        vectors = Activations(tuple(outside), ())
+        if isinstance(model, XlnetConfig):
+            forward = replace(shape, backwards=False)
+            return kept_by_two_streams(forgetful(model), forward, kernel) + vectors
+        embeddings = Activations(tuple(kept_by_embeddings(model, shape, kernel)), ())
+        return embeddings + vectors + Activations((), tuple(kept_by_layers(model, shape, kernel)))
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse running text if there is no other term, and several updates a step if there is one."""
+        others = setting.terms.keys() - {self.name}
+        if "plm" in others:
+            yield Refusal(
+                ("objective",),
+                "contrastive cannot be combined with plm: a row in a lane begins with the end of the previous row, so "
+                "it is not a text by itself",
+                "leave contrastive or plm out",
+            )
+        elif "rtd" in others and getattr(setting.terms["rtd"], "embeddings", None) != "shared":
+            yield Refusal(
+                ("objective", "rtd", "embeddings"),
+                "contrastive cannot be combined with two updates a step: the compared vectors would come from the "
+                "model before the first update, and their gradients from the model after it",
+                "set objective.rtd.embeddings to shared, or leave contrastive out",
+            )
+        elif not others and setting.rows is not None and not setting.rows.texts:
+            yield Refusal(
+                ("input", "packing"),
+                f"a contrastive objective compares texts, but {setting.rows.packing} rows are running text",
+                "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add mlm, "
+                "whose rows are compared then",
+            )
+        widest, hidden = max(self.matryoshka or (0,)), setting.model.hidden
+        if widest > hidden:
+            yield Refusal(
+                ("objective", self.name, "matryoshka"),
+                f"the largest width is {widest}, but a vector has only {hidden} numbers",
+                f"give widths of at most {hidden}",
+            )
+        if setting.phases and setting.rows is not None:
+            yield from self._of_phases(setting, setting.rows)
+
+    def _of_phases(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
+        """Refuse examples whose two texts do not differ, and batches without negatives."""
+        model = setting.model
+        rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
+        if (rows.repeats or "mlm" in setting.terms) and not any(rates):
+            yield Refusal(
+                ("model", "dropout"),
+                "the two texts of an example are the same and would differ only by dropout, which is 0",
+                "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
+            )
+        for index, phase in enumerate(setting.phases if rows.texts == 2 else ()):
+            if phase.rows == 1:
+                yield Refusal(
+                    ("phases", index, "batch", "sequences"),
+                    "the negatives of an example are the other examples of its batch, but the batch has only one",
+                    "use a larger batch",
+                )
+
+    def small(self, form: SmallObjective) -> "ContrastiveConfig":
+        """Return the term with narrower vectors."""
+        if self.matryoshka is None:
+            return self
+        widths = (min(width, form.hidden >> place) for place, width in enumerate(self.matryoshka))
+        return self.model_copy(update={"matryoshka": tuple(filter(None, widths))})

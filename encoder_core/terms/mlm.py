@@ -1,0 +1,51 @@
+"""Masked language modelling, as a recipe describes it."""
+
+from collections.abc import Iterator
+
+from encoder_core.cost.activations import Activations, kept_by_head
+from encoder_core.cost.flops import head
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.states import CountedStates
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.terms.term import HeadConfig, LateWeight, Refusal, Setting
+
+
+class MlmConfig(LateWeight, HeadConfig):
+    """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
+
+    name = "mlm"
+    exported = "mlm"
+    reads = "targets"
+
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        yield from states.at_targets()
+        yield from head(states.model, states.shape.targets)
+
+    def keeps(self, states: CountedStates) -> Activations:
+        outside = kept_by_head(states.model, states.shape.targets)
+        return Activations(tuple(outside), ()) + states.at_targets_keeps()
+
+    def scored(self, shape: Shape) -> int:
+        return shape.targets
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse XLNet, and rows without masks."""
+        rows = setting.rows
+        if isinstance(setting.model, XlnetConfig):
+            yield Refusal(
+                ("objective",),
+                "a model of family xlnet is not trained by mlm: it predicts tokens in a random order, without masks",
+                "use plm for xlnet, and mlm for every other family",
+            )
+        elif rows is not None and rows.lanes:
+            yield Refusal(
+                ("input", "packing"),
+                "rows in lanes are for permuted language modelling, but the objective is another",
+                "set objective to plm, or input.packing to full_sentences",
+            )
+        elif rows is not None and rows.texts:
+            yield Refusal(
+                ("input", "packing"),
+                f"{rows.packing} rows hold whole texts to be compared, but the objective predicts tokens",
+                "set objective to contrastive, or input.packing to full_sentences",
+            )

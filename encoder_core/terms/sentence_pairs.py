@@ -1,0 +1,77 @@
+"""Next sentence prediction and sentence order prediction, as a recipe describes them."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from encoder_core.cost.activations import Activations
+from encoder_core.cost.products import Product
+from encoder_core.cost.saved import Saved
+from encoder_core.cost.states import CountedStates
+from encoder_core.terms.term import HeadConfig, Refusal, Setting
+
+
+class PairConfig(HeadConfig):
+    exported = "mlm_pair"
+    reads = "first"
+
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        """Yield the products of the pooler and the classifier."""
+        hidden = states.model.hidden
+        yield from states.at(1)
+        yield Product("head: pairs", states.shape.rows, hidden, hidden)
+        yield Product("head: pairs", states.shape.rows, hidden, 2)
+
+    def keeps(self, states: CountedStates) -> Activations:
+        pairs = Saved("head: pairs", states.shape.rows * states.model.hidden, count=2)
+        return Activations((pairs,), ()) + states.at_keeps(1)
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse objectives without mlm, and rows without the label of this term."""
+        others = [name for name in setting.terms if name != self.name]
+        if "mlm" not in others:
+            beside = f", not {others[0]}" if others else ""
+            yield Refusal(
+                ("objective",),
+                f"{self.name} needs mlm{beside}: one label a row does not suffice to learn words",
+                f"add objective.mlm, or leave {self.name} out",
+            )
+        yield from self._of_rows(setting)
+
+    @abstractmethod
+    def _of_rows(self, setting: Setting) -> Iterator[Refusal]: ...
+
+
+class NspConfig(PairConfig):
+    """Next sentence prediction: whether the second segment follows the first (BERT, section 3.1)."""
+
+    name = "nsp"
+
+    def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
+        if "sop" in setting.terms:
+            yield Refusal(
+                ("objective", "sop"),
+                "nsp and sop need the same label of a row: either its second segment is from "
+                "elsewhere, or it is swapped",
+                "keep one of the two",
+            )
+        elif setting.rows is not None and setting.rows.label != "next":
+            yield Refusal(
+                ("objective", "nsp"),
+                f"next sentence prediction needs rows with two segments and a label, but {setting.rows.packing} rows "
+                "have none",
+                "set input.packing to segment_pair or sentence_pair, or leave nsp out",
+            )
+
+
+class SopConfig(PairConfig):
+    """Sentence order prediction: whether two segments are in order (ALBERT, section 3.1)."""
+
+    name = "sop"
+
+    def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
+        if setting.rows is not None and setting.rows.label != "order" and "nsp" not in setting.terms:
+            yield Refusal(
+                ("objective", "sop"),
+                f"sentence order prediction needs swapped segments, but {setting.rows.packing} rows have none",
+                "set input.packing to ordered_pair, or leave sop out",
+            )

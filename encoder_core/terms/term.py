@@ -1,0 +1,193 @@
+"""The description of a term of the loss: what a recipe says, with what the term cannot be combined, and what it costs.
+
+The device half of a term is apart (`objectives/term.py`): reading a recipe and counting its cost need no torch. The
+package's README, "Terms", explains how to write a term.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, model_serializer
+
+from encoder_core.cost.activations import Activations
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.saved import Kernel
+from encoder_core.cost.states import CountedStates
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.interchange import Heads
+from encoder_core.terms.weights import Weight
+
+Label = Literal["next", "order"]
+"""The meaning of a row's label: whether its second segment follows the first, or whether the two are in order."""
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """The properties of rows that matter to terms.
+
+    Attributes:
+        packing: name of the packing, for messages.
+        label: meaning of each row's label; None for rows without labels.
+        texts: number of whole texts in a row, in which nothing is masked; 0 for rows of running text.
+        repeats: whether these texts are the same text.
+        lanes: whether a row continues where its lane's row of the previous step ended.
+        reuse: number of tokens that a row repeats from the previous one.
+        unit: unit of masking: token, whole_word, ngram, span.
+    """
+
+    packing: str
+    label: Label | None = None
+    texts: int = 0
+    repeats: bool = False
+    lanes: bool = False
+    reuse: int = 0
+    unit: str = "token"
+
+
+@dataclass(frozen=True)
+class PhaseFacts:
+    """The properties of a phase that matter to terms: tokens of its longest row, and rows of a step (None if it
+    counts tokens).
+    """
+
+    length: int
+    rows: int | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The surroundings of a term.
+
+    Attributes:
+        model: configuration of the network that is used after pretraining.
+        terms: all terms of the objective, by name.
+        rows: properties of the rows; None if unknown.
+        phases: phases of the run; empty if unknown.
+    """
+
+    model: ModelConfig
+    terms: Mapping[str, "TermConfig"]
+    rows: RowFacts | None = None
+    phases: tuple[PhaseFacts, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a term cannot be trained here. `path`: the place in the recipe to change."""
+
+    path: tuple[str | int, ...]
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class SmallObjective:
+    """The size to which a recipe's terms are shrunk, together with its model.
+
+    Attributes:
+        length: number of tokens in the longest row.
+        hidden: width of the small model.
+        model: function to the small form of another model, such as a teacher.
+    """
+
+    length: int
+    hidden: int
+    model: Callable[[ModelConfig], ModelConfig]
+
+
+class TermConfig(BaseModel, ABC):
+    """A term as a recipe describes it. Subclasses are frozen, and refuse unknown keys.
+
+    Attributes:
+        name: the term's key in a recipe and in metrics.
+        exported: the heads that it trains, among those for which transformers has classes; None: other heads or none.
+        weight: factor of the term's mean loss in the whole loss.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str]
+    exported: ClassVar[Heads | None] = None
+
+    weight: Weight = 1.0
+
+    @abstractmethod
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Yield every reason why this term cannot be trained in `setting`."""
+
+    def small(self, form: SmallObjective) -> "TermConfig":
+        """Return this term for a small model and short rows. Only settings that depend on their size change."""
+        return self
+
+    def scored(self, shape: Shape) -> int:
+        """Return the number of tokens in a microbatch for which the vocabulary's logits are computed."""
+        return 0
+
+
+class LateWeight(TermConfig):
+    """A term whose first version had no weight. A weight of 1 is not written, so that recipes, fingerprints and the
+    keys of evaluations stay the same.
+    """
+
+    @model_serializer(mode="wrap")
+    def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if name != "weight" or value != 1.0}
+
+
+Reads = Literal["targets", "first", "all", "layers"]
+"""The states that a term reads: those of targets, of rows' first tokens, or of all tokens; or those of all layers."""
+
+
+class HeadConfig(TermConfig):
+    """The description of a term that shares one network's encoder with others.
+
+    Attributes:
+        reads: the states that the term reads, which decides for how many tokens DeBERTa's last layer runs.
+    """
+
+    reads: ClassVar[Reads]
+
+    @abstractmethod
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        """Yield the products of this term on one microbatch, besides the encoder's: of the states that it needs, and
+        of its heads.
+        """
+
+    @abstractmethod
+    def keeps(self, states: CountedStates) -> Activations:
+        """Return what the same saves for the backward pass."""
+
+
+class ModuleConfig(TermConfig):
+    """The description of a term that builds the whole module: a second network, another encoder's streams, or a
+    coupled loss.
+
+    A coupled loss depends on all examples of a step. An objective has at most one such term.
+    """
+
+    @abstractmethod
+    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
+        """Yield all products of this module on one microbatch."""
+
+    @abstractmethod
+    def keeps(
+        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
+    ) -> list[Activations]:
+        """Return what this module saves for the backward pass, for each update group of a step."""
+
+
+class AroundConfig(ModuleConfig):
+    """The description of a term that builds a module by itself, and that can be added to the module of other terms.
+
+    Its loss couples the examples of a step, so a first pass without a graph runs its forward products once more.
+    """
+
+    @abstractmethod
+    def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
+        """Yield the products that it adds to those of the other terms."""
+
+    @abstractmethod
+    def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
+        """Return what it adds to what each update group of the other terms saves."""

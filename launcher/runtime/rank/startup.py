@@ -1,0 +1,58 @@
+"""A clock for the parts of a start: from the command, or from the start of a rank's process, to the end of the first
+step."""
+
+import os
+import time
+from collections.abc import Mapping
+
+from data_service import processes
+
+_SHOWN_S = 0.05  # shorter parts are not shown
+
+
+class Startup:
+    """A clock for the parts of a start; `done` is called when a part ends. The driver and every rank have one; that of
+    rank 0 is recorded.
+
+    Args:
+        before: seconds of the driver's parts, which came before this rank's, by the name of the part.
+        since: time at which the first part began, by `time.monotonic`; None for now.
+
+    Attributes:
+        seconds: seconds of each part so far, by the name of the part.
+        age: seconds for which the process existed before: its imports, or its time as an idle worker of Ray.
+        over: whether the first step is done.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None = None, since: float | None = None) -> None:
+        now = time.monotonic()
+        self.before = dict(before or {})
+        self._last = now if since is None else since
+        self.age = processes.age_s(os.getpid()) - (now - self._last)
+        self.seconds: dict[str, float] = {}
+        self.over = False
+
+    @classmethod
+    def of_command(cls, pid: int) -> "Startup":
+        """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
+        return cls(since=time.monotonic() - processes.age_s(pid))
+
+    def done(self, part: str) -> None:
+        """Note that `part` ends now. It began when the last part ended."""
+        now = time.monotonic()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+    def first_step_done(self, data_wait: float) -> None:
+        """Note that the first step, the last part of a start, ends now. Its first `data_wait` seconds were a wait for
+        data, and are added to that part."""
+        self.done("first step")
+        self.seconds["first step"] -= data_wait
+        self.seconds["data"] += data_wait
+        self.over = True
+
+    def spell(self) -> str:
+        """Return the parts as text for the operator: `8.3 s (Ray 2.1, model 1.4, ...)`."""
+        parts = self.before | self.seconds
+        shown = ", ".join(f"{part} {time:.1f}" for part, time in parts.items() if time >= _SHOWN_S)
+        return f"{sum(parts.values()):.1f} s ({shown})"
