@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from launcher.runtime.capacity.devices import Cluster
     from launcher.runtime.recipe.schema import Recipe
 
+MtbfOption = Annotated[
+    float | None,
+    typer.Option(help="Hours between failures of one machine. Default: Llama 3's; spot machines last less."),
+]
+MfuOption = Annotated[
+    float | None,
+    typer.Option(help="Share of the GPUs' peak that training reaches. Default: by a roofline, shown."),
+]
+TextOption = Annotated[
+    str | None,
+    typer.Option(help="Size of the corpus, uncompressed, such as 160GB: for its tokens and epochs."),
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command("estimate", rich_help_panel="Prepare")(estimate)
@@ -30,20 +43,9 @@ def estimate(
     ] = False,
     assignments: SetOption = None,
     tiny: TinyOption = False,
-    mtbf_hours: Annotated[
-        float | None,
-        typer.Option(
-            help="Hours between failures of one machine. Default: Llama 3's; spot machines last less."
-        ),
-    ] = None,
-    mfu: Annotated[
-        float | None,
-        typer.Option(help="Share of the GPUs' peak that training reaches. Default: by a roofline, shown."),
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(help="Size of the corpus, uncompressed, such as 160GB: for its tokens and epochs."),
-    ] = None,
+    mtbf_hours: MtbfOption = None,
+    mfu: MfuOption = None,
+    text: TextOption = None,
     failures: Annotated[
         bool,
         typer.Option("--failures", help="Simulate months with faults: goodput, restarts, what breaks first."),
