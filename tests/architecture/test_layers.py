@@ -23,6 +23,7 @@ DRAWN = {
     "launcher.observe": "watch -> inspect",
     "launcher.plan": """
         burnin -> estimate measure
+        failures -> estimate
         measure -> estimate
     """,
     "launcher.after": """

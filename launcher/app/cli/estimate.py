@@ -7,8 +7,23 @@ import typer
 from launcher.app.cli.recipe import RecipeArgument, SetOption, TinyOption
 
 if TYPE_CHECKING:
+    from launcher.plan.estimate.estimate import Estimate
+    from launcher.plan.failures.forecast import Forecast
     from launcher.runtime.capacity.devices import Cluster
     from launcher.runtime.recipe.schema import Recipe
+
+MtbfOption = Annotated[
+    float | None,
+    typer.Option(help="Hours between failures of one machine. Default: Llama 3's; spot machines last less."),
+]
+MfuOption = Annotated[
+    float | None,
+    typer.Option(help="Share of the GPUs' peak that training reaches. Default: by a roofline, shown."),
+]
+TextOption = Annotated[
+    str | None,
+    typer.Option(help="Size of the corpus, uncompressed, such as 160GB: for its tokens and epochs."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -28,20 +43,13 @@ def estimate(
     ] = False,
     assignments: SetOption = None,
     tiny: TinyOption = False,
-    mtbf_hours: Annotated[
-        float | None,
-        typer.Option(
-            help="Hours between failures of one machine. Default: Llama 3's; spot machines last less."
-        ),
-    ] = None,
-    mfu: Annotated[
-        float | None,
-        typer.Option(help="Share of the GPUs' peak that training reaches. Default: by a roofline, shown."),
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(help="Size of the corpus, uncompressed, such as 160GB: for its tokens and epochs."),
-    ] = None,
+    mtbf_hours: MtbfOption = None,
+    mfu: MfuOption = None,
+    text: TextOption = None,
+    failures: Annotated[
+        bool,
+        typer.Option("--failures", help="Simulate months with faults: goodput, restarts, what breaks first."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Figures only, as JSON.")] = False,
 ) -> None:
     """Memory, time, data, checkpoints and GPU-hours of a recipe on a cluster, with the arithmetic.
@@ -52,6 +60,10 @@ def estimate(
     With --measure, real steps of the recipe run on this machine's GPUs, or on its CPU, for some seconds a phase: tokens
     a second, MFU, peak memory, the slowest parts, and how long the recipe would take here. The estimate of a cluster of
     the same GPUs goes by what was measured. Without a cluster, it is of this machine, if it has GPUs.
+
+    With --failures, months on the cluster are simulated, with faults drawn at random: as often as --mtbf-hours says, in
+    the proportions of Llama 3's 54 days. They show the goodput when all processes start anew from the last commit, and
+    when the survivors stay and the state comes from memory; the best interval between saves; what breaks first.
     """
     from launcher.app.cli.recipe import load_recipe
     from launcher.errors import OptionError
@@ -72,9 +84,9 @@ def estimate(
     size = None if text is None else text_size(text)
     wanted = load_recipe(recipe, assignments, tiny)
     if measure:
-        _print_measured(wanted, cluster, mtbf_hours, size, as_json)
+        _print_measured(wanted, cluster, mtbf_hours, size, as_json=as_json, failures=failures)
     elif cluster is not None:
-        _print_estimated(wanted, cluster, mfu, size, as_json)
+        _print_estimated(wanted, cluster, mfu, size, as_json=as_json, failures=failures)
 
 
 def _cluster(
@@ -102,21 +114,66 @@ def _cluster(
 
 
 def _print_estimated(
-    recipe: "Recipe", cluster: "Cluster", mfu: float | None, text: float | None, as_json: bool
+    recipe: "Recipe",
+    cluster: "Cluster",
+    mfu: float | None,
+    text: float | None,
+    *,
+    as_json: bool,
+    failures: bool,
 ) -> None:
+    import json
+
     from launcher.plan.estimate.estimate import estimate
-    from launcher.plan.estimate.render import render, render_json
+    from launcher.plan.estimate.render import figures, render
 
     found = estimate(recipe, cluster, mfu, text=text)
-    typer.echo(render_json(found) if as_json else render(found))
+    forecast = _forecast(found) if failures else None
+    if as_json:
+        typer.echo(json.dumps({**figures(found), **_failure_figures(forecast)}, indent=2))
+        return
+    typer.echo(render(found))
+    _print_failures(found, forecast)
+
+
+def _forecast(found: "Estimate") -> "Forecast":
+    from launcher.plan.failures.forecast import forecast
+    from launcher.progress import work
+
+    with work("simulating months with faults", unit="simulations") as simulating:
+        return forecast(found, simulating.at)
+
+
+def _failure_figures(forecast: "Forecast | None") -> dict[str, object]:
+    from launcher.plan.failures.render import figures
+
+    return {} if forecast is None else {"failures": figures(forecast)}
+
+
+def _print_failures(found: "Estimate", forecast: "Forecast | None") -> None:
+    from launcher.plan.failures.render import render
+
+    if forecast is not None:
+        typer.echo(f"\n{render(found, forecast)}")
 
 
 def _print_measured(
-    recipe: "Recipe", cluster: "Cluster | None", mtbf_hours: float | None, text: float | None, as_json: bool
+    recipe: "Recipe",
+    cluster: "Cluster | None",
+    mtbf_hours: float | None,
+    text: float | None,
+    *,
+    as_json: bool,
+    failures: bool,
 ) -> None:
-    """Print the measurement, then the estimate based on it, for `cluster` or for this machine's GPUs."""
+    """Print the measurement, then the estimate based on it, for `cluster` or for this machine's GPUs.
+
+    Raises:
+        OptionError: failures of no cluster are asked for.
+    """
     import json
 
+    from launcher.errors import OptionError
     from launcher.plan.estimate.estimate import estimate
     from launcher.plan.estimate.render import figures, render
     from launcher.plan.measure import render as measured
@@ -128,12 +185,20 @@ def _print_measured(
         cluster = _cluster(1, report.machine.ranks, gpu.name, mtbf_hours)
     shares = [] if cluster is None else utilisations(report, cluster)
     found = None if cluster is None else estimate(recipe, cluster, measured=shares, text=text)
+    if found is None and failures:
+        raise OptionError(
+            "--failures needs a cluster: this machine has no GPUs of its own to estimate",
+            remedy="give --nodes, --gpus-per-node and --gpu",
+        )
+    forecast = _forecast(found) if found is not None and failures else None
     if as_json:
         of_recipe = {"recipe": recipe.name, "parameters": report.parameters}
-        whole = {**of_recipe, **(figures(found) if found else {}), "measured": measured.figures(report)}
+        of_cluster = {**figures(found), **_failure_figures(forecast)} if found else {}
+        whole = {**of_recipe, **of_cluster, "measured": measured.figures(report)}
         typer.echo(json.dumps(whole, indent=2))
         return
     typer.echo(measured.render(report))
     if found is not None and cluster is not None:
         by = "by what was measured" if shares else f"by assumptions: no {cluster.gpu.name} was measured"
         typer.echo(f"\nThe estimate, {by}\n\n{render(found)}")
+        _print_failures(found, forecast)

@@ -1,6 +1,5 @@
 """An estimate as text, every figure with the arithmetic that it comes from; and as JSON, for programs."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import prod
@@ -324,14 +323,9 @@ def _tera(flops: float) -> str:
     return f"{flops / 1e12:.3f} TFLOP"
 
 
-def render_json(e: Estimate) -> str:
-    """Return the figures as JSON for programs: bytes, seconds, shares."""
-    return json.dumps(figures(e), indent=2)
-
-
 def figures(e: Estimate) -> dict[str, object]:
-    """Return every figure of the estimate. `largest_microbatch` is null for a stage that is not supported, or where
-    not even one row fits.
+    """Return every figure of the estimate for programs: bytes, seconds, shares. `largest_microbatch` is null for a
+    stage that is not supported, or where not even one row fits.
     """
     return {
         "recipe": e.recipe.name,

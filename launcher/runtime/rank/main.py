@@ -18,6 +18,7 @@ from checkpoints.gather import Peers
 from checkpoints.load import ensure_kinds
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
+from data_service.stream.positions import Positions
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
@@ -63,7 +64,7 @@ from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import heldout_spec, read_lost, sample_positions, stream_spec
+from launcher.runtime.run.streams import Lost, heldout_spec, read_lost, sample_positions, stream_spec
 
 OpenStream = Callable[[StreamSpec], SampleStream]
 
@@ -115,14 +116,11 @@ def run_rank(
         journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
         ending.callback(journal.close)
         _record_start(run, journal, state, good, begin, control, (reports, verdicts, limits, compilation))
-        # Open the data at the step the run stands at, without removed documents and the ranges that rewinds left out.
         run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
-        streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
         lost = read_lost(run, resumed, peers)
-        positions = sample_positions(run, streams, lost.ranges)
-        share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
-        heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
-        data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
+        data, positions, share = _data(
+            run, tokenizer, open_stream, lost=lost, model=model, engine=engine, control=control
+        )
         ending.callback(data.close)
         # Train to the end, or until a stop is requested.
         guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
@@ -204,6 +202,26 @@ def _without_removed(
         journal.event("removals", step=added.step, states=added.states)
         journal.note(f"goes on without removed documents from step {added.step:,}")
     return settled
+
+
+def _data(
+    run: Run,
+    tokenizer: Tokenizer,
+    open_stream: OpenStream,
+    *,
+    lost: Lost,
+    model: ObjectiveModule,
+    engine: Engine,
+    control: Control,
+) -> tuple[RankData, Positions, RankShard]:
+    """Open the data, without removed documents and the ranges that rewinds left out. Return this rank's data, the
+    positions of all steps, and the rank's share."""
+    streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
+    positions = sample_positions(run, streams, lost.ranges)
+    share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
+    heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
+    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
+    return data, positions, share
 
 
 def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:

@@ -1,0 +1,127 @@
+"""What failures cost a recipe on a cluster: simulated months of each way to go on after a fault, and what breaks first
+as the cluster grows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from launcher.plan.estimate.estimate import Estimate, Saving, best_interval
+from launcher.plan.failures.faults import MONTH_S, Fault, Outage, draw_faults, draw_outages
+from launcher.plan.failures.limits import Limit, limits
+from launcher.plan.failures.month import Setting, simulate
+from launcher.plan.failures.recovery import Way, seconds, ways
+from launcher.runtime.cluster.resources import sizing
+
+MONTHS = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way, over all simulated months at one interval between saves.
+
+    Attributes:
+        interval: seconds of training between saves.
+        goodput, lowest, highest: share of wall time that ends up in the model: mean and extremes of the months.
+        lost: mean share of wall time by cause, as in `Month`.
+        restarts, stayed, from_store, ended: mean numbers a month, as in `Month`.
+        steps: mean number of steps a month that are done twice.
+    """
+
+    interval: float
+    goodput: float
+    lowest: float
+    highest: float
+    lost: dict[str, float]
+    restarts: float
+    stayed: float
+    from_store: float
+    ended: float
+    steps: float
+
+
+@dataclass(frozen=True)
+class WayForecast:
+    """One way at the recipe's interval between saves, and at the best one.
+
+    Attributes:
+        best: the interval of `at_best`: Daly's, of the time to block and the mean time between restarts from the store.
+        restart: seconds from a noticed fault to the next step, loading included, by the usual way to go on.
+    """
+
+    way: Way
+    chosen: Outcome
+    best: float
+    at_best: Outcome
+    restart: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What failures cost. `faults`: mean number of faults a month; `step`: seconds of a step without any."""
+
+    setting: Setting
+    faults: float
+    step: float
+    ways: tuple[WayForecast, ...]
+    limits: tuple[Limit, ...]
+
+
+def forecast(estimated: Estimate, progress: Callable[[int, int], None] = lambda done, of: None) -> Forecast:
+    """Simulate `MONTHS` months of each way on the estimate's cluster, always with the same faults. The phase that takes
+    longest stands for the run. `progress` is told how many simulations are done, and of how many."""
+    recipe, cluster, saved = estimated.recipe, estimated.cluster, estimated.checkpoints
+    phase = max(estimated.phases, key=lambda phase: phase.seconds)
+    setting = Setting(
+        nodes=cluster.nodes,
+        ranks_of_node=cluster.gpus_per_node,
+        sizing=sizing(recipe, cluster.ranks),
+        microbatches=phase.microbatches,
+        round=phase.compute / phase.rounds,
+        rest=phase.step - phase.compute,
+        blocked=saved.saving.blocked,
+        behind=saved.saving.behind,
+        hang=recipe.watchdog.step,
+    )
+    months = [(draw_faults(cluster, seed), draw_outages(seed)) for seed in range(MONTHS)]
+    compiled = recipe.compile is not False
+    found, each = [], ways(cluster, saved.bytes, setting.full, recipe.zero, compiled=compiled)
+    for index, way in enumerate(each):
+        progress(2 * index, 2 * len(each))
+        chosen = outcome(setting, way, saved.chosen, months)
+        progress(2 * index + 1, 2 * len(each))
+        best = best_interval(_saving(setting, way), MONTH_S / max(chosen.from_store, 1 / MONTHS))
+        at_best = outcome(setting, way, best, months)
+        usual = seconds(way.stay) if way.stay is not None else seconds(way.anew) + way.load
+        found.append(WayForecast(way, chosen, best, at_best, usual))
+    return Forecast(
+        setting=setting,
+        faults=fmean(len(faults) for faults, _ in months),
+        step=setting.full,
+        ways=tuple(found),
+        limits=limits(cluster, setting, each[-1], found[-1].best),
+    )
+
+
+def _saving(setting: Setting, way: Way) -> Saving:
+    return Saving(setting.blocked, setting.behind, seconds(way.anew) + way.load)
+
+
+def outcome(
+    setting: Setting, way: Way, interval: float, months: Sequence[tuple[Sequence[Fault], Sequence[Outage]]]
+) -> Outcome:
+    """Return the means of the given months."""
+    done = [simulate(setting, way, interval, faults, outages) for faults, outages in months]
+    shares = [month.goodput for month in done]
+    causes = sorted({cause for month in done for cause in month.lost})
+    return Outcome(
+        interval=interval,
+        goodput=fmean(shares),
+        lowest=min(shares),
+        highest=max(shares),
+        lost={cause: fmean(month.lost.get(cause, 0.0) / month.wall for month in done) for cause in causes},
+        restarts=fmean(month.restarts for month in done),
+        stayed=fmean(month.stayed for month in done),
+        from_store=fmean(month.from_store for month in done),
+        ended=fmean(month.ended for month in done),
+        steps=fmean(month.lost.get("repeated", 0.0) for month in done) / setting.full,
+    )

@@ -1,0 +1,335 @@
+"""A month of a run on a cluster that has faults, by discrete events in simulated time.
+
+What is decided, is decided by the code that decides in a run: `WorldSizeTracker` (how many ranks, on which nodes, when
+to make room for more), `Deaths` (the failure policy) and `partners` (who keeps whose copy). Only what takes time is
+arithmetic: steps, saves, copies, restarts.
+
+Training passes through three stages: places are looked for, the ranks come together, the ranks train. A fault of a
+node in use ends each of them. The second fault while ranks come together always takes the way through the store.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from launcher.plan.failures.faults import MONTH_S, Fault, Outage
+from launcher.plan.failures.machines import Machines
+from launcher.plan.failures.recovery import SPARE_AGAIN_S, Way, noticed, seconds
+from launcher.plan.failures.training import Layout, MemoryCopy, Seat, Segment
+from launcher.runtime.cluster.deaths import Deaths
+from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
+from launcher.runtime.policies.elastic import Sizing, places
+from launcher.runtime.policies.failures import Failure, Stop
+
+OPERATOR_S = 1800.0  # until a person has started a run again that the failure policy ended; a guess
+_LOOK_S = 5.0  # between two questions whether there is room for more ranks
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run on a cluster.
+
+    Attributes:
+        nodes, ranks_of_node: size of the cluster.
+        sizing: the numbers of ranks that the run may have.
+        microbatches: number of microbatches of a step.
+        round: seconds of one microbatch.
+        rest: seconds of a step besides its microbatches.
+        blocked, behind: seconds of a save, as in `Saving`.
+        hang: seconds until a hang is noticed.
+    """
+
+    nodes: int
+    ranks_of_node: int
+    sizing: Sizing
+    microbatches: int
+    round: float
+    rest: float
+    blocked: float
+    behind: float
+    hang: float
+
+    def step(self, world: int) -> float:
+        """Return the seconds of a step of `world` ranks."""
+        return -(-self.microbatches // world) * self.round + self.rest
+
+    @property
+    def full(self) -> float:
+        """Seconds of a step of as many ranks as the run may have here."""
+        return self.step(min(self.sizing.most, self.nodes * self.ranks_of_node))
+
+
+@dataclass
+class Month:
+    """What became of the seconds of a simulated month. `useful` and the values of `lost` add up to `wall`.
+
+    Attributes:
+        useful: seconds of work, at the speed of all ranks, that are in the model at the end.
+        lost: seconds by cause: "repeated" steps, "restarting", "waiting" for machines, "saving", "copying",
+            "fewer ranks", "operator" (the failure policy ended the run).
+        restarts: number of starts of ranks after the first.
+        stayed: restarts in which the survivors stayed.
+        from_store: restarts from a commit in the store, which repeat steps.
+        ended: how often the failure policy ended the run.
+    """
+
+    wall: float
+    useful: float = 0.0
+    lost: dict[str, float] = field(default_factory=dict)
+    restarts: int = 0
+    stayed: int = 0
+    from_store: int = 0
+    ended: int = 0
+
+    @property
+    def goodput(self) -> float:
+        return self.useful / self.wall
+
+    def spend(self, cause: str, seconds: float) -> None:
+        self.lost[cause] = self.lost.get(cause, 0.0) + seconds
+
+
+def simulate(
+    setting: Setting,
+    way: Way,
+    interval: float,
+    faults: Sequence[Fault],
+    outages: Sequence[Outage],
+    wall: float = MONTH_S,
+) -> Month:
+    """Simulate `wall` seconds of a run that saves after every `interval` seconds of training."""
+    return _Simulation(setting, way, interval, faults, outages, wall).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        setting: Setting,
+        way: Way,
+        interval: float,
+        faults: Sequence[Fault],
+        outages: Sequence[Outage],
+        wall: float,
+    ) -> None:
+        self.setting, self.way, self.interval, self.outages = setting, way, interval, outages
+        self.now, self.month = 0.0, Month(wall)
+        each = {name: amount * setting.ranks_of_node for name, amount in setting.sizing.each.items()}
+        self.machines = Machines(setting.nodes, each, faults)
+        self.world = WorldSizeTracker(setting.sizing, None, clock=lambda: self.now)
+        self.deaths = Deaths(())
+        self.layout = Layout((), setting.ranks_of_node, 0)
+        self.work = self.committed = 0.0
+        self.copy: MemoryCopy | None = None
+        self.hit: set[Seat] = set()  # seats whose processes the last event took away
+        self.new = False  # whether a node takes part that did not before
+        self.stays = False  # whether the survivors of the last group are there
+        self.spare: dict[int, float] = {}  # time from which a node has a spare process again
+
+    def run(self) -> Month:
+        while self.now < self.month.wall and self.gather():
+            if self.come_together():
+                self.train()
+        self.month.useful = self.work
+        self.month.restarts -= 1  # the first start
+        return self.month
+
+    def next_event(self) -> float:
+        return max(self.now, min(self.machines.next_event(), self.month.wall))
+
+    def pass_to(self, until: float, cause: str) -> None:
+        """Let time pass until `until`, or the end of the month."""
+        until = min(until, self.month.wall)
+        self.month.spend(cause, until - self.now)
+        self.now = until
+
+    def happen(self) -> Fault | None:
+        """Let happen what is due. Return the fault that hit ranks in use, if one did; nodes in use that have notice
+        stay until they are released."""
+        fault, self.hit = self.machines.happen(self.now), set()
+        if fault is None:
+            return None
+        standing = self.machines.there.intersection(fault.nodes)
+        seats = {seat for node in standing for seat in self.layout.on(node)}
+        if fault.kind in ("rank", "hang"):
+            seats &= {(fault.nodes[0], fault.place)}
+        elif fault.kind != "notice" or not seats:
+            self.machines.release(standing, self.now)
+        if fault.kind != "notice":
+            self.hit = seats
+            if self.copy is not None:
+                self.copy.gone |= seats
+        return fault if seats else None
+
+    def there(self, blamed: frozenset[str] = frozenset()) -> Nodes:
+        """Return the cluster as the policies see it, with an entry for each node that is excluded or `blamed`."""
+        return self.machines.listing(int(node) for node in blamed | self.world.without)
+
+    def gather(self) -> bool:
+        """Wait until ranks may start, and place them. Return False at the end of the month."""
+        asked = self.now
+        while self.now < self.month.wall:
+            self.catch_up()
+            count = self.world.start(self.there())
+            if count is not None:
+                self.place(count)
+                return True
+            patience = asked + self.setting.sizing.wait
+            self.pass_to(min(self.next_event(), patience if patience > self.now else inf), "waiting")
+        return False
+
+    def catch_up(self) -> None:
+        """Let happen what is due, while no rank trains."""
+        while self.now < self.month.wall and self.next_event() <= self.now:
+            fault = self.happen()
+            if fault is not None and fault.kind == "notice":
+                self.machines.release(fault.nodes, self.now)
+
+    def place(self, count: int) -> None:
+        """Place ranks on the nodes of the last group first, then on others."""
+        good = self.machines.there - {int(node) for node in self.world.without}
+        before, needed = set(self.layout.nodes), -(-count // self.setting.ranks_of_node)
+        again = sorted(good & before)[:needed]
+        others = sorted(good - before)[: needed - len(again)]
+        self.new = bool(before and others)
+        self.layout = Layout(tuple(sorted(again + others)), self.setting.ranks_of_node, count)
+
+    def come_together(self) -> bool:
+        """Start the ranks. Return whether they train: no fault came meanwhile."""
+        stays = self.way.stay is not None and self.stays and self.copy is not None and self.copy.whole()
+        self.stays = False
+        self.count_restart(stays)
+        self.go_back(self.copy.work if stays and self.copy is not None else self.committed)
+        parts = self.way.stay if stays and self.way.stay is not None else self.way.anew
+        until = self.now + seconds(parts) + (self.way.cold if self.new and not stays else 0.0)
+        if not stays and self.committed:
+            until = self.answered(until) + self.way.load
+        while self.now < min(until, self.month.wall):
+            self.pass_to(min(until, self.next_event()), "restarting")
+            fault = self.happen()
+            if fault is not None and fault.kind == "notice":
+                self.machines.release(fault.nodes, self.now)
+                return False
+            if fault is not None:
+                self.die(fault, worked=False, trained=False)
+                return False
+        self.world.entered(self.layout.count)
+        self.deaths.resumed(self.steps(self.work))
+        return self.now < self.month.wall
+
+    def count_restart(self, stays: bool) -> None:
+        self.month.restarts += 1
+        self.month.stayed += stays
+        self.month.from_store += not stays and self.work > self.committed
+
+    def go_back(self, work: float) -> None:
+        self.month.spend("repeated", self.work - work)
+        self.work = work
+
+    def answered(self, at: float) -> float:
+        """Return the first time from `at` at which the store answers."""
+        return next((outage.end for outage in self.outages if outage.begin <= at < outage.end), at)
+
+    def train(self) -> None:
+        """Train until a fault, a notice, the end of the month, or until more ranks can take part."""
+        step = self.setting.step(self.layout.count)
+        copies = self.way.copies
+        share = 1.0 if copies is None else copies.every * step / (copies.every * step + copies.stall)
+        speed = self.setting.full / step * share
+        segment = Segment(self.now, self.work, speed, self.interval, self.setting.blocked)
+        fault, grows, look = None, False, self.next_look(segment)
+        while fault is None and not grows and self.now < self.month.wall:
+            self.now = min(self.next_event(), look)
+            fault = self.happen()
+            grows = fault is None and self.now >= look and self.world.grows(self.there())
+            look = self.next_look(segment)
+        self.keep(segment, step)
+        self.account(segment, step, share)
+        if grows or (fault is not None and fault.kind == "notice"):
+            self.pause(step, fault)
+        elif fault is not None:
+            self.die(fault, worked=self.now - segment.begin > step, trained=True)
+
+    def next_look(self, segment: Segment) -> float:
+        """Return when to ask whether the ranks should make room for more; infinite while there is no place for more."""
+        sizing = self.setting.sizing
+        if self.layout.count >= sizing.most:
+            return inf
+        self.world.grows(self.there())  # it notes the time if the number of places has changed
+        if places(self.there(), sizing.each, self.world.without) <= self.layout.count:
+            return inf
+        return max(self.now + _LOOK_S, segment.begin + sizing.grow, self.machines.changed + sizing.wait)
+
+    def keep(self, segment: Segment, step: float) -> None:
+        """Note the newest commit and the newest complete copy of the time until now."""
+        free, number = segment.begin, 1
+        while (saved := segment.saved(number))[0] <= self.now:
+            if saved[0] >= free:  # else the save before is not committed yet
+                free = self.uploaded(saved[0])
+                if free <= self.now:
+                    self.committed = max(self.committed, saved[1])
+            number += 1
+        copies = self.way.copies
+        if copies is None:
+            return
+        each = copies.every * step + copies.stall
+        done = int((segment.trained(self.now) - copies.transfer) / each)
+        if done > 0:
+            self.copy = MemoryCopy(segment.work + segment.speed * done * each, self.layout, self.hit)
+
+    def uploaded(self, begin: float) -> float:
+        """Return when an upload that begins at `begin` is over. What the store's outage breaks begins anew."""
+        begin = self.answered(begin)
+        end = begin + self.setting.behind
+        broken = next((outage for outage in self.outages if begin < outage.begin < end), None)
+        return end if broken is None else self.uploaded(broken.end)
+
+    def account(self, segment: Segment, step: float, share: float) -> None:
+        """Add up what became of a segment's time."""
+        trained = segment.trained(self.now)
+        self.month.spend("saving", self.now - segment.begin - trained)
+        self.month.spend("copying", trained * (1 - share))
+        self.month.spend("fewer ranks", trained * share * (1 - self.setting.full / step))
+        self.work = segment.done(self.now)
+
+    def pause(self, step: float, notice: Fault | None) -> None:
+        """End the ranks in good order: by a save, or with their state in memory. A node that had notice leaves."""
+        if self.way.stay is not None:
+            self.copy, self.stays = MemoryCopy(self.work, self.layout), True
+        else:
+            self.pass_to(self.uploaded(self.now + self.setting.blocked), "saving")
+            self.committed = self.work
+        if notice is not None:
+            self.machines.release(notice.nodes, self.now)
+
+    def die(self, fault: Fault, *, worked: bool, trained: bool) -> None:
+        """Notice a fault, and follow the failure policy."""
+        self.stays = trained and fault.kind != "hang" and self.takes_spare(fault)
+        self.pass_to(self.now + noticed(fault.kind, self.setting.hang), "restarting")
+        failure = Failure(
+            time=self.now,
+            step=self.steps(self.work),
+            committed=self.deaths.committed,
+            worked=worked,
+            node=str(fault.nodes[0]) if len(fault.nodes) == 1 else None,
+            error=None,
+            kind="silent",
+        )
+        self.deaths.add(failure)
+        decision = self.deaths.decide(nodes=len(self.machines.there))
+        if isinstance(decision, Stop):
+            self.month.ended, self.stays = self.month.ended + 1, False
+            self.pass_to(self.now + OPERATOR_S, "operator")
+        else:
+            self.world.leave_out(self.there(decision.without), decision.without)
+
+    def takes_spare(self, fault: Fault) -> bool:
+        """Return whether the fault leaves a way to stay: of a lost rank, that its node has a spare process."""
+        if fault.kind != "rank":
+            return True
+        node = fault.nodes[0]
+        ready = self.spare.get(node, 0.0) <= self.now
+        self.spare[node] = self.now + SPARE_AGAIN_S
+        return ready
+
+    def steps(self, work: float) -> int:
+        return int(work / self.setting.full)

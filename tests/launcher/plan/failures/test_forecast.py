@@ -1,0 +1,87 @@
+"""`maskfleet estimate --failures`: what it prints, and figures that must hang together."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.app.cli.main import app
+from launcher.plan.estimate.estimate import estimate
+from launcher.plan.failures.forecast import Forecast, forecast
+from launcher.plan.failures.recovery import NETWORK_SHARE, seconds
+from launcher.plan.failures.render import figures, render
+from launcher.runtime.capacity.devices import Cluster, find_gpu
+from launcher.runtime.recipe.load import load
+
+BERT = ("bert-base", "--nodes", "4", "--gpus-per-node", "8", "--gpu", "h100", "--mtbf-hours", "300")
+
+
+@pytest.fixture(scope="module")
+def found() -> Forecast:
+    e = estimate(load("bert-base", ("microbatch=8",)), Cluster(4, 8, find_gpu("H100"), mtbf=300 * 3600))
+    return forecast(e)
+
+
+def test_survivors_that_stay_lose_less(found: Forecast) -> None:
+    anew, shared, stay = found.ways
+    assert stay.at_best.goodput > max(anew.at_best.goodput, shared.at_best.goodput)
+    assert stay.at_best.steps < anew.at_best.steps / 2
+    assert stay.at_best.stayed > 0
+    assert anew.at_best.stayed == shared.at_best.stayed == 0
+    assert anew.at_best.restarts == pytest.approx(stay.at_best.restarts, rel=0.1)
+
+
+def test_the_best_interval_is_not_worse_than_the_recipes(found: Forecast) -> None:
+    for way in found.ways:
+        assert way.at_best.goodput >= way.chosen.goodput - 1e-4
+        assert way.chosen.interval == 900.0
+        assert way.at_best.lowest <= way.at_best.goodput <= way.at_best.highest
+        assert way.at_best.goodput + sum(way.at_best.lost.values()) == pytest.approx(1)
+
+
+def test_limits_grow_with_the_ranks(found: Forecast) -> None:
+    assert [limit.used for limit in found.limits] == sorted((one.used for one in found.limits), reverse=True)
+    for limit in found.limits:
+        if limit.ranks is not None:
+            assert limit.used == pytest.approx(32 / limit.ranks, rel=1e-3)
+
+
+def test_copies_burden_neither_steps_nor_network() -> None:
+    """Of a large state in short steps on a slow network."""
+    e = estimate(load("deberta-v2-xxlarge", ("microbatch=2",)), Cluster(2, 8, find_gpu("A10G"), mtbf=1e9))
+    way = forecast(e).ways[-1].way
+    assert way.copies is not None
+    assert way.stay is not None
+    step = max(e.phases, key=lambda phase: phase.seconds).step
+    assert way.copies.transfer <= NETWORK_SHARE * way.copies.every * step
+    assert way.copies.bytes == pytest.approx(4 * e.checkpoints.bytes / 2)
+    assert seconds(way.stay) > way.copies.transfer
+
+
+def test_the_command_prints_table_and_arithmetic() -> None:
+    result = CliRunner().invoke(app, ["estimate", *BERT, "--failures"])
+    assert result.exit_code == 0
+    for shown in (
+        "265 s / 98,304 x 32 ranks",
+        "survivors stay",
+        "Llama 3",
+        "best interval",
+        "us a heartbeat",
+    ):
+        assert shown in result.output
+    assert "Llama 3" not in CliRunner().invoke(app, ["estimate", *BERT]).output
+
+
+def test_as_json_it_has_the_same_figures(found: Forecast) -> None:
+    result = CliRunner().invoke(app, ["estimate", *BERT, "--set", "microbatch=8", "--failures", "--json"])
+    told = json.loads(result.stdout)["failures"]
+    assert told == json.loads(json.dumps(figures(found)))
+    assert [way["name"] for way in told["ways"]] == [way.way.name for way in found.ways]
+    assert "failures" not in json.loads(CliRunner().invoke(app, ["estimate", *BERT, "--json"]).stdout)
+
+
+def test_a_single_gpu_has_a_forecast_too() -> None:
+    e = estimate(load("bert-base"), Cluster(1, 1, find_gpu("H100"), mtbf=100 * 3600))
+    alone = forecast(e)
+    assert alone.ways[-1].at_best.from_store > 0  # nobody else keeps a copy
+    assert render(e, alone)
