@@ -100,10 +100,7 @@ def run_rank(
         tokenizer = run.tokenizer()
         good = resume_point(run, peers, link, memory)
         startup.done("checkpoint")
-        limits = settle_microbatches(run, tokenizer, peers, hosts)
-        run = run if limits is None else replace(run, recipe=limits.recipe)
-        verdicts = settle_kernels(run, tokenizer, peers, link)
-        pieces, compilation = settle_compilation(run, tokenizer, peers, link, hosts[control.rank])
+        run, limits, verdicts, (pieces, compilation) = _settle(run, tokenizer, peers, link, hosts)
         startup.done("kernels")
         # Build the model and its optimizer; load that checkpoint, or what the run begins with.
         model, engine, begin = _build(run, tokenizer, peers, good, pieces)
@@ -118,9 +115,7 @@ def run_rank(
         _record_start(run, journal, state, good, begin, control, (reports, verdicts, limits, compilation))
         run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
         lost = read_lost(run, resumed, peers)
-        data, positions, share = _data(
-            run, tokenizer, open_stream, lost=lost, model=model, engine=engine, control=control
-        )
+        data, positions, share = _data(run, tokenizer, open_stream, lost, model, engine, control)
         ending.callback(data.close)
         # Train to the end, or until a stop is requested.
         guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
@@ -134,6 +129,19 @@ def run_rank(
         trainer = Trainer(*parts, link.stop_requested, memories, microbatches, copies)
         startup.done("data")
         return _train(trainer, state, journal, hosts)
+
+
+def _settle(
+    run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, hosts: Sequence[str]
+) -> tuple[
+    Run, MicrobatchLimits | None, Sequence[KernelVerdict], tuple[Pieces | None, CompilationRecord | None]
+]:
+    """Decide with the other ranks what depends on the machines: rows of a microbatch, kernels, compiled layers. Return
+    the run with these rows, and what was decided."""
+    limits = settle_microbatches(run, tokenizer, peers, hosts)
+    run = run if limits is None else replace(run, recipe=limits.recipe)
+    verdicts = settle_kernels(run, tokenizer, peers, link)
+    return run, limits, verdicts, settle_compilation(run, tokenizer, peers, link, hosts[peers.rank])
 
 
 def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Sequence[str]) -> TrainState:
@@ -208,7 +216,6 @@ def _data(
     run: Run,
     tokenizer: Tokenizer,
     open_stream: OpenStream,
-    *,
     lost: Lost,
     model: ObjectiveModule,
     engine: Engine,
@@ -220,7 +227,9 @@ def _data(
     positions = sample_positions(run, streams, lost.ranges)
     share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
     heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
-    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
+    data = RankData(
+        streams, positions, heldout, share, engine.device, engine.objective.target_counts, refresh
+    )
     return data, positions, share
 
 
