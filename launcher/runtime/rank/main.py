@@ -227,9 +227,7 @@ def _data(
     positions = sample_positions(run, streams, lost.ranges)
     share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
     heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
-    data = RankData(
-        streams, positions, heldout, share, engine.device, engine.objective.target_counts, refresh
-    )
+    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
     return data, positions, share
 
 

@@ -26,7 +26,7 @@ MACHINE = "FAKE_GPUS"  # the ids of a machine's GPUs, separated by commas
 EARLY = "FAKE_GPUS_EARLY"  # a module after which torch is imported, and CUDA asked
 NCCL = (2, 31, 0)
 _SITE = "from tests.support.clusters import fake_gpus\nfake_gpus.install()\n"
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "DS_ACCELERATOR")
 
 
 def shown(variable: str | None, machine: Sequence[str]) -> list[str]:
