@@ -32,15 +32,19 @@ def test_a_name_that_is_gone_is_an_error(name: str, monkeypatch: pytest.MonkeyPa
 MAKING = """
 import sys, torch
 from encoder_core.layers.torch_internals import without_compiler
+from encoder_core.optim.adamw import AdamW
+from encoder_core.optim.settings import AdamWConfig
+from encoder_core.optim.updates import set_update
 without_compiler()
 weight = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.1)
+optimizer = AdamW([weight], AdamWConfig(lr=0.5))
 optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
 weight.grad = torch.ones(3)
+set_update(optimizer, lr=0.5, count=1)
 optimizer.step()
 optimizer.load_state_dict(optimizer.state_dict())
 optimizer.zero_grad()
-assert weight.tolist() == [0.5] * 3 and weight.grad is None and len(optimizer.param_groups) == 2
+assert weight[0] < 1 and weight.grad is None and len(optimizer.param_groups) == 2
 print("torch._dynamo" in sys.modules)
 """
 
