@@ -71,6 +71,7 @@ class Month:
         stayed: restarts in which the survivors stayed.
         from_store: restarts from a commit in the store, which repeat steps.
         ended: how often the failure policy ended the run.
+        excluded: number of nodes that the failure policy left out for good.
     """
 
     wall: float
@@ -80,6 +81,7 @@ class Month:
     stayed: int = 0
     from_store: int = 0
     ended: int = 0
+    excluded: int = 0
 
     @property
     def goodput(self) -> float:
@@ -203,7 +205,9 @@ class Simulation:
         decision = self.deaths.decide(nodes=len(self.machines.there))
         if isinstance(decision, Stop):
             return False
+        before = len(self.world.without)
         self.world.leave_out(self.there(decision.without), decision.without)
+        self.month.excluded += len(self.world.without) - before
         return True
 
     def catch_up(self) -> None:
