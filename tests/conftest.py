@@ -21,8 +21,10 @@ from data_service.store.open import open_store
 from tests.support.checks.gpu import decide
 from tests.support.checks.long_tests import LongTests
 from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
-from tests.support.stores import ceph
+from tests.support.stores import azurite, ceph
+from tests.support.stores.azurite import AzuriteServer
 from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.gcs import FakeGcs
 from tests.support.stores.s3 import S3Server
 
 _DAY = "MASKFLEET_TEST_DAY"  # in the environment, so that all processes of a run draw the same cases
@@ -158,8 +160,28 @@ def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     reason = ceph.why_not()
     if reason is not None:
         pytest.skip(f"no real S3 server: {reason}")
-    own = tmp_path_factory.getbasetemp()
-    with ceph.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as server:
+    with ceph.shared_server(_common(tmp_path_factory)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
+    reason = azurite.why_not()
+    if reason is not None:
+        pytest.skip(f"no Azurite: {reason}")
+    with azurite.shared_server(_common(tmp_path_factory)) as server:
+        yield server
+
+
+def _common(factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes of this run share."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[FakeGcs]:
+    with FakeGcs() as server:
         yield server
 
 
@@ -175,13 +197,36 @@ def rgw(ceph_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     return ceph_server.use(monkeypatch)
 
 
-@pytest.fixture(params=["local", "s3", pytest.param("rgw", marks=pytest.mark.rgw)])
+@pytest.fixture
+def gs(gcs_server: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> FakeGcs:
+    """A fake of Google's storage in this process, to which the environment points."""
+    pytest.importorskip("obstore", reason="needs maskfleet[clouds]")
+    return gcs_server.use(monkeypatch)
+
+
+@pytest.fixture
+def az(azurite_server: AzuriteServer, monkeypatch: pytest.MonkeyPatch) -> AzuriteServer:
+    """Azurite, to which the environment points. Mark its users with `pytest.mark.azurite`."""
+    pytest.importorskip("obstore", reason="needs maskfleet[clouds]")
+    return azurite_server.use(monkeypatch)
+
+
+ANY_STORE = (
+    "local",
+    "s3",
+    pytest.param("rgw", marks=pytest.mark.rgw),
+    "gs",
+    pytest.param("az", marks=pytest.mark.azurite),
+)
+
+
+@pytest.fixture(params=ANY_STORE)
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty store: in a folder, on moto's S3, on Ceph's."""
+    """An empty store: in a folder, on moto's S3, on Ceph's, on a fake of Google's, on Azurite."""
     if request.param == "local":
         return open_store(tmp_path / "store")
-    server: S3Server = request.getfixturevalue(request.param)
-    return open_store(f"s3://{server.new_bucket()}/some/prefix", patience_s=20)
+    server: S3Server | FakeGcs | AzuriteServer = request.getfixturevalue(request.param)
+    return open_store(f"{server.scheme}://{server.new_bucket()}/some/prefix", patience_s=20)
 
 
 @pytest.fixture

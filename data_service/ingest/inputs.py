@@ -1,4 +1,4 @@
-"""Expands the inputs that the user named (files, folders, globs; local or s3://) to a list of files in a fixed order.
+"""Expands the inputs that the user named (files, folders, globs; local or in object stores) to a list of files.
 
 Files that are not text are left out: those of a tokenizer, a corpus or a saved data set. Each is listed with the
 reason.
@@ -270,7 +270,9 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
         StoreError: a store cannot be listed.
     """
     if not patterns:
-        raise InputError("no input given", remedy="name text files, folders or globs, local or s3://")
+        raise InputError(
+            "no input given", remedy="name text files, folders or globs, local or in an object store"
+        )
     files: dict[str, InputFile] = {}
     left_out: dict[str, LeftOut] = {}
     for pattern in patterns:
@@ -351,7 +353,7 @@ def _is_folder(path: str) -> bool:
 def _parent(path: str) -> tuple[Store | None, str]:
     """Return the store of the folder above `path`, and the last part of the path; None if the path is a bare root."""
     base, slash, name = path.rpartition("/")
-    if name in ("", ".", "..") or base in ("s3:/", "file:/"):
+    if name in ("", ".", "..") or base.endswith(":/"):
         return None, ""
     return open_store(base or ("/" if slash else ".")), name
 

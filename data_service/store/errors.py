@@ -1,8 +1,57 @@
 """Errors of object stores. Every message names the full URI and what to do."""
 
+from dataclasses import dataclass
+
 from data_service.errors import UserError
 
 KEYS = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceWords:
+    """The words of one kind of object store in messages.
+
+    Attributes:
+        bucket: what holds the objects.
+        credentials: where credentials are looked for.
+        endpoint: environment variable that names another server.
+        place: what decides which server holds the bucket.
+    """
+
+    bucket: str
+    credentials: str
+    endpoint: str
+    place: str
+
+
+SERVICES = {
+    "s3": ServiceWords(
+        bucket="bucket",
+        credentials="where boto3 finds them (environment, ~/.aws, instance role)",
+        endpoint="AWS_ENDPOINT_URL",
+        place="the region (AWS_REGION)",
+    ),
+    "gs": ServiceWords(
+        bucket="bucket",
+        credentials="by GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login` or the machine's "
+        "service account",
+        endpoint="GOOGLE_BASE_URL",
+        place="the project",
+    ),
+    "az": ServiceWords(
+        bucket="container",
+        credentials="in AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, by AZURE_CLIENT_ID, AZURE_TENANT_ID and "
+        "AZURE_CLIENT_SECRET, or the machine's managed identity",
+        endpoint="AZURE_STORAGE_ENDPOINT",
+        place="the account (AZURE_STORAGE_ACCOUNT_NAME)",
+    ),
+}
+"""The object stores that are written to, by the scheme of their URIs."""
+
+
+def _words(uri: str) -> ServiceWords:
+    """Return the words for a URI; those of S3 for a URI of none of `SERVICES`."""
+    return SERVICES.get(uri.partition("://")[0].lower(), SERVICES["s3"])
 
 
 class StoreError(UserError):
@@ -44,9 +93,7 @@ class CredentialsMissing(AccessDenied):
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsMissing":
-        remedy = (
-            "give credentials where boto3 finds them (environment, ~/.aws, instance role), then start again"
-        )
+        remedy = f"give credentials {_words(uri).credentials}, then start again"
         return cls(f"no credentials for {uri}: {reason}", remedy=remedy)
 
 
@@ -55,7 +102,7 @@ class CredentialsExpired(AccessDenied):
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsExpired":
-        remedy = "renew the credentials where boto3 finds them (environment, ~/.aws, instance role), then start again"
+        remedy = f"renew the credentials {_words(uri).credentials}, then start again"
         return cls(f"the credentials for {uri} have expired or cannot be renewed: {reason}", remedy=remedy)
 
 
@@ -75,7 +122,11 @@ class StoreUnavailable(StoreError):
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "StoreUnavailable":
-        where = "the network and the endpoint (AWS_ENDPOINT_URL)" if "://" in uri else "the disk or the mount"
+        where = (
+            f"the network and the endpoint ({_words(uri).endpoint})"
+            if "://" in uri
+            else "the disk or the mount"
+        )
         return cls(f"cannot reach {uri}: {reason}", remedy=f"check {where}, then start again")
 
 
@@ -86,22 +137,27 @@ class BadUri(StoreError):
     def at(cls, uri: str, reason: str) -> "BadUri":
         return cls(
             f"{uri!r}: {reason}",
-            remedy="use another name in a folder or below s3://bucket/prefix",
+            remedy="use another name in a folder or below s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
 
     @classmethod
     def with_secret(cls, uri: str) -> "BadUri":
+        scheme, words = uri.partition("://")[0].lower(), _words(uri)
+        place, keys = "s3://bucket/prefix", KEYS
+        if scheme in SERVICES and scheme != "s3":
+            place, keys = f"{scheme}://{words.bucket}/prefix", f"give credentials {words.credentials}"
         return cls(
             f"{uri!r} holds a secret key or a signature, which would be recorded and shown",
-            remedy=f"write s3://bucket/prefix alone; {KEYS}",
+            remedy=f"write {place} alone; {keys}",
         )
 
     @classmethod
     def no_bucket(cls, uri: str) -> "BadUri":
-        bucket = uri.partition("://")[2].partition("/")[0]
+        scheme, _, rest = uri.partition("://")
+        words = _words(uri)
         return cls(
-            f"s3://{bucket}: the bucket does not exist, or is in another region",
-            remedy="create the bucket, or correct its name, the region (AWS_REGION) or the server (AWS_ENDPOINT_URL)",
+            f"{scheme}://{rest.partition('/')[0]}: the {words.bucket} does not exist, or is elsewhere",
+            remedy=f"create the {words.bucket}, or correct its name, {words.place} or the server ({words.endpoint})",
         )
 
 

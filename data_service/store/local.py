@@ -277,7 +277,7 @@ def _link(temporary: Path, target: Path) -> None:
             raise
         raise StoreError(
             f"{target} cannot be created atomically, because its file system has no hard links",
-            remedy="use another file system, or an s3:// URI",
+            remedy="use another file system, or a URI of an object store (s3://, gs://, az://)",
         ) from error
 
 

@@ -1,11 +1,12 @@
 """Opens the store that a URI names."""
 
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 from data_service.printable import visible, without_secrets
 from data_service.store.base import Store
-from data_service.store.errors import BadUri
+from data_service.store.errors import SERVICES, BadUri, StoreError
 from data_service.store.local import LocalStore
 from data_service.store.retries import default_patience_s
 
@@ -13,15 +14,16 @@ _EXAMPLE = "your-bucket"  # the bucket's name in the bundled recipes
 
 
 def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
-    """Return the store at a folder, `file:///folder`, `s3://bucket/prefix` or `hf://datasets/OWNER/NAME`, which is only
-    read. Nothing is contacted or created yet.
+    """Return the store at a folder, `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+    `az://container/prefix` or `hf://datasets/OWNER/NAME`, which is only read. Nothing is contacted or created yet.
 
     `patience_s`: seconds without progress after which a failing operation on a remote store is given up. None: the
     number in the environment variable MASKFLEET_STORE_PATIENCE_S, else 120.
 
     Raises:
         BadUri: the scheme is unknown, or the bucket or folder is missing from the URI.
-        StoreError: MASKFLEET_STORE_PATIENCE_S holds no positive number.
+        StoreError: MASKFLEET_STORE_PATIENCE_S holds no positive number, or a library that the scheme needs is not
+            installed.
     """
     text = str(uri)
     scheme, separator, rest = text.partition("://")
@@ -41,6 +43,8 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
             return _open_file(text, rest)
         case "s3":
             return _open_s3(text, rest, default_patience_s() if patience_s is None else patience_s)
+        case "gs" | "az" as cloud:
+            return _open_cloud(text, cloud, rest, default_patience_s() if patience_s is None else patience_s)
         case "hf":
             from data_service.store.hub import open_hub
 
@@ -78,12 +82,33 @@ def _open_file(uri: str, rest: str) -> Store:
 def _open_s3(uri: str, rest: str, patience_s: float) -> Store:
     from data_service.store.s3 import S3Store  # boto3 takes a third of a second to import
 
+    return S3Store(*_bucket_of(uri, "s3", rest), patience_s)
+
+
+def _open_cloud(uri: str, scheme: Literal["gs", "az"], rest: str, patience_s: float) -> Store:
+    try:
+        from data_service.store.cloud import open_cloud
+    except ImportError as error:
+        raise StoreError(
+            f"{uri} needs obstore, which is not installed", remedy="pip install 'maskfleet[clouds]'"
+        ) from error
+    return open_cloud(scheme, *_bucket_of(uri, scheme, rest), patience_s)
+
+
+def _bucket_of(uri: str, scheme: str, rest: str) -> tuple[str, str]:
+    """Return bucket and prefix. Raises BadUri: the bucket is missing, or is the placeholder of bundled recipes."""
     bucket, _, prefix = rest.partition("/")
     if not bucket:
-        raise BadUri.at(uri, "the URI names no bucket")
+        raise BadUri.at(uri, f"the URI names no {SERVICES[scheme].bucket}")
     if bucket == _EXAMPLE:
         raise BadUri(
             f"{uri}: {_EXAMPLE} is a placeholder for the name of your bucket",
-            remedy="replace it by your bucket's name; `maskfleet doctor s3://BUCKET` tests the bucket",
+            remedy=f"replace it by your bucket's name; `maskfleet doctor {scheme}://BUCKET` tests the bucket",
         )
-    return S3Store(bucket, prefix.strip("/"), patience_s)
+    return bucket, prefix.strip("/")
+
+
+def in_object_store(uri: str) -> bool:
+    """Return whether a URI names a place in an object store that can be written to, so that all machines see it."""
+    scheme, separator, _ = uri.partition("://")
+    return bool(separator) and scheme.lower() in SERVICES

@@ -36,16 +36,13 @@ from data_service.store.retries import Patience, outage_of, retried
 from data_service.store.s3_errors import FAILURES, code, translated
 from data_service.store.s3_transfer import (
     DELETED,
-    PART,
-    WRITER,
-    Buffers,
     Deletion,
     Download,
     Listing,
-    LocalFile,
     Upload,
     head,
 )
+from data_service.store.upload_sources import PART, WRITER, Buffers, LocalFile, both
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -286,7 +283,7 @@ class S3Store:
             if sent is not None:
                 sent(source.size)
             return
-        upload = Upload(self.bucket, name, source, _both(patience.reached, sent))
+        upload = Upload(self.bucket, name, source, both(patience.reached, sent))
         try:
             self._call(name, upload.attempt, patience)
         except BaseException:
@@ -323,17 +320,3 @@ def _date(answer: Mapping[str, Any]) -> float | None:
     """Return the time of the answer by the server's clock, in seconds since 1970. Raises ValueError: not a date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if date is None else parsedate_to_datetime(date).timestamp()
-
-
-def _both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return a function that calls both `reached` and `sent`, the latter only with numbers that have grown."""
-    most = 0
-
-    def tell(count: int) -> None:
-        nonlocal most
-        reached(count)
-        if sent is not None and count > most:
-            most = count
-            sent(count)
-
-    return tell

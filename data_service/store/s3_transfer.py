@@ -4,22 +4,19 @@ listing with the next page, a deletion with the remaining objects.
 Each makes one attempt at a time and remembers its progress; `S3Store` repeats the attempts.
 """
 
-import os
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import accumulate
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from botocore.exceptions import ClientError
 
 from data_service.store.errors import Truncated
 from data_service.store.s3_errors import LOST_UPLOAD, code
+from data_service.store.upload_sources import PART, WRITER, UploadSource
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -30,10 +27,8 @@ if TYPE_CHECKING:
     )
 
 
-PART = 16 << 20  # bytes of a part, and of what is read at a time
 _MOST_PARTS = 10_000
 _TOGETHER = 4  # parts uploaded at the same time
-WRITER = "writer"  # metadata field by which a writer recognises its own object
 _EMPTY_PAGES = 100  # empty pages in a row after which a listing counts as broken
 
 
@@ -217,46 +212,6 @@ class Download:
 
     def _too_short(self, size: int) -> Truncated:
         return Truncated.at(f"s3://{self.bucket}/{self.name}", self.start, self.length or 0, size)
-
-
-class UploadSource(Protocol):
-    """A source of bytes to upload, which can be read repeatedly."""
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, start: int, length: int) -> bytes: ...
-
-
-class Buffers:
-    """An upload source of contiguous buffers, one after another, without a second copy of all of them."""
-
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
-        self._ends = list(accumulate(len(buffer) for buffer in self._buffers))
-        self.size = self._ends[-1] if self._ends else 0
-
-    def read(self, start: int, length: int) -> bytes:
-        pieces = []
-        number = bisect_right(self._ends, start)
-        while length and number < len(self._buffers):
-            buffer = self._buffers[number]
-            offset = start - (self._ends[number] - len(buffer))
-            pieces.append(buffer[offset : offset + length])
-            start, length, number = start + len(pieces[-1]), length - len(pieces[-1]), number + 1
-        return b"".join(pieces)
-
-
-class LocalFile:
-    """An upload source that is a file of this machine."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.size = path.stat().st_size
-
-    def read(self, start: int, length: int) -> bytes:
-        with self._path.open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), length, start)
 
 
 @dataclass

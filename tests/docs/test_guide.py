@@ -12,6 +12,7 @@ import pytest
 from tests.support.checks.guide import GUIDE, STAND_INS, Page, document_blocks
 from tests.support.data.chinese import made_up_documents
 from tests.support.data.made_up import write_text
+from tests.support.stores.gcs import FakeGcs
 from tests.support.stores.s3 import S3Server
 from tests.support.tasks import published_folders
 
@@ -151,6 +152,14 @@ def test_the_page_about_clusters(bucket: str, s3: S3Server, tmp_path: Path) -> N
 
 
 @pytest.mark.long
+def test_the_page_about_object_stores(gs: FakeGcs, tmp_path: Path) -> None:
+    gs.new_bucket("bucket")
+    Page(GUIDE / "object_stores.md", tmp_path).run()
+    assert "gs://bucket/runs" in (tmp_path / "machine.txt").read_text("utf-8")
+    assert not gs.buckets["bucket"].objects
+
+
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.timeout(3600)
 def test_every_page_as_it_is_written(tmp_path: Path) -> None:
@@ -167,7 +176,7 @@ def test_every_page_as_it_is_written(tmp_path: Path) -> None:
 
 def test_every_page_is_run() -> None:
     pages = {path.name for path in GUIDE.glob("*.md")}
-    assert pages == {"tutorial.md", "clusters.md", *AFTER_IT, *ALONE}
+    assert pages == {"tutorial.md", "clusters.md", "object_stores.md", *AFTER_IT, *ALONE}
 
 
 def test_blocks_hold_commands_where_they_are_run() -> None:

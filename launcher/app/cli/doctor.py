@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     stores: Annotated[
         list[str] | None,
-        typer.Argument(help="Folders or s3:// URIs that a run will read or write."),
+        typer.Argument(help="Folders or URIs (s3://, gs://, az://) that a run will read or write."),
     ] = None,
     gpu: Annotated[
         bool,

@@ -52,7 +52,7 @@ A run goes through four commands, each of which may be repeated safely:
     maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/books
     maskfleet train s3://bucket/runs/base
 
-`train` starts the run, or continues it after any interruption. Local paths and s3:// URIs work alike.
+`train` starts the run, or continues it after any interruption. Local paths and URIs (s3://, gs://, az://) work alike.
 """
 
 

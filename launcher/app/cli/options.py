@@ -34,9 +34,9 @@ InputsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT",
-        help="Files, folders or globs, local or s3://: .txt, .jsonl, .json (a value a line), .csv and .tsv, each also "
-        "with .gz, .zst, .bz2 or .xz; .warc and .wet; .xml of Wikipedia; .tar; .mds; .parquet; .arrow, as in "
-        "folders that Hugging Face datasets saves.",
+        help="Files, folders or globs, local or in an object store (s3://, gs://, az://): .txt, .jsonl, .json (a "
+        "value a line), .csv and .tsv, each also with .gz, .zst, .bz2 or .xz; .warc and .wet; .xml of Wikipedia; .tar; "
+        ".mds; .parquet; .arrow, as in folders that Hugging Face datasets saves.",
     ),
 ]
 TextFieldOption = Annotated[
@@ -74,7 +74,9 @@ JsonOption = Annotated[
     bool,
     typer.Option("--json", help="For programs: a JSON object a line, and nothing else on standard output."),
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or s3:// URI.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's folder or URI (s3://, gs://, az://).")
+]
 CHECKPOINT_HELP = (
     "or a folder in the transformers format, local or s3://; of a pair of networks the discriminator."
 )

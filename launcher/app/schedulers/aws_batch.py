@@ -90,9 +90,14 @@ def render(job: BatchJob) -> str:
     """Return the CloudFormation template.
 
     Raises:
-        LaunchError: the run is not in object storage.
+        LaunchError: the run is not in S3, which is all that the job's roles are granted.
     """
     job = needs_object_storage(job)
+    if not job.run.startswith("s3://"):
+        raise LaunchError(
+            f"{job.run} is not in S3, and the roles of a job on AWS Batch open S3 alone",
+            remedy="create the run in S3, or launch it on Kubernetes, Slurm or a Ray cluster",
+        )
     return fill("aws_batch/stack.yaml", job=job, save_seconds=SAVE_SECONDS, join_seconds=JOIN_SECONDS)
 
 
@@ -100,7 +105,7 @@ def submit(job: BatchJob) -> str:
     """Create or update the stack, then submit the job, and return its id.
 
     Raises:
-        LaunchError: the run is not in object storage, or `aws` is missing or fails.
+        LaunchError: the run is not in S3, or `aws` is missing or fails.
     """
     with tempfile.TemporaryDirectory(prefix="maskfleet-launch-") as folder:
         template = Path(folder) / "stack.yaml"

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic.types import ByteSize, NonNegativeInt
 
 from data_service.printable import control_characters
+from data_service.store.open import in_object_store
 from launcher.errors import LaunchError
 
 
@@ -230,9 +231,9 @@ def needs_object_storage(settings: AnyTraining) -> AnyTraining:
     Raises:
         LaunchError: the run lies on a disk.
     """
-    if settings.run.startswith("s3://"):
+    if in_object_store(settings.run):
         return settings
     raise LaunchError(
         f"{settings.run} lies on this machine's disk, which the cluster's machines do not see",
-        remedy="create the run in object storage: maskfleet init RECIPE s3://BUCKET/RUN",
+        remedy="create the run in object storage: maskfleet init RECIPE s3://BUCKET/RUN (or gs://, az://)",
     )

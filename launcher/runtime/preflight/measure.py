@@ -331,7 +331,7 @@ def _checkpoint_disk(root: Path, size: int, kept: int) -> Finding:
 
 def _run_store(store: Store) -> Finding:
     if store.size(RECORD) is None:
-        remedy = "use a folder that all nodes share, mounted at the same path, or an s3:// URI"
+        remedy = "use a folder that all nodes share, mounted at the same path, or a URI of an object store"
         return Finding("run's store", "failure", f"{store.uri} is not the run's here: no {RECORD}", remedy)
     started = time.monotonic()
     wrong = exercise(store, f"preflight/{uuid.uuid4().hex}")

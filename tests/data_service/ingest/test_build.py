@@ -273,7 +273,12 @@ def test_documents_are_shown_by_number_across_blocks(corpus: Path) -> None:
 
 @pytest.mark.parametrize(
     "any_store",
-    ["s3", pytest.param("rgw", marks=[pytest.mark.rgw, pytest.mark.long])],
+    [
+        "s3",
+        pytest.param("rgw", marks=[pytest.mark.rgw, pytest.mark.long]),
+        pytest.param("gs", marks=pytest.mark.long),
+        pytest.param("az", marks=[pytest.mark.azurite, pytest.mark.long]),
+    ],
     indirect=True,
 )
 def test_in_and_out_of_a_bucket(any_store: Store, inputs: Path, corpus: Path) -> None:

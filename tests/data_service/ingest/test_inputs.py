@@ -19,7 +19,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from tests.support.data.raw_text import ignore_progress, tokenizer_folder, write_jsonl
-from tests.support.stores.s3 import S3Server
+from tests.support.stores.service import Service
 
 NAMES = ["b.txt", "a.jsonl", "x/c.txt", "x/d.JSONL.GZ", "x/y/e.parquet", "x/notes.md", "x/y/f.jsonl.zst"]
 
@@ -58,8 +58,10 @@ def test_patterns_in_folders(folder: Path) -> None:
     assert_found(f"file://{folder}", str(folder))
 
 
-def test_patterns_in_buckets(s3: S3Server) -> None:
-    root = f"s3://{s3.new_bucket()}"
+@pytest.mark.parametrize("server", ["s3", "gs", pytest.param("az", marks=pytest.mark.azurite)])
+def test_patterns_in_buckets(request: pytest.FixtureRequest, server: str) -> None:
+    service: Service = request.getfixturevalue(server)
+    root = f"{service.scheme}://{service.new_bucket()}"
     for store in (open_store(root), open_store(f"{root}/some/where")):
         for name in NAMES:
             store.put(name, name.encode())

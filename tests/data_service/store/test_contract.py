@@ -1,4 +1,4 @@
-"""What every store promises, held against folders, moto's S3 and Ceph's S3."""
+"""What every store promises, held against folders, moto's S3, Ceph's S3, a fake of Google's storage and Azurite."""
 
 import pickle
 import threading
@@ -13,6 +13,18 @@ import pytest
 from data_service.store.base import Entry, Store
 from data_service.store.errors import BadUri, KeyMissing, Truncated
 from data_service.store.open import open_store
+
+SLOW_AZURITE = pytest.mark.parametrize(
+    "any_store",
+    [
+        "local",
+        "s3",
+        pytest.param("rgw", marks=pytest.mark.rgw),
+        "gs",
+        pytest.param("az", marks=[pytest.mark.azurite, pytest.mark.long]),
+    ],
+    indirect=True,
+)
 
 
 def test_whole_objects_are_created_and_replaced(any_store: Store) -> None:
@@ -99,6 +111,7 @@ def test_folders_are_those_directly_below_that_hold_objects(any_store: Store) ->
     assert list(any_store.at("a/deep").folders()) == ["er"]
 
 
+@SLOW_AZURITE
 def test_list_goes_past_a_page(any_store: Store) -> None:
     keys = [f"many/{number:05d}" for number in range(1005)]
     with ThreadPoolExecutor(8) as pool:
@@ -118,6 +131,7 @@ def test_delete_is_final_and_repeatable(any_store: Store) -> None:
     assert any_store.get("a/b") == b"now an object"
 
 
+@SLOW_AZURITE
 def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: Path) -> None:
     data = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts on S3
     source = tmp_path / "source"
@@ -163,7 +177,7 @@ def test_keys_that_are_no_plain_paths_are_refused(any_store: Store, key: str) ->
 def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     any_store.put("lease/a", b"x")
     wrong = SimpleNamespace(time=lambda: time.time() + 600, monotonic=time.monotonic, sleep=time.sleep)
-    for module in ("local", "s3"):
+    for module in ("local", "s3"):  # cloud.py has no clock
         monkeypatch.setattr(f"data_service.store.{module}.time", wrong)
     age = any_store.age("lease/a")
     assert age is not None

@@ -14,7 +14,7 @@ from data_service.store.base import Entry, Store
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
-from tests.support.stores.s3 import S3Server
+from tests.support.stores.service import Service
 
 DATA = bytes(range(251)) * 40
 STATUSES = [
@@ -87,7 +87,7 @@ def garbled_header(place: float, data: bytes) -> Mangle:
 
     def mangle(method: str, whole: bytes) -> bytes | None:
         body = whole.index(b"\r\n\r\n") + 4
-        if b"<ListBucketResult" in whole:
+        if b"<ListBucketResult" in whole or b"<EnumerationResults" in whole:
             middle = body + int(place * (len(whole) - body))
             return whole[:middle] + b"\x00<" + data + whole[middle:]
         return (
@@ -138,10 +138,12 @@ def broken() -> deque[Mangle]:
 
 
 @pytest.fixture
-def store(s3: S3Server, faults: FaultProxy, broken: deque[Mangle], monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(
+    service: Service, faults: FaultProxy, broken: deque[Mangle], monkeypatch: pytest.MonkeyPatch
+) -> Store:
     hasty = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=lambda seconds: None)
     monkeypatch.setattr("data_service.store.retries.time", hasty)
-    store = open_store(f"s3://{s3.new_bucket()}/x", patience_s=0.2)
+    store = open_store(f"{service.scheme}://{service.new_bucket()}/x", patience_s=0.2)
     for key, size in (("a/1", 1), ("a/2", 2), ("b/3", len(DATA))):
         store.put(key, DATA[:size])
     faults.mangle = lambda method, whole: broken.popleft()(method, whole) if broken else None
@@ -188,6 +190,7 @@ def truncated(body: bytes) -> bytes:
     return body.replace(b"<IsTruncated>false</IsTruncated>", MORE)
 
 
+@pytest.mark.parametrize("service", ["s3"], indirect=True)
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("listing", ["list", "folders"])
 def test_a_listing_that_does_not_go_on_ends(

@@ -1,4 +1,4 @@
-"""S3 behind a network that fails: slow-downs, resets, truncated bodies, lost answers, outages."""
+"""Object stores behind a network that fails: slow-downs, resets, truncated bodies, lost answers, outages."""
 
 import ipaddress
 import logging
@@ -19,6 +19,9 @@ from data_service.store.errors import (
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import Fault, FaultProxy
 from tests.support.stores.s3 import DATA, S3Server
+from tests.support.stores.service import Service
+
+ENDPOINT = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}
 
 
 def self_signed(folder: Path) -> Path:
@@ -91,9 +94,10 @@ def test_a_conditional_put_whose_answer_was_lost_knows_that_it_lost(store: Store
 
 
 def test_silence_is_a_failure_like_others(
-    store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    service: Service, store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_service.store.s3._SILENCE_S", 0.3)
+    module = "s3" if service.scheme == "s3" else "cloud_client"
+    monkeypatch.setattr(f"data_service.store.{module}._SILENCE_S", 0.3)
     hasty = open_store(store.uri)
     faults.plan.extend(["stall", "stall"])
     assert hasty.get("key") == DATA
@@ -115,25 +119,26 @@ def test_what_does_not_pass_is_an_error_with_the_uri(
 
 
 def test_a_server_that_nobody_runs_is_an_error_with_the_endpoint(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(StoreUnavailable, match="AWS_ENDPOINT_URL"):
-        open_store("s3://bucket/x", patience_s=0.5).get("key")
+    service.reach("http://127.0.0.1:9", monkeypatch)
+    with pytest.raises(StoreUnavailable, match=ENDPOINT[service.scheme]):
+        open_store(f"{service.scheme}://bucket/x", patience_s=0.5).get("key")
 
 
-def test_an_endpoint_that_is_none(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "no-url")
-    with pytest.raises(BadUri, match="no-url"):
-        open_store("s3://bucket/x").get("key")
+def test_an_endpoint_that_is_none(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINT[service.scheme], "no-url")
+    with pytest.raises(StoreError, match="no-url"):
+        open_store(f"{service.scheme}://bucket/x", patience_s=0.3).get("key")
 
 
-def test_a_bucket_that_does_not_exist_is_named(s3: S3Server) -> None:
-    store = open_store("s3://no-such-bucket/x")
+def test_a_bucket_that_does_not_exist_is_named(service: Service) -> None:
+    place = f"{service.scheme}://no-such-bucket"
+    store = open_store(f"{place}/x")
     for operation in (store.get, store.delete, lambda key: store.put(key, b"x")):
-        with pytest.raises(BadUri, match=r"^s3://[\w-]+: .*bucket"):
+        with pytest.raises(BadUri, match=f"^{place}: .*(bucket|container)"):
             operation("key")
-    with pytest.raises(BadUri, match=r"^s3://[\w-]+: .*bucket"):
+    with pytest.raises(BadUri, match=f"^{place}: .*(bucket|container)"):
         list(store.list())
 
 
@@ -163,6 +168,7 @@ def outage_records(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in ours]
 
 
+@pytest.mark.parametrize("service", ["s3"], indirect=True)
 def test_an_outage_is_said_in_one_sentence_and_its_end_in_another(
     store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,9 +12,23 @@ from data_service.store.errors import (
 )
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
+from tests.support.stores.gcs import FakeGcs
 from tests.support.stores.s3 import DATA, S3Server
+from tests.support.stores.service import Service
+
+CLOUDS = ["gs", pytest.param("az", marks=[pytest.mark.azurite, pytest.mark.long])]
 
 
+S3_ONLY = pytest.mark.parametrize("service", ["s3"], indirect=True)
+PART = {"s3": "partNumber=", "gs": "partNumber=", "az": "comp=block&"}
+"""What is in the path of a request that sends a part."""
+LARGE = {"s3": 40 << 20, "gs": 18 << 20, "az": 18 << 20}
+"""Bytes of an object that is sent in three parts, and read in several pieces."""
+END = {"s3": ("POST", "uploadId="), "gs": ("POST", "uploadId="), "az": ("PUT", "comp=blocklist")}
+"""Method and part of the path of the request that makes an object of parts."""
+
+
+@S3_ONLY
 def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
     (tmp_path / "file").write_bytes(data)
@@ -24,6 +38,20 @@ def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp
     assert store.get("large") == data
     parts = [path for method, path, _ in faults.requests if method == "PUT"]
     assert len(parts) == 6
+
+
+@pytest.mark.parametrize("service", CLOUDS, indirect=True)
+def test_a_failed_part_is_sent_again_and_no_other(
+    service: Service, store: Store, faults: FaultProxy, tmp_path: Path
+) -> None:
+    data = os.urandom(1 << 20) * 18  # 3 parts of 8 MiB, the last one smaller
+    (tmp_path / "file").write_bytes(data)
+    faults.only = lambda method, path: PART[service.scheme] in path
+    faults.plan.extend(["error 500", "reset"])
+    store.put_file("large", tmp_path / "file")
+    assert store.get("large") == data
+    parts = [path for method, path, _ in faults.requests if PART[service.scheme] in path]
+    assert len(parts) == 3 + 2
 
 
 def test_an_upload_of_buffers_survives(store: Store, faults: FaultProxy) -> None:
@@ -45,8 +73,8 @@ def test_unfinished_uploads_are_aborted_when_old(rgw: S3Server) -> None:
     assert [upload["Key"] for upload in left] == ["runs/ab/data"]
 
 
-def test_a_read_goes_on_where_it_broke(store: Store, faults: FaultProxy) -> None:
-    data = os.urandom(40 << 20)
+def test_a_read_goes_on_where_it_broke(service: Service, store: Store, faults: FaultProxy) -> None:
+    data = os.urandom(LARGE[service.scheme])
     store.put("large", data)
     sizes: list[int] = []
 
@@ -60,8 +88,11 @@ def test_a_read_goes_on_where_it_broke(store: Store, faults: FaultProxy) -> None
     assert sizes[2] < 0.7 * sizes[1]
 
 
-def test_an_object_replaced_while_it_is_read_is_never_mixed(store: Store, faults: FaultProxy) -> None:
-    old, new = bytes(40 << 20), os.urandom(40 << 20)
+def test_an_object_replaced_while_it_is_read_is_never_mixed(
+    service: Service, store: Store, faults: FaultProxy
+) -> None:
+    size = LARGE[service.scheme]
+    old, new = bytes(size), os.urandom(size)
     store.put("large", old)
     other = open_store(store.uri)
     first = threading.Event()
@@ -77,6 +108,7 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(store: Store, faults
     assert store.get("large") == new
 
 
+@S3_ONLY
 def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
     (tmp_path / "file").write_bytes(data)
@@ -90,6 +122,7 @@ def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultP
     assert len({path.partition("uploadId=")[2].partition("&")[0] for path in parts}) == 1
 
 
+@S3_ONLY
 def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Server, store: Store, faults: FaultProxy) -> None:
     faults.only = lambda method, path: "partNumber=2" in path
     faults.always = "error 500"
@@ -100,13 +133,39 @@ def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Server, store: Store, f
     assert store.size("large") is None
 
 
-def test_an_upload_whose_end_was_not_answered_is_known(store: Store, faults: FaultProxy) -> None:
-    data = os.urandom(40 << 20)
-    faults.only = lambda method, path: method == "POST" and "uploadId" in path
+def test_an_upload_whose_end_was_not_answered_is_known(
+    service: Service, store: Store, faults: FaultProxy
+) -> None:
+    data, (end, mark) = os.urandom(LARGE[service.scheme]), END[service.scheme]
+    faults.only = lambda method, path: method == end and mark in path
     faults.plan.append("reset after")
     store.put_buffers("large", [memoryview(data)])
+    assert not faults.plan
     assert store.get("large") == data
-    assert len([path for method, path, _ in faults.requests if method == "PUT"]) == 3
+    if service.scheme == "s3":  # the others send it again
+        assert len([path for method, path, _ in faults.requests if method == "PUT"]) == 3
+
+
+@pytest.mark.parametrize("service", CLOUDS, indirect=True)
+def test_an_upload_of_parts_that_is_given_up_leaves_nothing(
+    service: Service, store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_service.store.cloud_client._PART_RETRIES", 1)
+    impatient = open_store(store.uri, patience_s=0.3)
+    sent = 0
+
+    def third(method: str, path: str) -> bool:
+        nonlocal sent
+        sent += PART[service.scheme] in path
+        return PART[service.scheme] in path and sent > 2
+
+    faults.only, faults.always = third, "error 500"
+    with pytest.raises(StoreUnavailable, match="large"):
+        impatient.put_buffers("large", [memoryview(bytes(LARGE[service.scheme]))])
+    assert store.size("large") is None
+    assert [entry.key for entry in store.list()] == ["key"]
+    if isinstance(service, FakeGcs):
+        assert not service.buckets[store.uri.split("/")[2]].uploads
 
 
 @pytest.mark.rgw

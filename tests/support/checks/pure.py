@@ -31,7 +31,7 @@ WHOLE = frozenset(
 )
 """Modules of ours that build, train or run from end to end."""
 FORKS = re.compile(r"\bos\.fork\b")
-FIXTURES = frozenset({"moto_server", "ceph_server", "inputs"})
+FIXTURES = frozenset({"moto_server", "ceph_server", "gcs_server", "azurite_server", "inputs"})
 """That start servers or build: a test that asks for one, through whatever other, is not pure."""
 _IMPORTS = re.compile(r"^( *)(?:from ([\w.]+) import (\([^)]*\)|.*)|import (.*))", re.MULTILINE)
 _EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")

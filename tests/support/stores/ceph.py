@@ -4,24 +4,18 @@ A monitor, one storage daemon that keeps everything in memory, and the gateway, 
 host. The processes of a test run share one server: it takes a quarter of a minute to start.
 """
 
-import fcntl
-import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import tempfile
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from data_service.processes import locked
 from tests.support.stores.s3 import S3Server
+from tests.support.stores.shared import free_port, shared, stop, wait
 
 PACKAGES = "radosgw ceph-mon ceph-osd ceph-common"
 _PROGRAMS = ("radosgw", "radosgw-admin", "ceph-mon", "ceph-osd", "ceph", "ceph-authtool", "monmaptool")
@@ -61,37 +55,19 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def shared(folder: Path) -> Iterator[S3Server]:
-    """The server of all processes that share `folder`, ready for requests. Who comes first starts it, who leaves last
-    stops it."""
-    said = folder / "ceph.json"
-    with (folder / "ceph.users").open("a") as users:
-        with locked(folder / "ceph.lock"):
-            if not said.exists():
-                place = tempfile.mkdtemp(prefix="ceph-")  # its sockets' paths must be short
-                server, daemons = _start(Path(place))
-                said.write_text(json.dumps([place, vars(server), daemons]))
-            fcntl.flock(users, fcntl.LOCK_SH)
-        place, server, daemons = json.loads(said.read_text())
-        try:
-            yield S3Server(**server)
-        finally:
-            with locked(folder / "ceph.lock"):
-                fcntl.flock(users, fcntl.LOCK_UN)
-                with suppress(BlockingIOError):
-                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if another one still uses it
-                    _stop(daemons)
-                    said.unlink()
-                    shutil.rmtree(place)
+def shared_server(folder: Path) -> Iterator[S3Server]:
+    """The server of all processes that share `folder`, ready for requests."""
+    with shared(folder, "ceph", _start) as server:
+        yield S3Server(**server)
 
 
-def _start(folder: Path) -> tuple[S3Server, list[int]]:
-    """Start the server; return it and the processes of its daemons, in the order in which to end them."""
+def _start(folder: Path) -> tuple[dict[str, str], list[int]]:
+    """Start the server; return its fields and the processes of its daemons, in the order in which to end them."""
     for name in ("mon", "osd", "run", "log"):
         (folder / name).mkdir()
-    port = _free_port()
+    port = free_port()
     config = folder / "ceph.conf"
-    config.write_text(_CONFIG.format(fsid=uuid.uuid4(), folder=folder, port=port, mon_port=_free_port()))
+    config.write_text(_CONFIG.format(fsid=uuid.uuid4(), folder=folder, port=port, mon_port=free_port()))
     daemons = list[int]()
     try:
         node = _Node(folder, config, daemons)
@@ -104,9 +80,9 @@ def _start(folder: Path) -> tuple[S3Server, list[int]]:
             f"--access-key={server.access_key}", f"--secret={server.secret_key}",
         )  # fmt: skip
     except BaseException:
-        _stop(daemons)
+        stop(daemons)
         raise
-    return server, daemons
+    return vars(server), daemons
 
 
 class _Node:
@@ -147,24 +123,7 @@ class _Node:
 
     def start_gateway(self, endpoint: str) -> None:
         gateway = self.start("radosgw", "-n", "client.rgw")
-        _wait(lambda: _answers(endpoint), gateway, "the S3 gateway", seconds=90)
-
-
-def _stop(daemons: list[int]) -> None:
-    """End the daemons, whose parent may have ended before. What they hold is in memory, so nothing is lost."""
-    for process in daemons:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str, *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if process.poll() is not None:
-            raise RuntimeError(f"{what} ended with status {process.returncode} instead of starting")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} was not ready after {seconds:.0f} s")
-        time.sleep(0.1)
+        wait(lambda: _answers(endpoint), gateway, "the S3 gateway", seconds=90)
 
 
 def _answers(endpoint: str) -> bool:
@@ -173,9 +132,3 @@ def _answers(endpoint: str) -> bool:
             return True
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

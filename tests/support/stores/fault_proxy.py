@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import urlsplit
@@ -21,7 +21,10 @@ Fault = Literal[
 
 _PIECE = 256 << 10  # bytes taken from a client at a time
 
-_ERRORS: dict[Fault, tuple[int, str]] = {
+Errors = Mapping[Fault, tuple[int, str]]
+"""Status and code with which a service answers."""
+
+S3_ERRORS: Errors = {
     "error 500": (500, "InternalError"),
     "slow down": (503, "SlowDown"),
     "expired token": (400, "ExpiredToken"),
@@ -39,13 +42,14 @@ class FaultProxy:
     never answers; "bad record" sends what is no TLS in the middle of the body.
     `bytes_per_second` is the speed of the line to the server, shared by all that is sent there; None for no limit.
     `only` limits faults to matching requests: it is given the method and the path. `always` is the fault once
-    the plan is used up. `requests` records what came, as (method, path, access key), `carried_out` what the server did,
-    as (method, path, its status), whatever the client heard of it. `mangle`, if set, is given the
+    the plan is used up. `requests` records what came, as (method, path, access key or token), `carried_out` what the
+    server did, as (method, path, its status), whatever the client heard of it. `mangle`, if set, is given the
     method and the whole answer as bytes, and returns what to send of it before the connection ends, or None for all.
-    `tls` makes it speak TLS.
+    `tls` makes it speak TLS. `errors` are those of the service behind it.
     """
 
-    def __init__(self, upstream: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, upstream: str, tls: ssl.SSLContext | None = None, errors: Errors = S3_ERRORS) -> None:
+        self.errors = errors
         self.plan: deque[Fault] = deque()
         self.only: Callable[[str, str], bool] = lambda method, path: True
         self.always: Fault | None = None
@@ -70,7 +74,8 @@ class FaultProxy:
 
     def next(self, method: str, path: str, authorization: str) -> Fault | None:
         with self._lock:
-            key = authorization.partition("Credential=")[2].partition("/")[0]
+            signed = authorization.partition("Credential=")[2].partition("/")[0]
+            key = signed or authorization.partition(" ")[2]
             self.requests.append((method, path, key))
             if not self.only(method, path):
                 return None
@@ -110,8 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.faults.closing.wait()
         if fault in ("reset", "stall"):
             self._break()
-        elif fault in _ERRORS:
-            self._refuse(*_ERRORS[fault])
+        elif fault is not None and fault in self.faults.errors:
+            self._refuse(*self.faults.errors[fault])
         else:
             self._forward(body, fault)
 

@@ -6,11 +6,13 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from uuid import uuid4
 
 import boto3
 import pytest
+
+from tests.support.stores.fault_proxy import S3_ERRORS, Errors
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -26,6 +28,8 @@ class S3Server:
     endpoint: str
     access_key: str
     secret_key: str
+    scheme: ClassVar[str] = "s3"
+    errors: ClassVar[Errors] = S3_ERRORS
 
     @property
     def environment(self) -> dict[str, str]:
@@ -47,6 +51,23 @@ class S3Server:
         for name, value in self.environment.items():
             monkeypatch.setenv(name, value)
         return self
+
+    def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Points this process at a proxy before the server."""
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+
+    def renew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Gives this process another key, which moto takes as any other."""
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+
+    def forge(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Gives this process a secret that the server refuses; moto takes any."""
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+
+    def take_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Takes this process's credentials away."""
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
 
     def client(self) -> "S3Client":
         return boto3.Session().client(

@@ -113,6 +113,12 @@ def test_a_uri_that_iam_would_expand_is_refused(cpus: dict[str, object], uri: st
         stack(**{**cpus, "run": uri})
 
 
+@pytest.mark.parametrize("uri", ["gs://bucket/runs/a", "az://container/runs/a"])
+def test_a_run_that_the_roles_do_not_open_is_refused(cpus: dict[str, object], uri: str) -> None:
+    with pytest.raises(LaunchError, match=uri):
+        stack(**{**cpus, "run": uri})
+
+
 def test_what_a_recipe_reads() -> None:
     recipe = load("roberta-base", ("tokenizer.uri=s3://c/bpe", "start=s3://c/old"))
     corpora = [source.uri for source in recipe.corpus.sources.values()]

@@ -60,6 +60,17 @@ def test_a_run_on_a_disk_is_refused() -> None:
         needs_object_storage(TrainingJob.of(run="/data/runs/base", nodes=1))
 
 
+@pytest.mark.parametrize("run", ["s3://bucket/run", "gs://bucket/run", "az://container/run", "GS://b/r"])
+def test_a_run_in_any_object_store_is_taken(run: str) -> None:
+    assert needs_object_storage(TrainingJob.of(run=run, nodes=1)).run == run
+
+
+@pytest.mark.parametrize("run", ["hf://datasets/org/run", "file:///data/run", "http://host/run"])
+def test_what_cannot_be_written_from_all_machines_is_refused(run: str) -> None:
+    with pytest.raises(LaunchError, match=run):
+        needs_object_storage(TrainingJob.of(run=run, nodes=1))
+
+
 def test_the_words_of_the_command(gpus: dict[str, object]) -> None:
     sets = ["--set", "zero=2", "--set", "name=it's $(HOME)"]
     assert Launch.of(**gpus).command == ["maskfleet", "train", gpus["run"], *sets, "--nodes", "2"]

@@ -1,4 +1,5 @@
-"""A run that lives in object storage entirely: corpus, tokenizer, checkpoints and metrics on a real S3 server."""
+"""A run that lives in object storage entirely: corpus, tokenizer, checkpoints and metrics on Ceph, a fake of Google's
+storage, Azurite."""
 
 from pathlib import Path
 
@@ -7,9 +8,9 @@ import pytest
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed, kill_everything, output, training, wait_for
-from tests.support.stores.s3 import S3Server
+from tests.support.stores.service import Service
 
-pytestmark = [pytest.mark.cluster, pytest.mark.rgw, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 LONGER = (
     "phases=[{steps: 60, length: 32, batch: {sequences: 12}}]",
@@ -18,8 +19,19 @@ LONGER = (
 
 
 @pytest.mark.long
-def test_a_run_on_s3_survives_the_loss_of_its_machine(rgw: S3Server, tmp_path: Path) -> None:
-    root = f"s3://{rgw.new_bucket()}/here"
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("rgw", marks=pytest.mark.rgw),
+        "gs",
+        pytest.param("az", marks=pytest.mark.azurite),
+    ],
+)
+def test_a_run_survives_the_loss_of_its_machine(
+    request: pytest.FixtureRequest, server: str, tmp_path: Path
+) -> None:
+    service: Service = request.getfixturevalue(server)
+    root = f"{service.scheme}://{service.new_bucket()}/here"
     small_runs.prepare_corpus(tmp_path, root)
     uri = small_runs.new_run(root, "run", *LONGER)
     with training(uri) as process:

@@ -1,0 +1,257 @@
+"""A bucket of Google Cloud Storage (gs://) or a container of Azure Blob Storage (az://) as an object store, by obstore.
+
+Its users rely on the same as on S3: atomic puts, conditional creation, exact ranges, listings in key order. What the
+services do differently is dealt with here:
+
+- obstore lists whole folders. Keys are chosen by their string prefix here.
+- A creation whose answer was lost collides with itself when it is repeated. So every creation stores a random word as
+  metadata, and the writer reads it back.
+- Azure may list the names of an account with a hierarchical namespace in another order, so its listings are sorted.
+- obstore shows no headers, so the server's time comes from a request of our own.
+- obstore cannot be used in a process that was forked after its first request.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
+from uuid import uuid4
+
+import obstore
+from obstore.exceptions import AlreadyExistsError
+
+from data_service.store.base import Entry, checked, child, together
+from data_service.store.cloud_client import CloudClient, CloudConnection, Scheme
+from data_service.store.cloud_errors import FAILURES, translated
+from data_service.store.cloud_transfer import (
+    SINGLE,
+    CloudDownload,
+    CloudListing,
+    CloudUpload,
+    head,
+    writer_of,
+)
+from data_service.store.errors import (
+    BadUri,
+    CredentialsExpired,
+    CredentialsMissing,
+    KeyMissing,
+    StoreUnavailable,
+)
+from data_service.store.retries import Patience, outage_of, retried
+from data_service.store.upload_sources import WRITER, Buffers, LocalFile, both
+
+_T = TypeVar("_T")
+_DELETED = 256  # most objects that one request to Azure may name
+_VALID_BEFORE = {"gs": Event(), "az": Event()}  # this process has had credentials that a server accepted
+
+
+@dataclass(frozen=True)
+class CloudStore:
+    """A store of the objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable and thread-safe.
+
+    `patience_s`: seconds without progress after which a failing operation is given up.
+    """
+
+    scheme: Scheme
+    bucket: str
+    prefix: str
+    patience_s: float
+    _connection: CloudConnection = field(repr=False, compare=False)
+
+    @property
+    def uri(self) -> str:
+        return f"{self.scheme}://{child(self.bucket, self.prefix)}"
+
+    def at(self, prefix: str) -> "CloudStore":
+        below = checked(self.uri, child(prefix, ""))
+        return CloudStore(
+            self.scheme, self.bucket, child(self.prefix, below), self.patience_s, self._connection
+        )
+
+    def get(self, key: str) -> bytes:
+        return self._download(key, 0, None)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if length == 0:  # no range can say so; only the key can be missing
+            return b"" if self.size(key) is not None else self.get(key)
+        return self._download(key, start, length)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.put_buffers(key, [memoryview(data)])
+
+    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
+        name, body, writer = self._name(key), bytes(data), uuid4().hex
+
+        def write(client: CloudClient) -> bool:
+            try:
+                obstore.put(
+                    client.requests,
+                    name,
+                    body,
+                    mode="create",
+                    use_multipart=False,
+                    attributes={WRITER: writer},
+                )
+            except AlreadyExistsError as error:
+                # It may have been us: an attempt that succeeded although its answer was lost.
+                stored = writer_of(client, name, WRITER)
+                if stored is None:  # deleted since
+                    raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
+                return stored == writer
+            return True
+
+        return self._call(name, write)
+
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        self._upload(key, Buffers(buffers), sent)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._upload(key, LocalFile(path), None)
+
+    def size(self, key: str) -> int | None:
+        entry = self.entry(key)
+        return None if entry is None else entry.size
+
+    def entry(self, key: str) -> Entry | None:
+        name = self._name(key)
+
+        def ask(client: CloudClient) -> Entry | None:
+            stored = head(client, name)
+            return None if stored is None else Entry(key, int(stored["size"]), stored["e_tag"] or "")
+
+        return self._call(name, ask)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        root = f"{self.prefix}/" if self.prefix else ""
+        wanted = root + prefix
+        patience = Patience(self.patience_s)
+        listing = CloudListing(
+            wanted.rpartition("/")[0], ordered=self.scheme != "az", reached=patience.reached
+        )
+        while listing.more:
+            for item in self._call(listing.folder, listing.attempt, patience):
+                name = str(item["path"])
+                if name.startswith(wanted):
+                    yield Entry(name.removeprefix(root), int(item["size"]), item["e_tag"] or "")
+                elif name > wanted:  # they are in order
+                    return
+            patience = Patience(self.patience_s)
+
+    def folders(self) -> Iterator[str]:
+        def ask(client: CloudClient) -> list[str]:
+            found = obstore.list_with_delimiter(client.requests, prefix=self.prefix or None)
+            return [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+
+        yield from sorted(self._call(self.prefix, ask), key=lambda name: f"{name}/")
+
+    def delete(self, key: str) -> None:
+        name = self._name(key)
+        with suppress(KeyMissing):  # Azure says so, Google does, S3 does not
+            self._call(name, partial(_delete, [name]))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete up to 256 objects by one call, which is one request on Azure."""
+        for start in range(0, len(keys), _DELETED):
+            batch = keys[start : start + _DELETED]
+            names = [self._name(key) for key in batch]
+            try:
+                self._call(self.prefix, partial(_delete, names))
+            except KeyMissing:  # one of them does not exist; which of the others were deleted is unknown
+                for _ in together(self.delete, batch):
+                    pass
+
+    def clock(self) -> float | None:
+        return self._call(self.prefix, CloudClient.time, signed=False)
+
+    def age(self, key: str) -> float | None:
+        """Return the server's time minus that of the object.
+
+        The time is asked for first. So an object that is replaced meanwhile is too young, never too old.
+        """
+        name = self._name(key)
+
+        def ask(client: CloudClient) -> float | None:
+            now = client.time()
+            stored = head(client, name)
+            return None if stored is None else max(0.0, now - float(stored["last_modified"].timestamp()))
+
+        return self._call(name, ask)
+
+    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
+        """Return 0: obstore does not list unfinished uploads.
+
+        Azure deletes their parts after a week. Google keeps them until a lifecycle rule of the bucket
+        (AbortIncompleteMultipartUpload) deletes them.
+        """
+        return 0
+
+    def _download(self, key: str, start: int, length: int | None) -> bytes:
+        name, patience = self._name(key), Patience(self.patience_s)
+        download = CloudDownload(name, self._full(name), patience.reached, start, length)
+        return self._call(name, download.attempt, patience)
+
+    def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
+        name, patience = self._name(key), Patience(self.patience_s)
+        if source.size <= SINGLE:
+            body = source.read(0, source.size)
+            self._call(name, lambda client: obstore.put(client.requests, name, body, use_multipart=False))
+            if sent is not None:
+                sent(source.size)
+            return
+        self._call(name, CloudUpload(name, source, both(patience.reached, sent)).attempt, patience)
+
+    def _name(self, key: str) -> str:
+        name = child(self.prefix, checked(self.uri, key))
+        if "\\" in name or any(character < " " or character == "\x7f" for character in name):
+            raise BadUri.at(f"{self.uri}/{key}", "a key here cannot have a backslash or a control character")
+        if self.scheme == "az" and any(part.endswith(".") for part in name.split("/")):
+            raise BadUri.at(f"{self.uri}/{key}", "Azure drops the dot at the end of a name")
+        return name
+
+    def _full(self, name: str) -> str:
+        return f"{self.scheme}://{self.bucket}/{name}"
+
+    def _call(
+        self,
+        name: str,
+        operation: Callable[[CloudClient], _T],
+        patience: Patience | None = None,
+        *,
+        signed: bool = True,
+    ) -> _T:
+        """Run the operation; retry it while its failures are transient; raise the last failure as our error.
+
+        `signed`: whether an answer shows that the credentials are valid.
+        """
+        patience = Patience(self.patience_s) if patience is None else patience
+        outage = outage_of(f"{self.scheme}://{self.bucket}")
+        return retried(lambda: self._once(name, operation, signed), patience, outage)
+
+    def _once(self, name: str, operation: Callable[[CloudClient], _T], signed: bool) -> _T:
+        client, known = None, _VALID_BEFORE[self.scheme]
+        try:
+            client = self._connection.client()
+            result = operation(client)
+        except FAILURES as error:
+            ours = translated(error, self._full(name), valid_before=known.is_set())
+            if isinstance(ours, CredentialsExpired | CredentialsMissing):
+                self._connection.forget(client)
+            raise ours from error
+        if signed:
+            known.set()
+        return result
+
+
+def _delete(names: Sequence[str], client: CloudClient) -> None:
+    obstore.delete(client.requests, names)
+
+
+def open_cloud(scheme: Scheme, bucket: str, prefix: str, patience_s: float) -> CloudStore:
+    """Return the store of a bucket's objects below `prefix`. Nothing is contacted."""
+    return CloudStore(scheme, bucket, prefix, patience_s, CloudConnection(scheme, bucket))

@@ -1,0 +1,153 @@
+"""obstore's clients for Google Cloud Storage and Azure Blob Storage, and the server's time.
+
+Account, credentials and endpoint come from the environment, from which obstore reads them. obstore retries no request;
+`CloudStore` does. Only the parts of a large upload are retried by obstore, because an upload cannot be continued.
+"""
+
+import os
+import re
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from typing import Any, Literal
+from urllib.parse import quote
+
+from obstore.store import AzureStore, GCSStore
+
+from data_service.store.errors import BadUri, StoreError
+
+Scheme = Literal["gs", "az"]
+
+_SILENCE_S = 60.0  # a connection without data for so long counts as dead
+_SENDING_S = 120.0  # for an answer to a part of an upload: the time in which it is sent counts, too
+_PART_RETRIES = 8
+_PART_RETRY_S = 60.0
+_ENDPOINT = {
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_EMULATOR = "http://127.0.0.1:10000/devstoreaccount1"
+_used_by: int | None = None  # process that has made requests
+
+
+@dataclass(frozen=True)
+class CloudClient:
+    """The clients of one bucket.
+
+    Attributes:
+        requests: obstore's store for all requests but large uploads.
+        uploads: obstore's store for large uploads.
+        place: URL of the bucket.
+    """
+
+    requests: Any
+    uploads: Any
+    place: str
+
+    def time(self) -> float:
+        """Return the server's time in seconds since 1970: the Date of its answer to a request without credentials,
+        which it refuses.
+
+        obstore shows no headers. A Date says whole seconds.
+
+        Raises OSError: there is no answer; ValueError: the answer has no valid Date.
+        """
+        request = urllib.request.Request(self.place, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=_SILENCE_S) as answer:
+                headers = answer.headers
+        except urllib.error.HTTPError as refusal:
+            headers = refusal.headers
+            refusal.close()
+        except HTTPException as error:
+            raise OSError(f"{self.place} gave no valid answer ({type(error).__name__})") from error
+        date = headers.get("Date")
+        if date is None:
+            raise ValueError(f"{self.place} does not tell its time")
+        return parsedate_to_datetime(date).timestamp()
+
+
+class CloudConnection:
+    """The clients of one bucket for all threads of a process. A copy in another process creates its own."""
+
+    def __init__(self, scheme: Scheme, bucket: str) -> None:
+        self._scheme, self._bucket = scheme, bucket
+        self._lock = threading.Lock()
+        self._client: CloudClient | None = None
+
+    def __reduce__(self) -> tuple[type["CloudConnection"], tuple[Scheme, str]]:
+        return CloudConnection, (self._scheme, self._bucket)
+
+    def client(self) -> CloudClient:
+        """Return the clients.
+
+        Raises:
+            BadUri: the environment names a server by something else than a URL.
+            StoreError: this process is a fork of one that has used obstore, whose threads are missing here.
+            FAILURES: obstore's errors.
+        """
+        _ensure_not_forked(f"{self._scheme}://{self._bucket}")
+        with self._lock:
+            if self._client is None:
+                self._client = _connect(self._scheme, self._bucket)
+            return self._client
+
+    def forget(self, client: CloudClient | None) -> None:
+        """Drop `client`, so that the next request looks for credentials again; do nothing if it was dropped already."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
+
+
+def _ensure_not_forked(uri: str) -> None:
+    global _used_by
+    if _used_by is None:
+        _used_by = os.getpid()
+    if _used_by != os.getpid():
+        raise StoreError(
+            f"{uri} cannot be used in a process that was forked after the store was used",
+            remedy="start the process by spawn or forkserver, as in DataLoader(multiprocessing_context='forkserver')",
+        )
+
+
+def _connect(scheme: Scheme, bucket: str) -> CloudClient:
+    endpoint = _endpoint(scheme)
+    emulated = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+    plain = endpoint.startswith("http://") or emulated
+    requests = _store(scheme, bucket, plain, silence_s=_SILENCE_S, retries=0)
+    uploads = _store(scheme, bucket, plain, silence_s=_SENDING_S, retries=_PART_RETRIES)
+    if not endpoint:
+        account = requests.config.get("account_name", "")
+        away = (
+            "https://storage.googleapis.com" if scheme == "gs" else f"https://{account}.blob.core.windows.net"
+        )
+        endpoint = _EMULATOR if emulated else away
+    return CloudClient(requests, uploads, f"{endpoint.rstrip('/')}/{quote(bucket)}")
+
+
+def _endpoint(scheme: Scheme) -> str:
+    """Return the URL of the server that the environment names; "" if it names none. Raises BadUri: it is no URL, by
+    which obstore would panic."""
+    name = next((name for name in _ENDPOINT[scheme] if os.environ.get(name)), "")
+    endpoint = os.environ.get(name, "")
+    if endpoint and not re.match(r"https?://[^/\s]+", endpoint):
+        raise BadUri(f"{name}={endpoint!r} is no URL", remedy=f"correct or unset {name}")
+    return endpoint
+
+
+def _store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retries: int) -> Any:
+    """Return obstore's store. `plain`: whether HTTP without TLS is allowed."""
+    options = {
+        "allow_http": plain,
+        "connect_timeout": timedelta(seconds=10),
+        "read_timeout": timedelta(seconds=silence_s),
+        "timeout": timedelta(days=1),  # by default a request may take 30 s, and no longer
+    }
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=_PART_RETRY_S)}
+    if scheme == "gs":
+        return GCSStore(bucket, client_options=options, retry_config=retry)
+    return AzureStore(bucket, client_options=options, retry_config=retry)

@@ -1,0 +1,158 @@
+"""Translates failures of obstore's requests into kinds of `StoreError`.
+
+obstore tells most failures as one class, `GenericError`. What happened is known from its text alone: the status and
+body of the answer, and behind the line "Debug source:" the names of Rust's errors, outermost first.
+"""
+
+import re
+from dataclasses import dataclass
+
+from obstore.exceptions import BaseError
+
+from data_service.printable import one_line, without_secrets
+from data_service.store.errors import (
+    AccessDenied,
+    BadUri,
+    CredentialsExpired,
+    CredentialsMissing,
+    KeyMissing,
+    OutOfSpace,
+    StoreError,
+    StoreUnavailable,
+)
+
+FAILURES = (
+    BaseError,
+    OSError,  # FileNotFoundError for an answer with status 404; the request for the server's time
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an answer of another shape
+    RuntimeError,
+)
+"""Everything that a request can raise because of the network, the server or a source of credentials."""
+
+_STATUS = re.compile(r"\bcode: (\d{3})\b")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<\n]*)")
+_KIND = re.compile(r"\bsource: (\w+)")
+_CAUSE = re.compile(r'\b(?:message|error): "([^"]+)"')
+_SAID = "Server returned non-2xx status code: "
+_NO_CONTAINER = (
+    "specified container does not exist"  # what an answer about many deletions says, without a code
+)
+_LONGEST = 300  # characters of a reason
+
+_NO_CREDENTIALS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
+_TOKEN = "Token"  # how Rust's errors about a token begin: TokenRequest, TokenResponseBody
+_NO_BUCKET = ("ContainerNotFound", "NoSuchBucket", "InvalidBucketName", "InvalidResourceName")
+# Codes for wrong credentials, which both clouds also send for expired ones.
+_WRONG_CREDENTIALS = (
+    *("AuthenticationFailed", "AuthorizationFailure", "InvalidAuthenticationInfo", "NoAuthenticationInformation"),
+    *("AuthenticationRequired", "ExpiredToken", "InvalidSecurity", "SignatureDoesNotMatch"),
+)  # fmt: skip
+_EXPIRED = re.compile(r"expired|lifetime validation|valid in the specified time frame", re.IGNORECASE)
+_FULL = ("QuotaExceeded", "AccountCapacityExceeded")
+_LOST_UPLOAD = (
+    *("NoSuchUpload", "InvalidPart", "InvalidPartOrder"),
+    *("InvalidBlockList", "InvalidBlobOrBlock", "InvalidBlockId"),
+)
+
+
+@dataclass(frozen=True)
+class CloudFailure:
+    """What is known of a failed request.
+
+    Attributes:
+        status: the answer's HTTP status; None if there was no answer.
+        code: the service's name of the error; "" if the answer has no body.
+        kind: Rust's name of the error, as in TokenRequest; "" if it is unknown.
+        reason: the failure in one line, without secrets.
+    """
+
+    status: int | None
+    code: str
+    kind: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "CloudFailure":
+        shown, _, source = str(error).partition("Debug source:")
+        status, code, kind = _STATUS.search(shown), _CODE.search(shown), _KIND.search(source)
+        return cls(
+            status=int(status[1]) if status else None,
+            code=code[1] if code else _NO_BUCKET[0] if _NO_CONTAINER in shown else "",
+            kind=kind[1] if kind else "",
+            reason=_reason(error, shown, source),
+        )
+
+
+def _reason(error: Exception, shown: str, source: str) -> str:
+    """Return the failure in one line. Of an answer with an error's body: its code and message."""
+    code, message, cause = _CODE.search(shown), _MESSAGE.search(shown), _CAUSE.search(source)
+    head = shown.partition("<?xml")[0].partition("<Error")[0].rstrip(" :\n")
+    parts = [head.rpartition(" - ")[2].removeprefix(_SAID)]
+    if code is not None:
+        parts += [code[1], message[1] if message else ""]
+    elif cause is not None and cause[1] not in shown:
+        parts.append(cause[1])
+    said = one_line(without_secrets(": ".join(part for part in parts if part)))
+    return said[:_LONGEST] or type(error).__name__
+
+
+def is_beyond_end(error: Exception) -> bool:
+    """Return whether a request failed because the range that it names begins behind the object's end."""
+    failure = CloudFailure.of(error)
+    return failure.status == 416 or failure.kind == "InvalidRangeRequest"
+
+
+def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+    """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
+
+    `valid_before`: whether this process has had credentials that a server accepted.
+    """
+    failure = CloudFailure.of(error)
+    if failure.kind.startswith(_TOKEN) or failure.kind in _NO_CREDENTIALS:
+        return _no_token(failure, uri, valid_before)
+    if failure.kind == "MissingAccount":
+        return BadUri(
+            f"{uri}: no storage account is named", remedy="set AZURE_STORAGE_ACCOUNT_NAME, then start again"
+        )
+    if failure.kind in ("UnableToParseUrl", "InvalidUrl"):
+        return BadUri.at(uri, failure.reason)
+    if failure.kind == "InvalidAccessKey":
+        return AccessDenied.at(uri, f"AZURE_STORAGE_ACCOUNT_KEY holds no key ({failure.reason})")
+    if failure.status is not None:
+        return _refused(failure, failure.status, uri, valid_before)
+    if isinstance(error, BaseError | OSError):
+        return StoreUnavailable.at(uri, failure.reason)
+    return StoreUnavailable.at(
+        uri, f"the server's answer makes no sense ({type(error).__name__}: {failure.reason})"
+    )
+
+
+def _no_token(failure: CloudFailure, uri: str, valid_before: bool) -> StoreError:
+    kind = CredentialsExpired if valid_before else CredentialsMissing
+    return kind.at(uri, failure.reason)
+
+
+def _refused(failure: CloudFailure, status: int, uri: str, valid_before: bool) -> StoreError:
+    code, reason = failure.code, failure.reason
+    if code in _NO_BUCKET:
+        return BadUri.no_bucket(uri)
+    if status == 401 or code in _WRONG_CREDENTIALS:
+        expired = valid_before or _EXPIRED.search(reason) is not None
+        return (CredentialsExpired if expired else AccessDenied).at(uri, reason)
+    if code in _FULL or status == 507:
+        return OutOfSpace.at(uri, reason)
+    if (
+        code in _LOST_UPLOAD
+        or status in (408, 409, 412, 429)
+        or status < 400
+        or (status >= 500 and status != 501)
+    ):
+        return StoreUnavailable.at(uri, reason)
+    if status == 404:
+        return KeyMissing.at(uri)
+    if status == 403:
+        return AccessDenied.at(uri, reason)
+    return StoreError(
+        f"the store refuses {uri}: {reason}", remedy="check that the server supports this request"
+    )

@@ -1,0 +1,220 @@
+"""Requests through obstore that continue after a failure where that is possible: a read with the missing bytes, a
+listing with the next page. A large upload begins again.
+
+Each makes one attempt at a time and remembers its progress; `CloudStore` repeats the attempts.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import obstore
+from obstore.exceptions import PreconditionError
+
+from data_service.store.cloud_client import CloudClient
+from data_service.store.cloud_errors import FAILURES, CloudFailure, is_beyond_end
+from data_service.store.errors import Truncated
+from data_service.store.upload_sources import UploadSource
+
+_PIECE = 4 << 20  # bytes that are read at a time, at least
+_PART = 8 << 20  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
+SINGLE = 2 * _PART  # bytes of an object that is sent by one request, at most
+_MOST_PARTS = 10_000  # of an upload; Azure takes 50,000
+_TOGETHER = 4  # parts uploaded at the same time
+_PAGE = 1000  # entries of a listing that are taken at a time
+
+
+def head(client: CloudClient, name: str) -> Any | None:
+    """Return obstore's metadata of an object, which include the size and the ETag; None if it does not exist.
+
+    If the server refuses the HEAD request, which it does without a reason, a GET request is made to learn the reason.
+
+    Raises FAILURES.
+    """
+    try:
+        return obstore.head(client.requests, name)
+    except FileNotFoundError:
+        return None
+    except FAILURES as error:
+        if CloudFailure.of(error).status not in (400, 401, 403):
+            raise
+        refused = error
+    try:
+        obstore.get_range(client.requests, name, start=0, length=1)
+    except FAILURES as error:
+        if not is_beyond_end(error):  # an empty object
+            raise
+    raise ConnectionError(f"{refused}, though it may be read") from refused
+
+
+def writer_of(client: CloudClient, name: str, field_name: str) -> str | None:
+    """Return a metadata field of an object, "" if the object has none; None if the object does not exist. Raises
+    FAILURES."""
+    try:
+        found = obstore.get(client.requests, name, options={"head": True})
+    except FileNotFoundError:
+        return None
+    return str(found.attributes.get(field_name, ""))
+
+
+@dataclass
+class CloudDownload:
+    """A read of an object, or of `length` bytes of it from byte `start`.
+
+    `uri`: URI of the object, for messages. `reached`: a function that is called with the number of bytes received so
+    far.
+    """
+
+    name: str
+    uri: str
+    reached: Callable[[int], None]
+    start: int = 0
+    length: int | None = None
+    _version: str | None = None
+    _pieces: list[bytes] = field(default_factory=list)
+    _here: int = 0
+
+    def attempt(self, client: CloudClient) -> bytes:
+        """Return all requested bytes.
+
+        Raises:
+            Truncated: the object ends before the last requested byte.
+            FAILURES: obstore's errors. The next attempt continues where this one failed.
+        """
+        answer = self._ask(client)
+        expected = self._expected(answer)
+        if self._here < expected:
+            for piece in answer.stream(min_chunk_size=_PIECE):
+                self._pieces.append(bytes(piece))
+                self._here += len(self._pieces[-1])
+                self.reached(self._here)
+        if self._here != expected:
+            here = self._here
+            self._begin_again()
+            raise ValueError(f"its body has {here} of {expected} bytes")
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def _ask(self, client: CloudClient) -> Any:
+        first = self.start + self._here
+        options: dict[str, Any] = {} if self._version is None else {"if_match": self._version}
+        if self.length is not None:
+            options["range"] = (first, self.start + self.length)
+        elif first:
+            options["range"] = {"offset": first}
+        try:
+            return obstore.get(client.requests, self.name, options=options)
+        except PreconditionError as error:
+            raise self._changed() from error
+        except FAILURES as error:
+            if not is_beyond_end(error):
+                raise
+            stored = head(client, self.name)
+            if self._here or stored is None:
+                raise self._changed() from error
+            raise self._too_short(int(stored["size"])) from error
+
+    def _expected(self, answer: Any) -> int:
+        """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
+        total, version = int(answer.meta["size"]), answer.meta["e_tag"]
+        if self._version not in (None, version) or answer.range[0] != self.start + self._here:
+            raise self._changed()
+        self._version = version
+        if self.length is not None and total < self.start + self.length:
+            raise self._too_short(total)
+        return total if self.length is None else self.length
+
+    def _begin_again(self) -> None:
+        self._version, self._here = None, 0
+        self._pieces.clear()
+
+    def _changed(self) -> ValueError:
+        """Forget the bytes read so far, so that the next attempt begins anew; return the error to raise."""
+        self._begin_again()
+        return ValueError(
+            "the answer holds other bytes than were requested, or the object was replaced while it was read"
+        )
+
+    def _too_short(self, size: int) -> Truncated:
+        return Truncated.at(self.uri, self.start, self.length or 0, size)
+
+
+@dataclass
+class CloudUpload:
+    """An upload of an object in parts. The object appears when the server has all parts.
+
+    `reached`: a function that is called with a number of bytes that the server has, and perhaps more than that.
+    """
+
+    name: str
+    source: UploadSource
+    reached: Callable[[int], None]
+
+    def attempt(self, client: CloudClient) -> None:
+        """Send all parts and complete the upload. Raises FAILURES; what was sent is then deleted on the server."""
+        size = max(_PART, -(-self.source.size // _MOST_PARTS))
+        obstore.put(
+            client.uploads,
+            self.name,
+            self._parts(size),
+            use_multipart=True,
+            chunk_size=size,
+            max_concurrency=_TOGETHER,
+        )
+        self.reached(self.source.size)
+
+    def _parts(self, size: int) -> Iterator[bytes]:
+        """Yield the parts. When obstore asks for another one, at most `_TOGETHER` earlier ones are on their way, so the
+        server has all those before."""
+        for number, start in enumerate(range(0, self.source.size, size), start=1):
+            yield self.source.read(start, size)
+            if number > _TOGETHER:
+                self.reached((number - _TOGETHER) * size)
+
+
+@dataclass
+class CloudListing:
+    """A listing in key order of the objects in the folder `folder` ("" for all), page by page.
+
+    `ordered`: whether the service lists names in order. Otherwise the one page holds all.
+    """
+
+    folder: str
+    ordered: bool
+    reached: Callable[[int], None]
+    more: bool = True
+    _after: str = ""
+    _stream: Any = None
+
+    def attempt(self, client: CloudClient) -> list[Any]:
+        """Return obstore's metadata of the next objects. Raises FAILURES; ValueError: the page cannot be the next."""
+        return self._next_page(client) if self.ordered else self._everything(client)
+
+    def _everything(self, client: CloudClient) -> list[Any]:
+        found: list[Any] = []
+        for page in self._begin(client):
+            found += page
+            self.reached(len(found))
+        self.more = False
+        return sorted(found, key=lambda entry: str(entry["path"]))
+
+    def _next_page(self, client: CloudClient) -> list[Any]:
+        if self._stream is None:
+            self._stream = self._begin(client)
+        stream, self._stream = self._stream, None  # if it fails, the next attempt lists what follows
+        page = next(stream, None)
+        if page is None:
+            self.more = False
+            return []
+        names = [self._after, *(str(entry["path"]) for entry in page)]
+        if any(one >= following for one, following in pairwise(names)):
+            raise ValueError("a page of the listing repeats names of an earlier page, or is not in order")
+        self._after, self._stream = names[-1], stream
+        return list(page)
+
+    def _begin(self, client: CloudClient) -> Any:
+        return iter(
+            obstore.list(
+                client.requests, prefix=self.folder or None, offset=self._after or None, chunk_size=_PAGE
+            )
+        )

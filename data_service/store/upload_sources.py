@@ -1,0 +1,65 @@
+"""Sources of uploads to any object store: buffers or a local file, whose parts can be read repeatedly."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+PART = 16 << 20  # bytes of a part, and of what is read at a time
+WRITER = "writer"  # metadata field by which a writer recognises its own object
+
+
+class UploadSource(Protocol):
+    """A source of bytes to upload, which can be read repeatedly."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, length: int) -> bytes: ...
+
+
+class Buffers:
+    """An upload source of contiguous buffers, one after another, without a second copy of all of them."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        self._ends = list(accumulate(len(buffer) for buffer in self._buffers))
+        self.size = self._ends[-1] if self._ends else 0
+
+    def read(self, start: int, length: int) -> bytes:
+        pieces = []
+        number = bisect_right(self._ends, start)
+        while length and number < len(self._buffers):
+            buffer = self._buffers[number]
+            offset = start - (self._ends[number] - len(buffer))
+            pieces.append(buffer[offset : offset + length])
+            start, length, number = start + len(pieces[-1]), length - len(pieces[-1]), number + 1
+        return b"".join(pieces)
+
+
+class LocalFile:
+    """An upload source that is a file of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size = path.stat().st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        with self._path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), length, start)
+
+
+def both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Return a function that calls both `reached` and `sent`, the latter only with numbers that have grown."""
+    most = 0
+
+    def tell(count: int) -> None:
+        nonlocal most
+        reached(count)
+        if sent is not None and count > most:
+            most = count
+            sent(count)
+
+    return tell

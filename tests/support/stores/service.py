@@ -1,0 +1,42 @@
+"""A server of object storage as tests of every service see it."""
+
+from typing import ClassVar, Protocol
+
+import pytest
+
+from tests.support.stores.fault_proxy import Errors
+
+
+class Service(Protocol):
+    """A server that is reached by what the environment says."""
+
+    scheme: ClassVar[str]
+    errors: ClassVar[Errors]
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings with which a process reaches this server, whatever this machine's own say."""
+        ...
+
+    def new_bucket(self) -> str:
+        """The name of a new, empty bucket."""
+        ...
+
+    def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Points this process at a proxy before the server."""
+        ...
+
+    def renew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Gives this process other credentials, which the server takes, too."""
+        ...
+
+    def forge(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Gives this process credentials that the server refuses."""
+        ...
+
+    def take_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Takes this process's credentials away, and all other sources of them."""
+        ...
