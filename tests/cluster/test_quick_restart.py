@@ -91,3 +91,29 @@ def test_a_spare_process_takes_the_place(folder: Path, undisturbed: str, zero: i
         assert process.wait(600) == 0, output(process)
     small_runs.ensure_same(uri, alone, STEPS)
     assert events(uri, "underway")[1]["processes"] == {"stayed": 1, "spare": 1}
+
+
+DEATHS = 200
+GROWTH_MB = 60  # what a process may grow over all deaths: the first ones still load things
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_many_deaths_cost_the_process_that_stays_nothing(folder: Path) -> None:
+    """One rank stays through all of them, the other is killed again and again, as soon as it has trained."""
+    endless = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
+    uri = small_runs.new_run(folder, "leaks", *SETTINGS, EVERY_STEP, "zero=2", endless)
+    sizes: list[tuple[float, int, int]] = []
+    with training(uri) as process:
+        wait_for(process, lambda: done(uri) > 5)
+        stays, _ = titled(process, RANK)
+        for number in range(1, DEATHS + 1):
+            (other,) = (rank for rank in titled(process, RANK) if rank.pid != stays.pid)
+            other.kill()
+            wait_for(process, lambda: len(events(uri, "underway")) > number)  # noqa: B023
+            found = stays.memory_info().rss / 1e6, stays.num_fds(), stays.num_threads()
+            sizes.append(found)
+            print(number, *found, flush=True)
+    assert sizes[-1][0] - sizes[len(sizes) // 10][0] < GROWTH_MB
+    assert sizes[-1][1] <= sizes[len(sizes) // 10][1] + 4
+    assert sizes[-1][2] <= sizes[len(sizes) // 10][2] + 4
