@@ -74,14 +74,12 @@ def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) ->
 @pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("compiled", ["true", "false"])
-def test_a_spare_process_takes_the_place(folder: Path, undisturbed: str, zero: int, compiled: str) -> None:
+def test_a_spare_process_takes_the_place(folder: Path, zero: int, compiled: str) -> None:
     """At every stage, compiled and not. The spare process is there some seconds after the start."""
     names = (f"spare-{zero}-{compiled}", f"alone-{zero}-{compiled}")
-    settings = (
-        *SETTINGS,
-        f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 96}}}}]",
-        f"zero={zero}",
-    )
+    steps = 10 * STEPS
+    phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
+    settings = (*SETTINGS, phases, f"zero={zero}")
     uri, alone = (small_runs.new_run(folder, name, *settings, f"compile={compiled}") for name in names)
     with training(alone) as process:
         assert process.wait(600) == 0, output(process)
@@ -89,7 +87,7 @@ def test_a_spare_process_takes_the_place(folder: Path, undisturbed: str, zero: i
         wait_for(process, lambda: len(titled(process, "ray::RankProcess ")) > 0)
         kill(process, RANK)
         assert process.wait(600) == 0, output(process)
-    small_runs.ensure_same(uri, alone, STEPS)
+    small_runs.ensure_same(uri, alone, steps)
     assert events(uri, "underway")[1]["processes"] == {"stayed": 1, "spare": 1}
 
 
