@@ -28,6 +28,9 @@ COMPILING = (
 )
 """Private names that exist only once torch's compiler is imported."""
 
+WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+"""Methods of torch's optimizers whose first call imports the compiler."""
+
 
 def name_of(path: str) -> Any:
     """Return the object at this dotted path in torch.
@@ -88,6 +91,19 @@ def limit_graphs(most: int) -> None:
     """Limit the graphs of one function in this process; before torch 2.12, `torch.compile` has no option for it."""
     name_of(COMPILING[4])
     name_of("_dynamo.config").recompile_limit = most
+
+
+def without_compiler() -> None:
+    """Let optimizers be made and used without importing torch's compiler.
+
+    Torch wraps `WRAPPED` so that their first call imports the compiler, only to keep it from tracing them: 1.4 s a
+    start, and the 440 MB of Triton's library. No compiled code calls them here. A release of torch that wraps them
+    otherwise imports the compiler again, and a test fails.
+    """
+    for name in WRAPPED:
+        plain = getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None)
+        if plain is not None:
+            vars(plain).setdefault("__dynamo_disable", plain)
 
 
 def forget_graphs() -> None:

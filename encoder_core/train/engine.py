@@ -8,8 +8,9 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,12 +23,17 @@ if not torch.cuda.is_available():  # DeepSpeed decides at import, and would look
 if "mlflow" not in sys.modules:
     sys.modules["mlflow"] = None  # type: ignore[assignment]
 
+# On a CPU, too, an engine asks whether there is Triton: a library of 440 MB, of which a third is read from a cold disk.
+if "triton" not in sys.modules and not torch.cuda.is_available():
+    sys.modules["triton"] = None  # type: ignore[assignment]
+
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import set_z3_leaf_module
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
+from encoder_core.layers import torch_internals
 from encoder_core.layers.pieces import PieceWise
 from encoder_core.objectives.teacher import frozen_weights
 from encoder_core.optim.muon import Muon
@@ -41,10 +47,14 @@ from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
 from encoder_core.train.zero_state import KINDS, Fragment, NamedParameter
 
-if sys.modules["mlflow"] is None:
-    del sys.modules["mlflow"]  # type: ignore[unreachable]
+with suppress(ModuleNotFoundError):  # not in every release of DeepSpeed
+    import_module("deepspeed.ops.triton_ops")  # now, while it is hidden
+for _name in ("mlflow", "triton"):
+    if sys.modules.get(_name, sys) is None:
+        del sys.modules[_name]
 
 deepspeed_internals.without_needless_starts(deepspeed)
+torch_internals.without_compiler()
 # It calls collectives by names that torch is about to drop, and makes torch forget that it has said so: at ZeRO 3 some
 # lines a step, of every rank, for weeks.
 warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +35,16 @@ _COMMAND = "from launcher.app.cli.main import main; main()"
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds of one start by part: those of the driver, then those of rank 0."""
+    """One start.
+
+    Attributes:
+        parts: seconds by part: those of the driver, then those of rank 0. What no part counts is `not counted`: Ray
+            unpickles a rank's arguments, with what they import, before the rank begins.
+        total: seconds from the command to the end of the first step.
+    """
 
     parts: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
+    total: float
 
 
 def bench_starts(
@@ -83,10 +87,11 @@ def start(uri: Path, checkout: Path, environment: Path) -> Start:
     """Train the run at `uri` with the code of `checkout`."""
     command = [str(environment / "bin/python"), "-c", _COMMAND, "train", str(uri)]
     variables = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    began = time.time()
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd=checkout)
     if done.returncode != 0:
         raise BenchError(f"the run failed: {done.stdout}{done.stderr}", remedy="train it by hand")
-    return Start(parts_of(underway(uri)))
+    return start_of(underway(uri), began)
 
 
 def underway(uri: Path) -> dict[str, Any]:
@@ -97,8 +102,9 @@ def underway(uri: Path) -> dict[str, Any]:
     return dict(next(event for event in events if event["kind"] == "underway"))
 
 
-def parts_of(event: dict[str, Any]) -> dict[str, float]:
-    return {**event["driver"], **event["seconds"]}
+def start_of(event: dict[str, Any], began: float) -> Start:
+    parts, total = {**event["driver"], **event["seconds"]}, event["time"] - began
+    return Start({**parts, "not counted": total - sum(parts.values())}, total)
 
 
 def drop(folders: Sequence[Path]) -> None:

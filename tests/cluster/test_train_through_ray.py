@@ -69,13 +69,15 @@ def kill_all_kinds(folder: Path, zero: int, undisturbed: str) -> None:
 
 
 def test_sigterm_commits_and_asks_for_a_requeue(folder: Path) -> None:
-    """Under a name that is no identifier, and without a home folder. Ranks load torch; the driver never does."""
+    """Under a name that is no identifier, and without a home folder. Ranks load torch, without its compiler; the driver
+    never does."""
     few = ("phases=[{steps: 120, length: 32, batch: {sequences: 12}}]", "checkpoint={every: {steps: 10}}")
     calm = finish(small_runs.new_run(folder, "calm", *SETTINGS, *few), 2)
     uri = small_runs.new_run(folder, "stopped by Zoë's ☂", *SETTINGS, *few)
     homeless = {"HOME": "/proc/no-home"}  # not even root can make a folder there
     driving, training_rank = "launcher.runtime.cluster.supervisor", "launcher.runtime.cluster.worker"
-    seen = ImportsSeen(folder / "imports", ("torch", "deepspeed", driving, training_rank))
+    compiling = ("torch._dynamo", "triton.language")
+    seen = ImportsSeen(folder / "imports", ("torch", "deepspeed", *compiling, driving, training_rank))
     with training(uri, environment=homeless | seen.environment) as process:
         wait_for(process, lambda: committed(uri) >= 10)
         process.send_signal(signal.SIGTERM)
@@ -84,6 +86,7 @@ def test_sigterm_commits_and_asks_for_a_requeue(folder: Path) -> None:
     for library in ("torch", "deepspeed"):
         assert ranks <= seen.processes(library)
         assert not {driver, process.pid} & seen.processes(library)
+    assert not any(ranks & seen.processes(library) for library in compiling)
     assert ranks
     stopped_at = committed(uri)
     assert 10 <= stopped_at < 120

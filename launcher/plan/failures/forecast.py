@@ -23,7 +23,7 @@ class Outcome:
         interval: seconds of training between saves.
         goodput, lowest, highest: share of wall time that ends up in the model: mean and extremes of the months.
         lost: mean share of wall time by cause, as in `Month`.
-        restarts, stayed, from_store, ended: mean numbers a month, as in `Month`.
+        restarts, stayed, from_store, ended, excluded: mean numbers a month, as in `Month`.
         steps: mean number of steps a month that are done twice.
     """
 
@@ -36,6 +36,7 @@ class Outcome:
     stayed: float
     from_store: float
     ended: float
+    excluded: float
     steps: float
 
 
@@ -123,5 +124,6 @@ def outcome(
         stayed=fmean(month.stayed for month in done),
         from_store=fmean(month.from_store for month in done),
         ended=fmean(month.ended for month in done),
+        excluded=fmean(month.excluded for month in done),
         steps=fmean(month.lost.get("repeated", 0.0) for month in done) / setting.full,
     )

@@ -71,6 +71,7 @@ class Month:
         stayed: restarts in which the survivors stayed.
         from_store: restarts from a commit in the store, which repeat steps.
         ended: how often the failure policy ended the run.
+        excluded: number of nodes that the failure policy left out for good.
     """
 
     wall: float
@@ -80,6 +81,7 @@ class Month:
     stayed: int = 0
     from_store: int = 0
     ended: int = 0
+    excluded: int = 0
 
     @property
     def goodput(self) -> float:
@@ -98,10 +100,12 @@ def simulate(
     wall: float = MONTH_S,
 ) -> Month:
     """Simulate `wall` seconds of a run that saves after every `interval` seconds of training."""
-    return _Simulation(setting, way, interval, faults, outages, wall).run()
+    return Simulation(setting, way, interval, faults, outages, wall).run()
 
 
-class _Simulation:
+class Simulation:
+    """One simulated month. The arguments are those of `simulate`."""
+
     def __init__(
         self,
         setting: Setting,
@@ -115,7 +119,7 @@ class _Simulation:
         self.now, self.month = 0.0, Month(wall)
         each = {name: amount * setting.ranks_of_node for name, amount in setting.sizing.each.items()}
         self.machines = Machines(setting.nodes, each, faults)
-        self.world = WorldSizeTracker(setting.sizing, None, clock=lambda: self.now)
+        self.world = self.tracker(None)
         self.deaths = Deaths(())
         self.layout = Layout((), setting.ranks_of_node, 0)
         self.work = self.committed = 0.0
@@ -132,6 +136,10 @@ class _Simulation:
         self.month.useful = self.work
         self.month.restarts -= 1  # the first start
         return self.month
+
+    def tracker(self, last: int | None) -> WorldSizeTracker:
+        """Return what a command begins with. `last`: number of ranks that wrote the newest checkpoint."""
+        return WorldSizeTracker(self.setting.sizing, last, clock=lambda: self.now)
 
     def next_event(self) -> float:
         return max(self.now, min(self.machines.next_event(), self.month.wall))
@@ -169,13 +177,38 @@ class _Simulation:
         asked = self.now
         while self.now < self.month.wall:
             self.catch_up()
-            count = self.world.start(self.there())
+            count = self.ask()
             if count is not None:
                 self.place(count)
                 return True
             patience = asked + self.setting.sizing.wait
             self.pass_to(min(self.next_event(), patience if patience > self.now else inf), "waiting")
         return False
+
+    def ask(self) -> int | None:
+        """Return how many ranks may start now, as the coordinator decides; None: not yet."""
+        return self.world.start(self.there())
+
+    def enter(self) -> None:
+        """Let the placed ranks begin to train."""
+        self.world.entered(self.layout.count)
+        self.deaths.resumed(self.steps(self.work))
+
+    def has_room(self) -> bool:
+        """Return whether the ranks should end so that more can start, as the coordinator decides. It also notes since
+        when there are so many places, so it is asked whenever something has happened."""
+        return self.world.grows(self.there())
+
+    def goes_on(self, failure: Failure) -> bool:
+        """Follow the failure policy. Return whether it lets the run go on."""
+        self.deaths.add(failure)
+        decision = self.deaths.decide(nodes=len(self.machines.there))
+        if isinstance(decision, Stop):
+            return False
+        before = len(self.world.without)
+        self.world.leave_out(self.there(decision.without), decision.without)
+        self.month.excluded += len(self.world.without) - before
+        return True
 
     def catch_up(self) -> None:
         """Let happen what is due, while no rank trains."""
@@ -212,8 +245,7 @@ class _Simulation:
             if fault is not None:
                 self.die(fault, worked=False, trained=False)
                 return False
-        self.world.entered(self.layout.count)
-        self.deaths.resumed(self.steps(self.work))
+        self.enter()
         return self.now < self.month.wall
 
     def count_restart(self, stays: bool) -> None:
@@ -236,11 +268,11 @@ class _Simulation:
         share = 1.0 if copies is None else copies.every * step / (copies.every * step + copies.stall)
         speed = self.setting.full / step * share
         segment = Segment(self.now, self.work, speed, self.interval, self.setting.blocked)
-        fault, grows, look = None, False, self.next_look(segment)
+        fault, grows, look = None, self.has_room(), self.next_look(segment)
         while fault is None and not grows and self.now < self.month.wall:
             self.now = min(self.next_event(), look)
             fault = self.happen()
-            grows = fault is None and self.now >= look and self.world.grows(self.there())
+            grows = fault is None and self.has_room()
             look = self.next_look(segment)
         self.keep(segment, step)
         self.account(segment, step, share)
@@ -254,7 +286,6 @@ class _Simulation:
         sizing = self.setting.sizing
         if self.layout.count >= sizing.most:
             return inf
-        self.world.grows(self.there())  # it notes the time if the number of places has changed
         if places(self.there(), sizing.each, self.world.without) <= self.layout.count:
             return inf
         return max(self.now + _LOOK_S, segment.begin + sizing.grow, self.machines.changed + sizing.wait)
@@ -314,13 +345,10 @@ class _Simulation:
             error=None,
             kind="silent",
         )
-        self.deaths.add(failure)
-        decision = self.deaths.decide(nodes=len(self.machines.there))
-        if isinstance(decision, Stop):
+        if not self.goes_on(failure):
             self.month.ended, self.stays = self.month.ended + 1, False
             self.pass_to(self.now + OPERATOR_S, "operator")
-        else:
-            self.world.leave_out(self.there(decision.without), decision.without)
+            self.world = self.tracker(self.layout.count)
 
     def takes_spare(self, fault: Fault) -> bool:
         """Return whether the fault leaves a way to stay: of a lost rank, that its node has a spare process."""

@@ -28,7 +28,7 @@ PROCESS_S = 2.6  # new processes with their imports from the page cache; measure
 ACTORS_A_SECOND = 550.0
 """Actors that Ray starts in a second: Ray's release test many_actors, 10,000 actors."""
 COLD_IMPORTS_S = 22.0  # torch and DeepSpeed from a disk whose cache is empty, on a node that is new; measured
-FILES = 3000  # Python's files that a rank opens: torch and DeepSpeed load 3,041 modules; measured
+FILES = 2500  # files that a rank's imports open; `maskfleet doctor` counts them
 FILES_A_SECOND = 12_000.0
 """Files that a shared file system opens in a second: 1,128 files for each of 768 processes in 71 s on ARCHER's Lustre
 (fenics-hpc.blogspot.com, October 2014)."""

@@ -94,11 +94,13 @@ def _months(f: Forecast) -> list[str]:
         _row("  in which the survivors stay", (f"{found.at_best.stayed:,.1f}" for found in f.ways)),
         _row("  that go back to a commit", (f"{found.at_best.from_store:,.1f}" for found in f.ways)),
     ]
+    if any(found.at_best.excluded for found in f.ways):
+        lines.append(_row("nodes left out for good", (f"{found.at_best.excluded:,.1f}" for found in f.ways)))
     if any(found.at_best.ended for found in f.ways):
         lines.append(_row("ended by the failure policy", (f"{found.at_best.ended:,.1f}" for found in f.ways)))
     if f.ways[-1].at_best.lost.get("fewer ranks", 0.0) > _HINT:
         lines.append(
-            "  Machines to spare lose less here: train on fewer ranks than there are GPUs (--set trainers=N)."
+            "  Machines to spare lose less here: --set trainers=N, N below the GPUs, and a batch of N x rows."
         )
     return lines
 

@@ -1,5 +1,8 @@
 """A private name of torch's that is gone is an error that says which."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -24,3 +27,28 @@ def test_a_name_that_is_gone_is_an_error(name: str, monkeypatch: pytest.MonkeyPa
         CALLS[name]()
     assert name in found.value.problem
     assert "torch 2." in found.value.problem
+
+
+MAKING = """
+import sys, torch
+from encoder_core.layers.torch_internals import without_compiler
+from encoder_core.optim.adamw import AdamW
+from encoder_core.optim.settings import AdamWConfig
+from encoder_core.optim.updates import set_update
+without_compiler()
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = AdamW([weight], AdamWConfig(lr=0.5))
+optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+weight.grad = torch.ones(3)
+set_update(optimizer, lr=0.5, count=1)
+optimizer.step()
+optimizer.load_state_dict(optimizer.state_dict())
+optimizer.zero_grad()
+assert weight[0] < 1 and weight.grad is None and len(optimizer.param_groups) == 2
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_an_optimizer_is_made_and_used_without_torchs_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", MAKING], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
