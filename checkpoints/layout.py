@@ -146,6 +146,11 @@ class CheckpointManifest(Strict):
         return CheckpointName(self.attempt, self.step)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the state is in the memory of the ranks' nodes, and in no file (`checkpoints.memory`)."""
+        return not self.files
+
+    @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
 
@@ -243,6 +248,11 @@ def problems(manifest: CheckpointManifest) -> list[str]:
     for rank, file in enumerate(manifest.files):
         found += _of_file(file, manifest.mark.file(rank))
     return [*found, *_of_places(manifest), *_of_cover(manifest)]
+
+
+def uncovered(manifest: CheckpointManifest) -> list[str]:
+    """Return the problems of a manifest apart from its files, for one whose elements lie elsewhere."""
+    return [*_of_history(manifest), *_of_names(manifest), *_of_cover(manifest)]
 
 
 def _of_history(manifest: CheckpointManifest) -> Iterator[str]:

@@ -150,7 +150,9 @@ class Saver:
         store: the run's store.
         attempt: the attempt that was claimed, the same on all ranks.
         peers: the ranks, joined by a process group that nothing else uses.
-        resumed: manifest of the checkpoint that this attempt resumed from; None if it began at step 0.
+        resumed: manifest of the state that this attempt resumed from; None if it began at step 0.
+        stored: if `resumed` describes a state in memory, the step of the newest checkpoint in the store; None if there
+            is none.
         clock: function that returns the time in seconds since 1970.
     """
 
@@ -161,6 +163,7 @@ class Saver:
         peers: Peers,
         *,
         resumed: CheckpointManifest | None = None,
+        stored: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
@@ -169,7 +172,7 @@ class Saver:
         self._clock = clock
         self._past = resumed.lineage if resumed else ()
         self._begun_at = resumed.step if resumed else 0
-        self._last = resumed.step if resumed else None
+        self._last = resumed.step if resumed is not None and not resumed.in_memory else stored
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._underway: _Underway | None = None
         self._memory: Snapshot | None = None

@@ -14,10 +14,12 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-if not torch.cuda.is_available():  # DeepSpeed decides at import, and would look for other accelerators first
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+# DeepSpeed decides at import, and would look for other accelerators first. A spare process must not ask CUDA.
+if "DS_ACCELERATOR" not in os.environ and not torch.cuda.is_available():
+    os.environ["DS_ACCELERATOR"] = "cpu"
 
 # Its autotuner imports mlflow where that is installed, which takes every rank seconds: it shall not find it.
 if "mlflow" not in sys.modules:
@@ -128,6 +130,10 @@ class Engine:
         self.replicated = self._replicated()
         if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
             self._describe_partitions(optimizer)
+
+    def close(self) -> None:
+        """Release the hooks and the state that DeepSpeed holds. The engine cannot be used afterwards."""
+        self._engine.destroy()
 
     def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
         """Run the module's forward pass with ZeRO's hooks. Pass `memory` only if the module returned some."""
@@ -282,6 +288,16 @@ class Engine:
     def _named(self) -> list[NamedParameter]:
         names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
         return [NamedParameter(name, p, self.own_kinds.get(name, KINDS)) for name, p in names]
+
+
+def leave_groups() -> None:
+    """Leave all process groups of this process, broken ones included, so that it can join others. Close the engine
+    before. Does nothing if the process has joined none.
+    """
+    if deepspeed.comm.is_initialized():
+        deepspeed.comm.destroy_process_group()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _gather_whole_layers(model: nn.Module) -> None:

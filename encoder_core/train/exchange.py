@@ -56,6 +56,7 @@ class Signals:
         save: whether a checkpoint is due after this step. Rank 0 decides, so that only one clock counts.
         saved: whether every rank has uploaded its part of the pending checkpoint, or failed to.
         fits: whether every rank's largest microbatch fits into its memory, as far as that is checked beforehand.
+        keep: whether the state is copied to memory before this step: rank 0 asks for it, and every rank can.
         wait: longest wait for data, in seconds.
         tokens: number of tokens in the global batch.
         digest: sum of the rows' checksums, a fingerprint of the trained bytes.
@@ -66,6 +67,7 @@ class Signals:
     save: bool
     saved: bool
     fits: bool
+    keep: bool
     wait: float
     tokens: int
     digest: int
@@ -79,6 +81,7 @@ def exchange(
     save: bool,
     saved: bool,
     fits: bool,
+    keep: bool,
     wait: float,
     tokens: int,
     digest: int,
@@ -88,7 +91,7 @@ def exchange(
     same term names in `counts`.
     """
     names = sorted(counts)
-    flags = [stop, save, saved, fits]
+    flags = [stop, save, saved, fits, keep]
     table = control.table([*flags, wait, tokens, digest, *(counts[name] for name in names)])
     totals = table.sum(dim=0).tolist()
     return Signals(
@@ -96,10 +99,11 @@ def exchange(
         save=bool(table[0, 1]),
         saved=int(totals[2]) == control.world,
         fits=int(totals[3]) == control.world,
-        wait=float(table[:, 4].max()),
-        tokens=int(totals[5]),
-        digest=int(totals[6]),
-        counts=dict(zip(names, totals[7:], strict=True)),
+        keep=int(totals[4]) == control.world,
+        wait=float(table[:, 5].max()),
+        tokens=int(totals[6]),
+        digest=int(totals[7]),
+        counts=dict(zip(names, totals[8:], strict=True)),
     )
 
 

@@ -111,6 +111,20 @@ class Checkpointer(Protocol):
     def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None: ...
 
 
+class StateCopies(Protocol):
+    """Copies states to memory, so that a restart need not go back to a checkpoint. A copy may be of any step."""
+
+    def due(self, step: int) -> bool:
+        """Return whether this rank is for a copy of the state after `step` steps. Not collective."""
+        ...
+
+    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> None:
+        """Copy the state. All ranks call it at the same step, after their weights have been compared. `since`: time at
+        which training began to wait for it, by `time.monotonic`.
+        """
+        ...
+
+
 class LossGuard(Protocol):
     """Decides what to do about losses that are not finite or far too high. Every rank decides the same."""
 
@@ -200,6 +214,7 @@ class Trainer:
     stop_requested: Callable[[], bool]
     memories: Memories = field(default_factory=dict)
     microbatches: Microbatches | None = None
+    copies: StateCopies | None = None
 
     def train(self, state: TrainState) -> TrainState:
         """Train from `state` to the last step, or until any rank is asked to stop. Return the final state, which is
@@ -227,6 +242,8 @@ class Trainer:
             if not signals.fits and self.microbatches is not None:
                 self.microbatches.shrink(state.step)
                 continue
+            if signals.keep:
+                self._keep(state, fetched)
             learning_rate = self.plan.learning_rate(state.step)
             sums, updates, digests = self._computed(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
@@ -304,6 +321,13 @@ class Trainer:
         for name, value in self.plan.layers(step).items():
             SETTERS[name](self.engine.objective, value)
 
+    def _keep(self, state: TrainState, coming: Fetched) -> None:
+        """Copy `state` to memory, with the memory that the next step needs. Weights that differ must not be copied."""
+        since = time.monotonic()
+        ensure_same(self.engine.replicated, self.control, state.step)
+        assert self.copies is not None
+        self.copies.keep(self.engine, state, self._carried(coming), since)
+
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")
         self.checkpointer.commit()
@@ -338,6 +362,7 @@ class Trainer:
             save=self.checkpointer.due(state.step + 1),
             saved=self.checkpointer.ready(),
             fits=self.microbatches is None or self.microbatches.fits(fetched.work, self.memories),
+            keep=self.copies is not None and self.copies.due(state.step),
             wait=fetched.wait,
             tokens=fetched.tokens,
             digest=fetched.digest,

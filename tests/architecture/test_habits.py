@@ -279,7 +279,7 @@ from launcher.runtime.cluster.display import Watch
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.history import History, StepHistory
 
-signals = Signals(False, False, False, True, 0.1, 1000, 7, {"mlm": 150.0})
+signals = Signals(False, False, False, True, False, 0.1, 1000, 7, {"mlm": 150.0})
 sums = {"mlm_weighted": 300.0, "mlm_loss": 300.0, "mlm_targets": 150.0}
 record = StepReport(TrainState(), (), signals, sums, 1e-3, {"all": Update(True, 1.0)}, 0.5).record()
 

@@ -126,7 +126,7 @@ def test_a_library_is_imported_in_one_file(library: str, place: str) -> None:
 def test_ray_stays_where_processes_are_placed() -> None:
     packages = {path.split("/")[0] for path in importing("ray")}
     assert packages <= {"data_service", "launcher"}
-    assert len(importing("ray")) <= 16, sorted(importing("ray"))
+    assert len(importing("ray")) <= 18, sorted(importing("ray"))
 
 
 def test_transformers_is_for_tests_and_the_types_of_the_api() -> None:
@@ -171,7 +171,7 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
     """By what cloudpickle writes: the class, and the modules that it names."""
     code = (
         "import pickletools, ray.cloudpickle\n"
-        "from launcher.runtime.cluster.rank_group import RankProcess\n"
+        "from launcher.runtime.cluster.rank_process import RankProcess\n"
         "from ray.actor import _modify_class\n"
         "words = pickletools.genops(ray.cloudpickle.dumps(_modify_class(RankProcess)))\n"
         "print(*{word for _, word, _ in words if isinstance(word, str)})"

@@ -57,7 +57,7 @@ def deaths(folder: Path, setting: str) -> list[dict[str, float]]:
         killed = []
         for number in range(1, DEATHS + 1):
             await_commit(process, uri)
-            titled(process, "ray::RankProcess")[0].kill()
+            titled(process, "ray::RankProcess.run")[0].kill()
             killed.append(time.time())
             wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023  # called here only
         assert process.poll() is None, output(process)

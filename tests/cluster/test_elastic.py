@@ -55,7 +55,7 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
         wait_for(process, lambda: any(processes(node, "ray::Coordinator") for node in nodes))
         lost = cluster.add_node(num_cpus=1, **MEMORY)  # only now: the command itself must not be on it
         wait_for(process, lambda: committed(uri) >= 10)
-        assert processes(lost, "ray::RankProcess")
+        assert processes(lost, "ray::RankProcess.run")
         cluster.remove_node(lost, allow_graceful=False)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
         await_commit(process, uri)
@@ -93,7 +93,7 @@ def test_a_node_that_is_drained_is_left_before_it_goes(tmp_path: Path, cluster: 
         wait_for(process, lambda: any(processes(node, "ray::Coordinator") for node in nodes))
         going = cluster.add_node(num_cpus=1, **MEMORY)
         wait_for(process, lambda: committed(uri) >= 10)
-        assert processes(going, "ray::RankProcess")
+        assert processes(going, "ray::RankProcess.run")
         drain(going)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
         await_commit(process, uri)

@@ -46,7 +46,7 @@ def training_on(head: Machine, uri: str) -> AbstractContextManager["subprocess.P
 
 
 def ranks_on(machine: Machine) -> int:
-    return sum(title(process).startswith("ray::RankProcess") for process in machine.processes())
+    return sum(title(process).startswith("ray::RankProcess.run") for process in machine.processes())
 
 
 def test_ranks_on_several_machines_and_one_that_dies(

@@ -69,10 +69,11 @@ def estimate(
     from launcher.errors import OptionError
 
     cluster = _cluster(nodes, gpus_per_node, gpu, mtbf_hours)
-    if cluster is None and not measure:
+    if cluster is None and (failures or not measure):
         raise OptionError(
             "no cluster is given",
-            remedy="give --nodes, --gpus-per-node and --gpu; or --measure, for this machine",
+            remedy="give --nodes, --gpus-per-node and --gpu"
+            + ("" if failures else "; or --measure, for this machine"),
         )
     if measure and mfu is not None:
         raise OptionError(
@@ -166,14 +167,9 @@ def _print_measured(
     as_json: bool,
     failures: bool,
 ) -> None:
-    """Print the measurement, then the estimate based on it, for `cluster` or for this machine's GPUs.
-
-    Raises:
-        OptionError: failures of no cluster are asked for.
-    """
+    """Print the measurement, then the estimate based on it, for `cluster` or for this machine's GPUs."""
     import json
 
-    from launcher.errors import OptionError
     from launcher.plan.estimate.estimate import estimate
     from launcher.plan.estimate.render import figures, render
     from launcher.plan.measure import render as measured
@@ -185,11 +181,6 @@ def _print_measured(
         cluster = _cluster(1, report.machine.ranks, gpu.name, mtbf_hours)
     shares = [] if cluster is None else utilisations(report, cluster)
     found = None if cluster is None else estimate(recipe, cluster, measured=shares, text=text)
-    if found is None and failures:
-        raise OptionError(
-            "--failures needs a cluster: this machine has no GPUs of its own to estimate",
-            remedy="give --nodes, --gpus-per-node and --gpu",
-        )
     forecast = _forecast(found) if found is not None and failures else None
     if as_json:
         of_recipe = {"recipe": recipe.name, "parameters": report.parameters}

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from launcher.plan.estimate.estimate import Estimate, Saving, best_interval
+from launcher.plan.estimate.estimate import Estimate, best_interval
 from launcher.plan.failures.faults import MONTH_S, Fault, Outage, draw_faults, draw_outages
 from launcher.plan.failures.limits import Limit, limits
 from launcher.plan.failures.month import Setting, simulate
-from launcher.plan.failures.recovery import Way, seconds, ways
+from launcher.plan.failures.recovery import Run, Way, seconds, ways
 from launcher.runtime.cluster.resources import sizing
 
 MONTHS = 8
@@ -42,18 +42,26 @@ class Outcome:
 
 @dataclass(frozen=True)
 class WayForecast:
-    """One way at the recipe's interval between saves, and at the best one.
+    """One way with the recipe's intervals, and with the best ones.
 
     Attributes:
-        best: the interval of `at_best`: Daly's, of the time to block and the mean time between restarts from the store.
-        restart: seconds from a noticed fault to the next step, loading included, by the usual way to go on.
+        way, chosen: with the recipe's settings.
+        best, at_best: with as many steps between copies in memory as Young says, and the interval between saves that
+            Daly says, by the mean time between restarts from the store.
     """
 
     way: Way
     chosen: Outcome
-    best: float
+    best: Way
     at_best: Outcome
-    restart: float
+
+    @property
+    def restart(self) -> float:
+        """Seconds from a noticed death to the next step."""
+        way = self.way
+        if way.stay is None:
+            return seconds(way.anew) + way.load
+        return seconds(way.stay) + (way.load if way.copies is None else way.recall)
 
 
 @dataclass(frozen=True)
@@ -84,27 +92,27 @@ def forecast(estimated: Estimate, progress: Callable[[int, int], None] = lambda 
         hang=recipe.watchdog.step,
     )
     months = [(draw_faults(cluster, seed), draw_outages(seed)) for seed in range(MONTHS)]
-    compiled = recipe.compile is not False
-    found, each = [], ways(cluster, saved.bytes, setting.full, recipe.zero, compiled=compiled)
-    for index, way in enumerate(each):
-        progress(2 * index, 2 * len(each))
+    run = Run(
+        size=saved.bytes,
+        step=setting.full,
+        zero=recipe.zero,
+        compiled=recipe.compile is not False,
+        spares=1,
+    )
+    found, pairs = [], tuple(zip(ways(cluster, run, "auto"), ways(cluster, run, "best"), strict=True))
+    for index, (way, best) in enumerate(pairs):
+        progress(2 * index, 2 * len(pairs))
         chosen = outcome(setting, way, saved.chosen, months)
-        progress(2 * index + 1, 2 * len(each))
-        best = best_interval(_saving(setting, way), MONTH_S / max(chosen.from_store, 1 / MONTHS))
-        at_best = outcome(setting, way, best, months)
-        usual = seconds(way.stay) if way.stay is not None else seconds(way.anew) + way.load
-        found.append(WayForecast(way, chosen, best, at_best, usual))
+        progress(2 * index + 1, 2 * len(pairs))
+        interval = best_interval(saved.saving, MONTH_S / max(chosen.from_store, 1 / MONTHS))
+        found.append(WayForecast(way, chosen, best, outcome(setting, best, interval, months)))
     return Forecast(
         setting=setting,
         faults=fmean(len(faults) for faults, _ in months),
         step=setting.full,
         ways=tuple(found),
-        limits=limits(cluster, setting, each[-1], found[-1].best),
+        limits=limits(cluster, setting, found[-1].way, found[-1].at_best.interval),
     )
-
-
-def _saving(setting: Setting, way: Way) -> Saving:
-    return Saving(setting.blocked, setting.behind, seconds(way.anew) + way.load)
 
 
 def outcome(

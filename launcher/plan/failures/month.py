@@ -5,10 +5,10 @@ to make room for more), `Deaths` (the failure policy) and `partners` (who keeps 
 arithmetic: steps, saves, copies, restarts.
 
 Training passes through three stages: places are looked for, the ranks come together, the ranks train. A fault of a
-node in use ends each of them. The second fault while ranks come together always takes the way through the store.
+node in use ends the second and the third.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -69,7 +69,7 @@ class Month:
             "fewer ranks", "operator" (the failure policy ended the run).
         restarts: number of starts of ranks after the first.
         stayed: restarts in which the survivors stayed.
-        from_store: restarts from a commit in the store, which repeat steps.
+        from_store: restarts that repeat steps since a commit in the store.
         ended: how often the failure policy ended the run.
         excluded: number of nodes that the failure policy left out for good.
     """
@@ -125,9 +125,11 @@ class Simulation:
         self.work = self.committed = 0.0
         self.copy: MemoryCopy | None = None
         self.hit: set[Seat] = set()  # seats whose processes the last event took away
-        self.new = False  # whether a node takes part that did not before
-        self.stays = False  # whether the survivors of the last group are there
-        self.spare: dict[int, float] = {}  # time from which a node has a spare process again
+        self.lost: set[int] = set()  # nodes that were lost since ranks last trained
+        self.new = False  # whether a node takes part that did not before, or was lost meanwhile
+        self.stays = False  # whether the survivors of the last group are there, and keep their places
+        self.spare = True  # whether a spare process is there for each process that died
+        self.spares: dict[int, list[float]] = {}  # times from which a node has its spare processes again
 
     def run(self) -> Month:
         while self.now < self.month.wall and self.gather():
@@ -161,12 +163,17 @@ class Simulation:
         if fault.kind in ("rank", "hang"):
             seats &= {(fault.nodes[0], fault.place)}
         elif fault.kind != "notice" or not seats:
-            self.machines.release(standing, self.now)
+            self.take_away(standing)
         if fault.kind != "notice":
             self.hit = seats
-            if self.copy is not None:
-                self.copy.gone |= seats
         return fault if seats else None
+
+    def take_away(self, nodes: Iterable[int]) -> None:
+        """Let nodes go, with what is in their memory."""
+        self.lost.update(nodes)
+        self.machines.release(nodes, self.now)
+        if self.copy is not None:
+            self.copy.gone.update(nodes)
 
     def there(self, blamed: frozenset[str] = frozenset()) -> Nodes:
         """Return the cluster as the policies see it, with an entry for each node that is excluded or `blamed`."""
@@ -215,7 +222,7 @@ class Simulation:
         while self.now < self.month.wall and self.next_event() <= self.now:
             fault = self.happen()
             if fault is not None and fault.kind == "notice":
-                self.machines.release(fault.nodes, self.now)
+                self.take_away(fault.nodes)
 
     def place(self, count: int) -> None:
         """Place ranks on the nodes of the last group first, then on others."""
@@ -223,35 +230,45 @@ class Simulation:
         before, needed = set(self.layout.nodes), -(-count // self.setting.ranks_of_node)
         again = sorted(good & before)[:needed]
         others = sorted(good - before)[: needed - len(again)]
-        self.new = bool(before and others)
+        self.new = bool(before and (others or self.lost.intersection(again)))
+        self.stays = self.stays and count == self.layout.count and before - self.lost <= good
         self.layout = Layout(tuple(sorted(again + others)), self.setting.ranks_of_node, count)
 
     def come_together(self) -> bool:
-        """Start the ranks. Return whether they train: no fault came meanwhile."""
-        stays = self.way.stay is not None and self.stays and self.copy is not None and self.copy.whole()
-        self.stays = False
-        self.count_restart(stays)
-        self.go_back(self.copy.work if stays and self.copy is not None else self.committed)
-        parts = self.way.stay if stays and self.way.stay is not None else self.way.anew
-        until = self.now + seconds(parts) + (self.way.cold if self.new and not stays else 0.0)
-        if not stays and self.committed:
-            until = self.answered(until) + self.way.load
+        """Start the ranks. Return whether they train: no fault came meanwhile. The attempt is claimed in the store, so
+        every start waits until it answers."""
+        stays = self.stays and self.way.stay is not None
+        copy = self.copy if self.copy is not None and self.copy.whole() else None
+        recalled = copy is not None and copy.work >= self.committed
+        self.count_restart(stays, recalled)
+        self.go_back(copy.work if copy is not None and recalled else self.committed)
+        until = self.answered(self.now + self.start_seconds(stays))
+        until += self.way.recall if recalled else self.way.load if self.committed else 0.0
         while self.now < min(until, self.month.wall):
             self.pass_to(min(until, self.next_event()), "restarting")
             fault = self.happen()
             if fault is not None and fault.kind == "notice":
-                self.machines.release(fault.nodes, self.now)
+                self.take_away(fault.nodes)
+                self.stays = False
                 return False
             if fault is not None:
-                self.die(fault, worked=False, trained=False)
+                self.die(fault, worked=False)
                 return False
+        self.lost, self.spare = set(), True
         self.enter()
         return self.now < self.month.wall
 
-    def count_restart(self, stays: bool) -> None:
+    def start_seconds(self, stays: bool) -> float:
+        """Return the seconds until the ranks are together, the state apart."""
+        cold = self.way.cold if self.new else 0.0
+        if not stays or self.way.stay is None:
+            return seconds(self.way.anew) + cold
+        return seconds(self.way.stay) + (self.way.process + cold if self.new or not self.spare else 0.0)
+
+    def count_restart(self, stays: bool, recalled: bool) -> None:
         self.month.restarts += 1
         self.month.stayed += stays
-        self.month.from_store += not stays and self.work > self.committed
+        self.month.from_store += not recalled and self.work > self.committed
 
     def go_back(self, work: float) -> None:
         self.month.spend("repeated", self.work - work)
@@ -277,9 +294,9 @@ class Simulation:
         self.keep(segment, step)
         self.account(segment, step, share)
         if grows or (fault is not None and fault.kind == "notice"):
-            self.pause(step, fault)
+            self.pause(fault)
         elif fault is not None:
-            self.die(fault, worked=self.now - segment.begin > step, trained=True)
+            self.die(fault, worked=self.now - segment.begin > step)
 
     def next_look(self, segment: Segment) -> float:
         """Return when to ask whether the ranks should make room for more; infinite while there is no place for more."""
@@ -305,7 +322,8 @@ class Simulation:
         each = copies.every * step + copies.stall
         done = int((segment.trained(self.now) - copies.transfer) / each)
         if done > 0:
-            self.copy = MemoryCopy(segment.work + segment.speed * done * each, self.layout, self.hit)
+            gone = {node for node, _ in self.hit} - self.machines.there
+            self.copy = MemoryCopy(segment.work + segment.speed * done * each, self.layout, gone)
 
     def uploaded(self, begin: float) -> float:
         """Return when an upload that begins at `begin` is over. What the store's outage breaks begins anew."""
@@ -322,19 +340,19 @@ class Simulation:
         self.month.spend("fewer ranks", trained * share * (1 - self.setting.full / step))
         self.work = segment.done(self.now)
 
-    def pause(self, step: float, notice: Fault | None) -> None:
-        """End the ranks in good order: by a save, or with their state in memory. A node that had notice leaves."""
-        if self.way.stay is not None:
-            self.copy, self.stays = MemoryCopy(self.work, self.layout), True
-        else:
-            self.pass_to(self.uploaded(self.now + self.setting.blocked), "saving")
-            self.committed = self.work
+    def pause(self, notice: Fault | None) -> None:
+        """End the ranks in good order, by a save. A node that had notice leaves. All processes are new afterwards."""
+        self.stays = False
+        self.pass_to(self.uploaded(self.now + self.setting.blocked), "saving")
+        self.committed = self.work
         if notice is not None:
-            self.machines.release(notice.nodes, self.now)
+            self.take_away(notice.nodes)
 
-    def die(self, fault: Fault, *, worked: bool, trained: bool) -> None:
-        """Notice a fault, and follow the failure policy."""
-        self.stays = trained and fault.kind != "hang" and self.takes_spare(fault)
+    def die(self, fault: Fault, *, worked: bool) -> None:
+        """Notice a fault, and follow the failure policy. A hang leaves no survivors, because all ranks are killed."""
+        self.stays = fault.kind != "hang"
+        if fault.kind == "rank":
+            self.spare = self.takes_spare(fault.nodes[0]) and self.spare
         self.pass_to(self.now + noticed(fault.kind, self.setting.hang), "restarting")
         failure = Failure(
             time=self.now,
@@ -350,14 +368,13 @@ class Simulation:
             self.pass_to(self.now + OPERATOR_S, "operator")
             self.world = self.tracker(self.layout.count)
 
-    def takes_spare(self, fault: Fault) -> bool:
-        """Return whether the fault leaves a way to stay: of a lost rank, that its node has a spare process."""
-        if fault.kind != "rank":
-            return True
-        node = fault.nodes[0]
-        ready = self.spare.get(node, 0.0) <= self.now
-        self.spare[node] = self.now + SPARE_AGAIN_S
-        return ready
+    def takes_spare(self, node: int) -> bool:
+        """Return whether the node has a spare process, and take it."""
+        ready = self.spares.setdefault(node, [0.0] * self.way.spares)
+        free = next((index for index, since in enumerate(ready) if since <= self.now), None)
+        if free is not None:
+            ready[free] = self.now + SPARE_AGAIN_S
+        return free is not None
 
     def steps(self, work: float) -> int:
         return int(work / self.setting.full)

@@ -4,8 +4,9 @@ Three ways are compared:
 
 - **all new**: all processes are new, the state comes from the last commit in the store;
 - **all new, shared file system**: the same, but Python's packages lie on a file system that all nodes share;
-- **survivors stay**: the survivors keep their processes, a spare process takes the place of a lost one, and the state
-  comes from the ranks' memory. If that is impossible, the first way is taken.
+- **survivors stay**: the state comes from the memory of the nodes, while every part is on one of them. If a process or
+  a machine was lost and another takes its place, the survivors keep their processes. After a hang, and where the number
+  of ranks changes or a machine is drained, all processes are new.
 
 Every constant is published, or measured on a machine of two cores, or marked as a guess.
 """
@@ -13,6 +14,7 @@ Every constant is published, or measured on a machine of two cores, or marked as
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from launcher.plan.estimate.estimate import young
 from launcher.plan.failures.faults import Kind
@@ -43,11 +45,13 @@ ENGINE_S = {
     2: 0.3,
     3: 3.2,
 }  # a new group and engine in living processes, by ZeRO stage; measured
-SPARE_S = 0.5  # a spare process takes its seat; a guess
-SPARE_AGAIN_S = 30.0  # until a node has a spare process again; a guess
-COPIES_SHARE = 0.01  # share of a step that copies to the host may take
+SPARE_AGAIN_S = (
+    16.0  # until a node has a spare process again: 10 s after the first step, and its imports; measured
+)
+COPIES_SHARE = 0.01  # share of the time that copies take at most with `memory_every: auto`
 NETWORK_SHARE = 0.1  # share of a node's network that copies to partners may take
 
+Every = int | Literal["auto", "best", "never"]
 Part = tuple[str, str, float]
 """What it is, the arithmetic, seconds."""
 
@@ -57,8 +61,7 @@ class Copies:
     """Copies of the state in memory.
 
     Attributes:
-        every: number of steps between two copies: Young's, of the stall and the mean time between failures, and at
-            least as many as keep the burden on the steps and the network below `COPIES_SHARE` and `NETWORK_SHARE`.
+        every: number of steps between two copies.
         stall: seconds that training waits for a copy to the host.
         transfer: seconds until the partner has it, over the whole network of a node.
         bytes: bytes on the host of one node: its own copy and its partner's, both twice, since the older one is kept
@@ -76,10 +79,14 @@ class Way:
     """One way to go on after a fault.
 
     Attributes:
-        anew: seconds, by part, until all ranks step in new processes, from the time when the fault is noticed.
+        anew: seconds, by part, until all ranks step in new processes, from the time when the fault is noticed; the
+            state apart.
         cold: seconds more if a node takes part that did not before.
-        load: seconds to read the checkpoint, which has to wait while the store does not answer.
-        stay: seconds, by part, if the survivors stay; None if they never do.
+        load: seconds to read a checkpoint in the store.
+        stay: as `anew`, if the survivors stay; None if they never do.
+        process: seconds more if they stay and no spare process is there.
+        spares: number of spare processes on each node.
+        recall: seconds to read the state in memory.
         copies: the copies in memory; None if there are none.
     """
 
@@ -88,6 +95,9 @@ class Way:
     cold: float
     load: float
     stay: tuple[Part, ...] | None = None
+    process: float = PROCESS_S
+    spares: int = 1
+    recall: float = 0.0
     copies: Copies | None = None
 
 
@@ -103,28 +113,46 @@ def noticed(kind: Kind, hang: float) -> float:
     ]
 
 
-def copies(cluster: Cluster, size: float, step: float) -> Copies:
-    """Return how often and how fast a state of `size` bytes is copied, where a step takes `step` seconds."""
+def copies(cluster: Cluster, size: float, step: float, every: Every) -> Copies | None:
+    """Return how often and how fast a state of `size` bytes is copied, where a step takes `step` seconds.
+
+    Args:
+        every: the recipe's `recovery.memory_every`; or "best": as rarely as Young says, by the time that training waits
+            for a copy and the mean time between failures. "auto" and "best" burden steps and network at most by
+            `COPIES_SHARE` and `NETWORK_SHARE`.
+    """
+    if every == "never":
+        return None
     stall, of_node = size / cluster.ranks / COPY_RATE, size / cluster.nodes
     transfer = of_node / (LINK_SHARE * cluster.gpu.network)
-    best = young(stall, cluster.mtbf / cluster.nodes) / step
-    every = max(1, round(best), ceil(stall / (COPIES_SHARE * step)), ceil(transfer / (NETWORK_SHARE * step)))
-    return Copies(every, stall, transfer, 4 * of_node)
+    best = round(young(stall, cluster.mtbf / cluster.nodes) / step) if every == "best" else 1
+    least = max(1, best, ceil(stall / (COPIES_SHARE * step)), ceil(transfer / (NETWORK_SHARE * step)))
+    return Copies(every if isinstance(every, int) else least, stall, transfer, 4 * of_node)
 
 
-def ways(cluster: Cluster, size: float, step: float, zero: int, *, compiled: bool) -> tuple[Way, Way, Way]:
-    """Return the three ways for a state of `size` bytes in steps of `step` seconds."""
-    ranks, load = cluster.ranks, size / cluster.nodes / STORE_RATE
-    nccl = ("NCCL", f"265 s / 98,304 x {ranks:,} ranks", NCCL_RANK_S * ranks)
-    building = BUILD_S + (COMPILED_S if compiled else 0.0)
-    rest: tuple[Part, ...] = (
-        nccl,
-        (
-            "model, data" + (", compiled layers" if compiled else ""),
-            f"{BUILD_S} s" + (f" + {COMPILED_S} s" if compiled else ""),
-            building,
-        ),
-    )
+@dataclass(frozen=True)
+class Run:
+    """What the ways depend on, beside the cluster.
+
+    Attributes:
+        size: bytes of the state.
+        step: seconds of a step.
+        zero: ZeRO stage.
+        compiled: whether the layers are compiled.
+        spares: the recipe's `recovery.spares`.
+    """
+
+    size: float
+    step: float
+    zero: int
+    compiled: bool
+    spares: int
+
+
+def ways(cluster: Cluster, run: Run, every: Every) -> tuple[Way, Way, Way]:
+    """Return the three ways. `every`: as in `copies`."""
+    ranks, load = cluster.ranks, run.size / cluster.nodes / STORE_RATE
+    nccl: Part = ("NCCL", f"265 s / 98,304 x {ranks:,} ranks", NCCL_RANK_S * ranks)
     processes: Part = (
         "new processes",
         f"{PROCESS_S} s + {ranks:,} ranks / {ACTORS_A_SECOND:.0f}/s",
@@ -135,14 +163,25 @@ def ways(cluster: Cluster, size: float, step: float, zero: int, *, compiled: boo
         f"{FILES:,} files x {cluster.nodes:,} nodes / {FILES_A_SECOND:,.0f}/s",
         FILES * cluster.nodes / FILES_A_SECOND,
     )
-    found = copies(cluster, size, step)
-    stay: tuple[Part, ...] = (
-        nccl,
-        (f"a new engine, ZeRO {zero}", "measured", ENGINE_S[zero]),
-        ("a spare takes its seat", "assumed", SPARE_S),
-        ("state from the host", f"a rank's part / {COPY_RATE / 1e9:.0f} GB/s", found.stall),
-        ("a lost node's part, from its partner", "over the network", found.transfer),
+    anew = (processes, nccl, _build(run.compiled))
+    found = copies(cluster, run.size, run.step, every)
+    return (
+        Way("all new", anew, COLD_IMPORTS_S, load),
+        Way("all new, shared file system", (processes, imports, nccl, _build(run.compiled)), 0.0, load),
+        Way(
+            "survivors stay",
+            anew,
+            COLD_IMPORTS_S,
+            load,
+            stay=(nccl, (f"model and engine, ZeRO {run.zero}", "measured", ENGINE_S[run.zero])),
+            spares=run.spares,
+            recall=0.0 if found is None else found.stall + found.transfer,
+            copies=found,
+        ),
     )
-    local = Way("all new", (processes, *rest), COLD_IMPORTS_S, load)
-    shared = Way("all new, shared file system", (processes, imports, *rest), 0.0, load)
-    return local, shared, Way("survivors stay", (processes, *rest), COLD_IMPORTS_S, load, stay, found)
+
+
+def _build(compiled: bool) -> Part:
+    if compiled:
+        return "model, data, compiled layers", f"{BUILD_S} s + {COMPILED_S} s", BUILD_S + COMPILED_S
+    return "model, data", "measured", BUILD_S

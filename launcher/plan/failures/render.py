@@ -8,7 +8,8 @@ from launcher.plan.estimate.estimate import Estimate
 from launcher.plan.failures.faults import INTERRUPTIONS, OUTAGES_A_MONTH, UNEXPECTED
 from launcher.plan.failures.forecast import MONTHS, Forecast, Outcome, WayForecast
 from launcher.plan.failures.machines import NODE_BACK_S
-from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, Way, noticed
+from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, noticed
+from launcher.runtime.capacity.devices import COPY_RATE
 
 _WHAT, _RESULT, _CELL = 42, 14, 14  # columns
 _HINT = 0.002  # share of time lost to fewer ranks that is worth a hint
@@ -71,6 +72,12 @@ def _parts(found: WayForecast) -> Iterator[str]:
         yield _line(f"  {what}", formula, f"{seconds:.2f} s")
     if way.stay is None:
         yield _line("  checkpoint from the store", "as above", f"{way.load:.2f} s")
+    elif way.copies is not None:
+        yield _line(
+            "  state from memory",
+            f"a rank's part / {COPY_RATE / 1e9:.0f} GB/s, a node's over the network",
+            f"{way.recall:.2f} s",
+        )
     yield _line("  in all", "the sum", f"{found.restart:.2f} s")
 
 
@@ -79,7 +86,8 @@ def _months(f: Forecast) -> list[str]:
         f"A month with the same faults, mean of {MONTHS}",
         _row("", iter(_NAMES)),
         _row("goodput, save every " + human_duration(f.ways[0].chosen.interval), _goodput(f, best=False)),
-        _row("best interval between saves", (human_duration(found.best) for found in f.ways)),
+        _row("  steps done twice", (f"{found.chosen.steps:,.0f}" for found in f.ways)),
+        _row("best interval between saves", (human_duration(found.at_best.interval) for found in f.ways)),
         _row("goodput there", _goodput(f, best=True)),
         _row("  lowest to highest month", (_range(found.at_best) for found in f.ways)),
     ]
@@ -89,7 +97,7 @@ def _months(f: Forecast) -> list[str]:
         if max(shares) >= 5e-6:
             lines.append(_row(f"  lost: {cause}", (f"{share:.3%}" for share in shares)))
     lines += [
-        _row("steps done twice", (f"{found.at_best.steps:,.0f}" for found in f.ways)),
+        _row("  steps done twice", (f"{found.at_best.steps:,.0f}" for found in f.ways)),
         _row("restarts", (f"{found.at_best.restarts:,.1f}" for found in f.ways)),
         _row("  in which the survivors stay", (f"{found.at_best.stayed:,.1f}" for found in f.ways)),
         _row("  that go back to a commit", (f"{found.at_best.from_store:,.1f}" for found in f.ways)),
@@ -114,22 +122,22 @@ def _range(outcome: Outcome) -> str:
 
 
 def _copies(f: Forecast) -> list[str]:
-    way: Way = f.ways[-1].way
-    if way.copies is None:
-        return []
-    every = way.copies.every
+    chosen, best = f.ways[-1].way.copies, f.ways[-1].best.copies
+    if chosen is None or best is None:
+        return ["Copies of the state in memory: none"]
     return [
         "Copies of the state in memory",
-        _line("every", "sqrt(2 x stall x M), and what steps and network bear", f"{every:,} steps"),
-        _line("training waits for one", "a rank's part, to its host", f"{way.copies.stall:.5f} s"),
+        _line("every", "what steps (1 %) and the network (10 %) bear", f"{chosen.every:,} steps"),
+        _line("training waits for one", "a rank's part, to its host", f"{chosen.stall:.5f} s"),
         _line(
-            "of a step", f"stall / ({every:,} x {f.step:.4f} s)", f"{way.copies.stall / every / f.step:.4%}"
+            "of a step",
+            f"stall / ({chosen.every:,} x {f.step:.4f} s)",
+            f"{chosen.stall / chosen.every / f.step:.4%}",
         ),
         _line(
-            "memory of a node",
-            "its part and its partner's, the older copy too",
-            human_bytes(way.copies.bytes),
+            "best for the goodput", "sqrt(2 x stall x M), and what the network bears", f"{best.every:,} steps"
         ),
+        _line("memory of a node", "its part and another node's, two sets of each", human_bytes(chosen.bytes)),
     ]
 
 
@@ -151,10 +159,10 @@ def figures(f: Forecast) -> dict[str, object]:
             {
                 "name": found.way.name,
                 "restart": found.restart,
-                "best_interval": found.best,
                 "chosen": asdict(found.chosen),
                 "best": asdict(found.at_best),
                 "copies": None if found.way.copies is None else asdict(found.way.copies),
+                "best_copies": None if found.best.copies is None else asdict(found.best.copies),
             }
             for found in f.ways
         ],

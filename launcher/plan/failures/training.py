@@ -32,21 +32,22 @@ class Layout:
 
 @dataclass
 class MemoryCopy:
-    """A complete set of copies of one step: the work that it holds, and the seats whose process has gone since."""
+    """A complete set of copies of one step: the work that it holds, and the nodes that have gone since. A copy outlives
+    the process of its rank."""
 
     work: float
     layout: Layout
-    gone: set[Seat] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
 
     def whole(self) -> bool:
-        """Return whether each rank's part still has a holder. A partner is on another node, so while all that is gone
-        was on one of several nodes, no partner has to be looked up."""
-        if len({node for node, _ in self.gone}) <= (len(self.layout.nodes) > 1):
+        """Return whether each rank's part is still on a node. A partner is on another node, so while only one of
+        several nodes is gone, no partner has to be looked up."""
+        gone = self.gone.intersection(self.layout.nodes)
+        if len(gone) <= (len(self.layout.nodes) > 1):
             return True
-        seats = self.layout.seats()
-        lost = {rank for rank, seat in enumerate(seats) if seat in self.gone}
-        keepers = _partners(tuple(str(node) for node, _ in seats))
-        return all(keepers[rank] not in lost for rank in lost)
+        nodes = [node for node, _ in self.layout.seats()]
+        keepers = _partners(tuple(map(str, nodes)))
+        return all(nodes[keepers[rank]] not in gone for rank, node in enumerate(nodes) if node in gone)
 
 
 @dataclass(frozen=True)

@@ -22,3 +22,7 @@ class Assignment:
     save_multiple: int  # a pause is only allowed after a multiple of so many steps
     removals: CorpusStates  # what the run is to go on without, which it records where it resumes
     before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name
+    # The keeper of states in memory on each node, by the node's id; empty without copies.
+    keepers: Mapping[str, Any]
+    # How many of the group's processes stayed from the last group, were spares, are new.
+    processes: Mapping[str, int]

@@ -197,7 +197,7 @@ class Coordinator:
         again = self._deaths.resumed(step)
         self._group.resumed = True
         repeats = f", {again:,} steps are repeated" if again else ""
-        self.note(f"loading the checkpoint of step {step:,}{repeats}")
+        self.note(f"loading the state of step {step:,}{repeats}")
 
     def stack(self, rank: int, text: str) -> None:
         """Take in a rank's answer to `Orders.stacks`: the tracebacks of its threads."""
@@ -310,7 +310,7 @@ class Coordinator:
         group, number = self._group, self._status.attempt
         group.running = False
         failure = group.failure(failed, committed=self._deaths.committed, now=time.time())
-        self.note(group.epitaph(failed) + ("" if self._stop else "; starting again from the last checkpoint"))
+        self.note(group.epitaph(failed) + ("" if self._stop else "; starting again"))
         self._log.death(number, failure, failed, group)
         if not self._stop:
             self._deaths.add(failure)

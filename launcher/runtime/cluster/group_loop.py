@@ -13,6 +13,7 @@ from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import lost
 from launcher.runtime.cluster.orders import CoordinatorLost, Status
 from launcher.runtime.cluster.rank_group import RankGroup
+from launcher.runtime.cluster.rank_pool import RankPool
 from launcher.runtime.cluster.stuck_ranks import StuckRankKiller
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.run.record import Run
@@ -22,6 +23,7 @@ _ASK_S = 0.5  # interval at which the coordinator is asked whether ranks may sta
 _LOOK_S = 5.0  # interval at which it is asked whether the ranks should make room for more
 _ANSWER_S = 10.0  # time limit of one answer of the coordinator
 _SILENCE_S = 120.0  # time without an answer after which the coordinator counts as dead
+_SPARES_S = 10.0  # time from the start of a group until spare processes are made: starts come first
 _END_S = 30.0  # time that ranks have to end once they are done
 NOT_SAVED = "the steps done since the last checkpoint are lost"
 
@@ -42,7 +44,8 @@ class GroupLoop:
 
     def __init__(self, run: Run, coordinator: Any, display: Display) -> None:
         self.status = Status()
-        self._steps = run.recipe.total_steps
+        self._uri = run.store.uri
+        self._steps, self._recovery = run.recipe.total_steps, run.recipe.recovery
         self._coordinator, self._display = coordinator, display
         self._killer = StuckRankKiller(run, coordinator, display.note)
         self._heard = self._looked = time.monotonic()
@@ -55,12 +58,13 @@ class GroupLoop:
             TryAgain: if Ray itself has died on this machine.
         """
         failed: list[int] = []
-        while (start := self._next(failed)) is not None:
-            with RankGroup(start, sizing) as group:
-                self._stay(group, assignment)
-            assignment = replace(assignment, before={})
-            failed = group.failed
-            self._look()
+        with RankPool(self._uri, sizing, self._recovery) as pool:
+            while (start := self._next(failed)) is not None:
+                with RankGroup(start, pool) as group:
+                    self._stay(group, assignment, pool)
+                assignment = replace(assignment, before={})
+                failed = group.failed
+                self._look()
 
     def _next(self, failed: list[int]) -> GroupStart | None:
         """Wait until a group of ranks may start, and return how; None if no further group may start."""
@@ -74,11 +78,13 @@ class GroupLoop:
             time.sleep(_ASK_S)  # machines that come do not announce themselves
         return None
 
-    def _stay(self, group: RankGroup, assignment: Assignment) -> None:
+    def _stay(self, group: RankGroup, assignment: Assignment, pool: RankPool) -> None:
         """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored."""
-        done: float | None = None
+        began, done = time.monotonic(), None
         for _ in group.live(assignment, _POLL_S):
             self._look()
+            if self.status.record is not None and time.monotonic() - began > _SPARES_S:
+                pool.refill()
             self._killer.check(self.status)
             self._look_around()
             if self.status.fatal is not None or self.status.superseded:

@@ -1,6 +1,6 @@
 """The actor in which a rank runs. It gets its seat first, and imports torch afterwards
 (`launcher.runtime.cluster.rank_placement`), so neither this module nor a module that it imports may import torch or
-DeepSpeed."""
+DeepSpeed. A spare process imports torch first, too, but makes no call to CUDA before it has its seat."""
 
 import os
 import socket
@@ -26,7 +26,23 @@ def given_gpus() -> tuple[str, ...]:
 
 
 class RankProcess:
-    """The actor in which a rank runs."""
+    """The actor in which a rank runs: of one group after another, as long as its groups end in good order or by the
+    death of other ranks."""
+
+    def __init__(self) -> None:
+        self._loaded = False  # by us, so that torch may be there before a seat
+
+    def load(self, run_uri: str, gpus: bool, ranks: int) -> Placement:
+        """Prepare a spare process for a rank of the run, and return the process's place. `gpus`: whether ranks have
+        GPUs. DeepSpeed is told so, because it would ask CUDA, which reads the GPUs' numbers at its first call.
+        `ranks`: number of ranks on this node."""
+        os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
+        self._loaded = True
+        import launcher.runtime.cluster.worker  # noqa: F401
+        from launcher.runtime.cluster.spare_process import prepare
+
+        prepare(run_uri, gpus=gpus, ranks=ranks)
+        return self.placement()
 
     def placement(self) -> Placement:
         node = ray.get_runtime_context().get_node_id()
@@ -39,17 +55,19 @@ class RankProcess:
             return port
 
     def assign_seat(self, seat: Seat, coordinator: Any) -> None:
-        """Set the environment before torch is imported. Raises SeatError, after telling the coordinator, if torch or
-        DeepSpeed is already loaded."""
+        """Set the environment before torch is imported. Raises SeatError, after telling the coordinator, if something
+        else has already loaded torch or DeepSpeed."""
         try:
-            _ensure_not_loaded()
+            if not self._loaded:
+                _ensure_not_loaded()
         except SeatError as error:
             ray.get(coordinator.fail.remote(error.problem, error.remedy))
             raise
         os.environ.update(seat.environment())
 
     def run(self, seat: Seat, assignment: "Assignment") -> None:
-        began = time.monotonic()
+        """Train as a rank. Raises the rank's error if the process must not train again."""
+        began, self._loaded = time.monotonic(), True
         from launcher.runtime.cluster.worker import train_rank
 
         train_rank(seat, assignment, began)

@@ -183,7 +183,7 @@ class _Start:
             refresh = self.run.recipe.memory_refresh
             save_multiple, before = refresh.every if refresh else 1, self.startup.seconds
             told = (self.run.recipe, save_multiple, self.run.removals, before)
-            assignment = Assignment(self.run.store.uri, coordinator, feed, *told)
+            assignment = Assignment(self.run.store.uri, coordinator, feed, *told, keepers={}, processes={})
             loop = GroupLoop(self.run, coordinator, self.display)
             with saving(), self.stopping.telling(coordinator.stop.remote):
                 loop.ranks(assignment, size)

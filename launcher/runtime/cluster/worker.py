@@ -1,5 +1,6 @@
 """The function that every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
 
+import gc
 import logging
 import os
 import socket
@@ -24,13 +25,16 @@ from data_service.service.client import FeedClient
 from data_service.service.gauges import StoreRetries
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
+from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
+from launcher.runtime.cluster.memory_keeper import NodeMemory
 from launcher.runtime.cluster.orders import CoordinatorLost, Orders
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 from launcher.runtime.policies.failures import Kind
+from launcher.runtime.policies.partners import partners
 from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (
     NodeReport,
@@ -67,21 +71,35 @@ _MISTAKES = (
 
 
 def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
-    """Train as one rank. If the rank fails, tell the coordinator before the error ends the group.
+    """Train as one rank, and leave its groups, so that the process can train again as a rank of another group. This
+    holds if the group ended in good order, or because another rank died.
 
     `began`: `time.monotonic()` before the process imported anything.
+
+    Raises the error that ended the rank, after the coordinator was told. Such a process must not train again.
     """
-    startup = Startup(assignment.before, began)
+    gc.freeze()  # what is imported stays, and need not be looked at when a group ends
+    startup = Startup(assignment.before, began, assignment.processes)
     startup.done("imports")
     link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple)
     try:
         _join(seat, assignment.recipe.watchdog)
         _train(assignment, link, startup)
     except BaseException as error:
-        if not _in_good_order(assignment.coordinator, link, error):
+        ended = _in_good_order(assignment.coordinator, link, error)
+        if not ended and not (isinstance(error, Exception) and _kind_of(error) == "silent"):
             raise
     finally:
         link.close()
+    _leave()
+
+
+def _leave() -> None:
+    """Leave the process groups, and give back the memory of the engine that trained."""
+    leave_groups()
+    gc.collect()  # models and engines are full of cycles
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def _join(seat: Seat, limits: Watchdog) -> None:
@@ -201,7 +219,11 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
             link.note(note)
         return client
 
-    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports)
+    memory = None
+    if assignment.keepers:
+        partner, mine = nodes[partners(nodes)[peers.rank]], nodes[peers.rank]
+        memory = NodeMemory(assignment.keepers, mine, partner if partner != mine else None)
+    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports, memory)
     if peers.rank == 0:
         ray.get(assignment.coordinator.finish.remote(state.step, number))
 

@@ -16,7 +16,7 @@ import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -105,9 +105,13 @@ class Unfit(Exception):
 
 
 def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> list[NodeReport]:
-    """Examine each node on its first rank. Return a report for each node, in the order of the nodes' first ranks.
-    Collective. `nodes`: node of each rank."""
-    leader = nodes.index(nodes[peers.rank]) == peers.rank
+    """Examine each node on one rank: on the first that has examined it before and still knows the report, or else on
+    the node's first rank. Return a report for each node, in the order of these ranks. Collective.
+
+    `nodes`: node of each rank."""
+    known = peers.all_gather(_known(subject, nodes[peers.rank]) is not None)
+    here = [rank for rank, node in enumerate(nodes) if node == nodes[peers.rank]]
+    leader = next((rank for rank in here if known[rank]), here[0]) == peers.rank
     report = _report(subject, nodes[peers.rank]) if leader else None
     answers = peers.all_gather(_REPORT.dump_python(report, mode="json"))
     reports = [report for answer in answers if (report := _REPORT.validate_python(answer)) is not None]
@@ -156,10 +160,22 @@ def with_sums(
     ]
 
 
+_reports: list[tuple[PreflightSubject, NodeReport]] = []  # the last one that this process made
+
+
+def _known(subject: PreflightSubject, node: str) -> NodeReport | None:
+    return next((report for of, report in _reports if of == subject and report.node == node), None)
+
+
 def _report(subject: PreflightSubject, node: str) -> NodeReport:
+    """Return the report of this node: the one that this process made before, if it trained the run on it already."""
+    if (known := _known(subject, node)) is not None:
+        return replace(known, seconds=0.0)
     started = time.monotonic()
     found, host, versions = tuple(examine(subject)), socket.gethostname(), installed()
-    return NodeReport(node, host, time.monotonic() - started, found, versions)
+    report = NodeReport(node, host, time.monotonic() - started, found, versions)
+    _reports[:] = [(subject, report)]
+    return report
 
 
 _COUNT = 1 << 16  # how many numbers are checked

@@ -12,7 +12,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.commit import Committed, Failed, Outcome
 from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
-from checkpoints.layout import CheckpointManifest, CheckpointName
+from checkpoints.layout import CheckpointName
 from checkpoints.retention import TidyReport, tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -21,6 +21,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
 from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.recipe.schema import Checkpointing
 from launcher.runtime.run.record import BEGAN
 
@@ -47,7 +48,8 @@ class RunCheckpointer:
 
     Args:
         store: the run's store.
-        resumed: the checkpoint that this start resumed from; None for a start from step 0.
+        resumed: the state that this start resumed from; None for a start from step 0. If it comes from memory, the
+            first checkpoint is due at once, so that a run whose ranks die often saves nevertheless.
         extra: the part of the run whose state checkpoints hold beside the trainer's.
         save_multiple: all saves but the last are made after multiples of so many steps.
         clock: function that returns seconds.
@@ -62,18 +64,21 @@ class RunCheckpointer:
         settings: Checkpointing,
         journal: RankJournal,
         extra: ExtraState,
-        resumed: CheckpointManifest | None,
+        resumed: ResumePoint | None,
         save_multiple: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._saver = Saver(store, attempt, peers, resumed=resumed)
+        manifest, stored = (resumed.manifest, resumed.stored) if resumed is not None else (None, None)
+        self._saver = Saver(store, attempt, peers, resumed=manifest, stored=stored)
+        self._overdue = resumed is not None and resumed.memory is not None
         self._store, self._attempt, self._rank = store, attempt, peers.rank
         self._settings, self._journal, self._extra = settings, journal, extra
         self._save_multiple, self._clock = save_multiple, clock
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[TidyReport] | None = None
-        self._proven = frozenset({resumed.mark} if resumed else ())  # all ranks have read their part of these
+        read = manifest is not None and not self._overdue
+        self._proven = frozenset({manifest.mark} if read and manifest else ())  # all ranks have read these
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between
@@ -85,7 +90,7 @@ class RunCheckpointer:
             every.steps is not None and step // every.steps > (step - self._save_multiple) // every.steps
         )
         by_time = every.minutes is not None and self._clock() - self._begun_at >= 60 * every.minutes
-        return by_count or by_time
+        return by_count or by_time or self._overdue
 
     def ready(self) -> bool:
         return self._saver.ready()
@@ -118,8 +123,12 @@ class RunCheckpointer:
             outcome = self._wait_and_commit(state.step)
             if isinstance(outcome, Failed):
                 raise self._lost(outcome)
-        self._saver.close()
         self._finish_tidying(state.step)
+
+    def close(self) -> None:
+        """End the background threads. A save under way is abandoned."""
+        self._saver.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _lost(self, failed: Failed) -> SaveFailed | CheckpointError:
         if failed.transient:
@@ -130,7 +139,7 @@ class RunCheckpointer:
         )
 
     def _begin(self, engine: Engine, state: TrainState, carried: Carried) -> None:
-        self._begun_at = self._clock()
+        self._begun_at, self._overdue = self._clock(), False
         fragments = chain(engine.fragments(), carried.fragments)
         whole = state.to_json() | self._extra.state()
         self._saver.begin(
@@ -205,4 +214,3 @@ class RunCheckpointer:
                 self._tidied()
             else:
                 self._journal.event("tidy_failed", reason=f"it took longer than {_TIDY_S:.0f} s")
-        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -172,7 +172,7 @@ class CompilationRecord(BaseModel):
         compiled, why: whether layers are compiled, and the reason.
         seconds: time until the compiled code was ready.
         graphs, error, bound: as in `TriedCompilation`.
-        kept: place where compiled code was found: on this machine, beside the run, or nowhere.
+        kept: place where compiled code was found: in this process, on this machine, beside the run, or nowhere.
         failure: the compiler's error message; "" if there was none.
     """
 
@@ -228,9 +228,39 @@ def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationReco
 
 
 def _turn(
-    run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link
+    run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link | None
 ) -> tuple[Pieces, CompilationRecord]:
-    """Compile on this rank, or take the stored code. Return the pieces and the result."""
+    """Compile on this rank, or take the stored code, or what this process has compiled for an earlier group of ranks.
+    Return the pieces and the result."""
+    if code.folder in _compiled:
+        pieces, found = _compiled[code.folder]
+        return pieces, found.model_copy(update={"seconds": 0.0, "kept": "in this process"})
+    pieces, found = _compile(run, code, subject, choice, link)
+    if found.compiled:
+        _compiled[code.folder] = pieces, found
+    return pieces, found
+
+
+def take_compiled(run: Run, tokenizer: Tokenizer) -> None:
+    """Take the run's compiled code from this machine into this process, for the group of ranks that it will join. Does
+    nothing if the run is not compiled, or its code is not here."""
+    choice = choose(run.recipe.compile, gpu_here(), triton=triton_here())
+    if not choice.compiled:
+        return
+    subject = subject_of(
+        run.recipe, run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    )
+    code = CompiledCode(run.store, name_of(subject, run.recipe.zero), Path.home())
+    if code.complete:
+        _turn(run, code, subject, choice, None)
+
+
+_compiled: dict[Path, tuple[Pieces, CompilationRecord]] = {}
+
+
+def _compile(
+    run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link | None
+) -> tuple[Pieces, CompilationRecord]:
     kept = "on this machine" if code.complete else "beside the run" if code.fetch() else "nowhere"
     # torch reads these when it first compiles. One thread: its helper processes would outlive a rank that is killed.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)
@@ -251,7 +281,9 @@ def _turn(
     return pieces, _record(tried, choice, kept)
 
 
-def _apart(store: Store, trying: str, subject: Subject, patience_s: float, link: Link) -> TriedCompilation:
+def _apart(
+    store: Store, trying: str, subject: Subject, patience_s: float, link: Link | None
+) -> TriedCompilation:
     """Compile in a separate process, and return the result. `trying`: key of the object that marks the attempt in the
     store until the process has ended."""
     starts = _Begun.model_validate_json(store.get(trying)).starts if store.size(trying) is not None else 0
@@ -259,7 +291,9 @@ def _apart(store: Store, trying: str, subject: Subject, patience_s: float, link:
         return TriedCompilation(0.0, failure=f"{starts} starts ended while it compiled")
     store.put(trying, _Begun(starts=starts + 1).model_dump_json().encode())
     ticks = count(1)
-    tried = try_apart(subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)))
+    tried = try_apart(
+        subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)) if link is not None else None
+    )
     store.delete_many([trying])
     return tried
 

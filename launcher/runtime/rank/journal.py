@@ -131,7 +131,14 @@ class RankJournal:
             for parts in (self.startup.before, self.startup.seconds)
         )
         age = round(self.startup.age, 3)
-        self.event("underway", step=first["step"] + 1, seconds=seconds, driver=driver, age=age)
+        self.event(
+            "underway",
+            step=first["step"] + 1,
+            seconds=seconds,
+            driver=driver,
+            age=age,
+            processes=self.startup.processes,
+        )
         self.note(f"the first step is done, after {self.startup.spell()}")
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
@@ -156,6 +163,15 @@ class RankJournal:
     def note(self, text: str) -> None:
         if self.journal is not None:
             self.link.note(text)
+
+    def pending(self) -> tuple[int, tuple[str, ...]]:
+        """Return the number of segments of step records in the store, and the records that are not there yet."""
+        return self.journal.pending() if self.journal is not None else (0, ())
+
+    def restore(self, lines: Sequence[str]) -> None:
+        """Add step records that an earlier attempt could not write."""
+        if self.journal is not None:
+            self.journal.restore(lines)
 
     def flush(self) -> None:
         """Write the records so far. If the store is slow, they are written later."""

@@ -4,7 +4,7 @@ Independent of Ray."""
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,11 +15,10 @@ from torch import Tensor
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
-from checkpoints.layout import CheckpointManifest
-from checkpoints.load import Reader, ensure_kinds
-from checkpoints.newest import GoodCheckpoint, newest_good
+from checkpoints.load import ensure_kinds
 from data_service.samples.spec import StreamSpec
 from data_service.store.local import LocalStore
+from data_service.stream.positions import Positions
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
@@ -50,6 +49,7 @@ from launcher.runtime.rank.data import RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
 from launcher.runtime.rank.journal import Link, RankJournal, Utilisation, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
+from launcher.runtime.rank.memory_copies import MemoryCopies
 from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
     found_by,
@@ -58,12 +58,13 @@ from launcher.runtime.rank.microbatch_size import (
     settle_microbatches,
 )
 from launcher.runtime.rank.removals import settle_removals
+from launcher.runtime.rank.resume import Memory, ResumePoint, missing_records, resume_point
 from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.log import RunLog
-from launcher.runtime.run.record import BEGAN, Run
-from launcher.runtime.run.streams import heldout_spec, read_lost, sample_positions, stream_spec
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import Lost, heldout_spec, read_lost, sample_positions, stream_spec
 
 OpenStream = Callable[[StreamSpec], SampleStream]
 
@@ -77,10 +78,12 @@ def run_rank(
     link: Link,
     startup: Startup,
     reports: Sequence[NodeReport] = (),
+    memory: Memory | None = None,
 ) -> TrainState:
     """Train this rank's part of `run` until the run is complete or a stop is requested, and commit the result.
 
-    `startup` and `reports`, the results of the nodes' preflight, are recorded.
+    `startup` and `reports`, the results of the nodes' preflight, are recorded. `memory`: the memory of the nodes, to
+    which states are copied and from which the run may resume.
 
     Raises:
         NoGoodCheckpoint, RunError: if there is no checkpoint to resume from, though the run had begun.
@@ -89,45 +92,56 @@ def run_rank(
         SmallerMicrobatch: if a step did not fit into memory, and the next start has smaller microbatches.
         UserError: its subclasses in the packages below, if data are damaged, a store does not answer, and the like.
     """
-    # Agree with the other ranks on the checkpoint to resume from.
-    link.beat(0, "starting")
-    hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
-    _set_up_torch(hosts, run.recipe.deterministic)
-    tokenizer = run.tokenizer()
-    good = _resume_point(run, peers, link)
-    startup.done("checkpoint")
-    limits = settle_microbatches(run, tokenizer, peers, hosts)
-    run = run if limits is None else replace(run, recipe=limits.recipe)
-    verdicts = settle_kernels(run, tokenizer, peers, link)
-    pieces, compilation = settle_compilation(run, tokenizer, peers, link, hosts[control.rank])
-    startup.done("kernels")
-    # Build the model and its optimizer; load that checkpoint, or what the run begins with.
-    model, engine, begin = _build(run, tokenizer, peers, good, pieces)
-    startup.done("model")
-    state = _load(run, engine, good, begin, link)
-    startup.done("load")
-    # Open the journal, and record how this start begins.
-    meter = _meter(run, tokenizer, engine, control)
-    journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
-    _record_start(journal, state, good, begin, control, (reports, verdicts, limits, compilation))
-    # Open the data at the step the run stands at, without removed documents and the ranges that rewinds left out.
-    run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
-    streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
-    lost = read_lost(run, resumed, peers)
-    positions = sample_positions(run, streams, lost.ranges)
-    share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
-    heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
-    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
-    # Train to the end, or until a stop is requested.
-    guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
-    checkpointer = _checkpointer(run, attempt, peers, journal, guard, resumed)
-    with closing(data), closing(journal):
+    with ExitStack() as ending:
+        # Agree with the other ranks on the checkpoint to resume from.
+        link.beat(0, "starting")
+        hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
+        _set_up_torch(hosts, run.recipe.deterministic)
+        tokenizer = run.tokenizer()
+        good = resume_point(run, peers, link, memory)
+        startup.done("checkpoint")
+        run, limits, verdicts, (pieces, compilation) = _settle(run, tokenizer, peers, link, hosts)
+        startup.done("kernels")
+        # Build the model and its optimizer; load that checkpoint, or what the run begins with.
+        model, engine, begin = _build(run, tokenizer, peers, good, pieces)
+        ending.callback(engine.close)
+        startup.done("model")
+        state = _load(run, engine, good, begin, link)
+        startup.done("load")
+        # Open the journal, and record how this start begins.
+        meter = _meter(run, tokenizer, engine, control)
+        journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
+        ending.callback(journal.close)
+        _record_start(run, journal, state, good, begin, control, (reports, verdicts, limits, compilation))
+        run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
+        lost = read_lost(run, resumed, peers)
+        data, positions, share = _data(run, tokenizer, open_stream, lost, model, engine, control)
+        ending.callback(data.close)
+        # Train to the end, or until a stop is requested.
+        guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
+        checkpointer = _checkpointer(run, attempt, peers, journal, guard, good)
+        ending.callback(checkpointer.close)
+        copies = MemoryCopies(run, attempt, peers, keeper=memory, extra=guard, journal=journal, resumed=good)
+        ending.callback(copies.close)
         memories = _memories(run, engine, good, data, share)
         microbatches = rank_microbatches(limits, engine, data, positions, journal)
         parts = (engine, control, data, checkpointer, guard, journal, training_plan(run.recipe))
-        trainer = Trainer(*parts, link.stop_requested, memories, microbatches)
+        trainer = Trainer(*parts, link.stop_requested, memories, microbatches, copies)
         startup.done("data")
         return _train(trainer, state, journal, hosts)
+
+
+def _settle(
+    run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, hosts: Sequence[str]
+) -> tuple[
+    Run, MicrobatchLimits | None, Sequence[KernelVerdict], tuple[Pieces | None, CompilationRecord | None]
+]:
+    """Decide with the other ranks what depends on the machines: rows of a microbatch, kernels, compiled layers. Return
+    the run with these rows, and what was decided."""
+    limits = settle_microbatches(run, tokenizer, peers, hosts)
+    run = run if limits is None else replace(run, recipe=limits.recipe)
+    verdicts = settle_kernels(run, tokenizer, peers, link)
+    return run, limits, verdicts, settle_compilation(run, tokenizer, peers, link, hosts[peers.rank])
 
 
 def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Sequence[str]) -> TrainState:
@@ -141,28 +155,17 @@ def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Seq
 
 def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
     """Set the threads of torch, so that the ranks of a machine share its cores, and whether it is deterministic."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(socket.gethostname())))
+    torch.set_num_threads(threads_of(hosts.count(socket.gethostname())))
     set_determinism(deterministic)
 
 
-def _resume_point(run: Run, peers: Peers, link: Link) -> GoodCheckpoint | None:
-    """Return the checkpoint that all ranks resume from; None if the run never had one. Raises RunError if the run had
-    checkpoints and has lost them, so that it does not start again from step 0."""
-    good = newest_good(run.store, peers)
-    if good is None and run.store.size(BEGAN) is not None:
-        raise RunError(
-            f"{run.uri} had checkpoints, but none is left",
-            remedy="restore its checkpoints/ folder from a copy, or start a new run",
-        )
-    if good is not None:
-        if peers.rank == 0:
-            run.store.put_if_absent(BEGAN, b"{}\n")
-        link.beat(good.manifest.step, "loading")
-    return good
+def threads_of(ranks: int) -> int:
+    """Return how many threads each of `ranks` ranks of a machine has."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def _build(
-    run: Run, tokenizer: Tokenizer, peers: Peers, good: GoodCheckpoint | None, pieces: Pieces | None
+    run: Run, tokenizer: Tokenizer, peers: Peers, good: ResumePoint | None, pieces: Pieces | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
     """Return the model, its engine, and the initial weights of a new run (None if they are drawn at random, or the run
     resumes). `pieces`: the compiled pieces with which layers compute; None if they are not compiled."""
@@ -177,14 +180,14 @@ def _build(
 
 
 def _load(
-    run: Run, engine: Engine, good: GoodCheckpoint | None, begin: InitialWeights | None, link: Link
+    run: Run, engine: Engine, good: ResumePoint | None, begin: InitialWeights | None, link: Link
 ) -> TrainState:
     """Load the checkpoint or the initial weights into `engine`, and return the trainer's state. Each range that is read
     counts as progress in the heartbeats."""
     if good is not None:
         ensure_kinds(good.manifest, engine.own_kinds, run.uri)
         step, reads = good.manifest.step, count(1)
-        with Reader(run.store, good.manifest) as reader:
+        with good.open() as reader:
 
             def read(name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
                 link.beat(step, "loading", next(reads))
@@ -209,6 +212,25 @@ def _without_removed(
     return settled
 
 
+def _data(
+    run: Run,
+    tokenizer: Tokenizer,
+    open_stream: OpenStream,
+    lost: Lost,
+    model: ObjectiveModule,
+    engine: Engine,
+    control: Control,
+) -> tuple[RankData, Positions, RankShard]:
+    """Open the data, without removed documents and the ranges that rewinds left out. Return this rank's data, the
+    positions of all steps, and the rank's share."""
+    streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
+    positions = sample_positions(run, streams, lost.ranges)
+    share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
+    heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
+    data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
+    return data, positions, share
+
+
 def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:
     """Return the held-out stream, and how many of its rows are evaluated."""
     heldout = open_stream(heldout_spec(run, tokenizer))
@@ -221,7 +243,7 @@ def _checkpointer(
     peers: Peers,
     journal: RankJournal,
     guard: SpikeGuard,
-    resumed: CheckpointManifest | None,
+    resumed: ResumePoint | None,
 ) -> RunCheckpointer:
     """Return the checkpointer. If the recipe recomputes the model's memory every few steps, checkpoints are taken at
     those steps, so that they need not hold the memory."""
@@ -239,7 +261,7 @@ def _checkpointer(
 
 
 def _memories(
-    run: Run, engine: Engine, good: GoodCheckpoint | None, data: RankData, share: RankShard
+    run: Run, engine: Engine, good: ResumePoint | None, data: RankData, share: RankShard
 ) -> Memories:
     """Return the memory of this rank's microbatches at the step from which the run resumes; empty if that step
     recomputes it.
@@ -257,7 +279,7 @@ def _memories(
             remedy="set model.memory_refresh, the phases and the batch back to their former values: memory is "
             "recomputed at multiples of memory_refresh and at the beginning of a phase, and carried over elsewhere",
         )
-    with Reader(run.store, good.manifest) as reader:
+    with good.open() as reader:
         restore(memories, shapes, reader.read, range(share.rank, total, share.world), rows, engine)
     return memories
 
@@ -299,9 +321,10 @@ def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Seque
 
 
 def _record_start(
+    run: Run,
     journal: RankJournal,
     state: TrainState,
-    good: GoodCheckpoint | None,
+    good: ResumePoint | None,
     begin: InitialWeights | None,
     control: Control,
     found: tuple[
@@ -310,7 +333,7 @@ def _record_start(
 ) -> None:
     """Record how this start begins. `found`: reports of the preflight, verdicts on kernels, limits of microbatches, and
     the decision on compiled layers."""
-    _record_origin(journal, state, good, begin, control)
+    _record_origin(run, journal, state, good, begin, control)
     reports, verdicts, limits, compilation = found
     for report in reports:
         journal.event("preflight", **report.event())
@@ -321,9 +344,10 @@ def _record_start(
 
 
 def _record_origin(
+    run: Run,
     journal: RankJournal,
     state: TrainState,
-    good: GoodCheckpoint | None,
+    good: ResumePoint | None,
     begin: InitialWeights | None,
     control: Control,
 ) -> None:
@@ -332,7 +356,10 @@ def _record_origin(
         if begin is not None:
             journal.note(begin.summary())
         return
-    journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world)
+    memory = {"memory": True} if good.memory is not None else {}
+    journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world, **memory)
     for damage in good.passed_over:
         journal.event("damaged_checkpoint", what=damage)
         journal.note(f"passed over a damaged checkpoint: {damage}")
+    if good.memory is not None and control.rank == 0:
+        journal.restore(missing_records(run, good.manifest.attempt, good.memory))

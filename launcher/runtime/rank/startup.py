@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from data_service import processes
+from data_service.processes import age_s
 
 _SHOWN_S = 0.05  # shorter parts are not shown
 
@@ -17,6 +17,7 @@ class Startup:
     Args:
         before: seconds of the driver's parts, which came before this rank's, by the name of the part.
         since: time at which the first part began, by `time.monotonic`; None for now.
+        processes: how many processes of the group stayed from the last group, were spares, are new.
 
     Attributes:
         seconds: seconds of each part so far, by the name of the part.
@@ -24,18 +25,24 @@ class Startup:
         over: whether the first step is done.
     """
 
-    def __init__(self, before: Mapping[str, float] | None = None, since: float | None = None) -> None:
+    def __init__(
+        self,
+        before: Mapping[str, float] | None = None,
+        since: float | None = None,
+        processes: Mapping[str, int] | None = None,
+    ) -> None:
         now = time.monotonic()
+        self.processes = dict(processes or {})
         self.before = dict(before or {})
         self._last = now if since is None else since
-        self.age = processes.age_s(os.getpid()) - (now - self._last)
+        self.age = age_s(os.getpid()) - (now - self._last)
         self.seconds: dict[str, float] = {}
         self.over = False
 
     @classmethod
     def of_command(cls, pid: int) -> "Startup":
         """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
-        return cls(since=time.monotonic() - processes.age_s(pid))
+        return cls(since=time.monotonic() - age_s(pid))
 
     def done(self, part: str) -> None:
         """Note that `part` ends now. It began when the last part ended."""

@@ -57,6 +57,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("spikes.*", "operational"),
     ("weight_check.*", "operational"),
     ("stragglers.*", "operational"),
+    ("recovery.*", "operational"),
     ("events.*", "operational"),
 )
 

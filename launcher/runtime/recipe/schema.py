@@ -30,6 +30,7 @@ from encoder_core.terms.weights import Weight
 from encoder_core.train.engine_config import Precision
 from encoder_core.train.memory_schedule import Refresh
 from launcher.runtime.policies.elastic import Trainers
+from launcher.runtime.policies.recovery import Recovery
 from launcher.runtime.policies.spikes import Spikes
 from launcher.runtime.policies.stragglers import Stragglers
 from launcher.runtime.policies.watchdog import Watchdog
@@ -342,6 +343,7 @@ class Recipe(RecipePart):
     spikes: Spikes = Spikes()
     weight_check: WeightCheck = WeightCheck()
     stragglers: Stragglers = Stragglers()
+    recovery: Recovery = Recovery()
     events: Events = Events()
 
     @property

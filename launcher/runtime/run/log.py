@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data_service.store.base import Store
@@ -83,6 +83,15 @@ class RunLog:
     def metric(self, record: Mapping[str, object]) -> None:
         """Add the record of a step or an evaluation; infra/docs/records.md has the schema."""
         self._metrics.append(record)
+
+    def pending(self) -> tuple[int, tuple[str, ...]]:
+        """Return the number of segments of metrics that are written, and the lines that are not."""
+        return self._metrics.pending()
+
+    def restore(self, lines: Sequence[str]) -> None:
+        """Add records that an earlier attempt could not write."""
+        for line in lines:
+            self._metrics.append(json.loads(line))
 
     def event(self, kind: str, time: float, **fields: object) -> None:
         """Add an event. `time`: seconds since 1970. Events are rare, so each is written at once."""
@@ -179,6 +188,12 @@ class _Segments:
             return self._changed.wait_for(
                 lambda: not self._pending and self._sealed is None, max(0.0, patience_s)
             )
+
+    def pending(self) -> tuple[int, tuple[str, ...]]:
+        """Return the number of segments written, and the lines that are not written, in order."""
+        with self._changed:
+            sealed = self._sealed.splitlines() if self._sealed is not None else []
+            return self.count, tuple(line.decode() for line in (*sealed, *self._pending))
 
     def take_lost(self) -> int:
         """Return the number of records dropped since the last call."""

@@ -44,6 +44,7 @@ def report(updates: dict[str, Update]) -> StepReport:
         save=False,
         saved=False,
         fits=True,
+        keep=False,
         wait=0.5,
         tokens=100,
         digest=7,

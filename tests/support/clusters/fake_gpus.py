@@ -26,7 +26,7 @@ MACHINE = "FAKE_GPUS"  # the ids of a machine's GPUs, separated by commas
 EARLY = "FAKE_GPUS_EARLY"  # a module after which torch is imported, and CUDA asked
 NCCL = (2, 31, 0)
 _SITE = "from tests.support.clusters import fake_gpus\nfake_gpus.install()\n"
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "DS_ACCELERATOR")
 
 
 def shown(variable: str | None, machine: Sequence[str]) -> list[str]:
@@ -236,7 +236,9 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from launcher.runtime.cluster.assignment import Assignment
     from launcher.runtime.cluster.rank_group import RankGroup
     from launcher.runtime.cluster.rank_placement import SeatError
+    from launcher.runtime.cluster.rank_pool import RankPool
     from launcher.runtime.policies.elastic import GroupStart, Sizing
+    from launcher.runtime.policies.recovery import Recovery
     from tests.support.clusters.fake_gpus import Ledger
 
     os.environ.pop(
@@ -255,9 +257,10 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     ray.init(cluster.address, logging_level="ERROR", log_to_driver=False, job_config=installed_only())
     ledger = ray.remote(Ledger).options(num_cpus=0).remote()
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
-    assignment = Assignment("", ledger, None, None, 1, {}, {})  # type: ignore[arg-type]
+    assignment = Assignment("", ledger, None, None, 1, {}, {}, {}, {})  # type: ignore[arg-type]
     problem = ""
-    with RankGroup(GroupStart(ranks, frozenset()), sizing) as group:
+    recovery = Recovery(spares=0, memory_every="never")
+    with RankPool("", sizing, recovery) as pool, RankGroup(GroupStart(ranks, frozenset()), pool) as group:
         try:
             for _ in group.live(assignment, 0.25):
                 pass

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from pydantic import JsonValue
@@ -13,6 +14,7 @@ from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.rank.checkpointing import RunCheckpointer
 from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.rank.resume import ReadsState, ResumePoint
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.recipe.schema import Checkpointing, Every
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
@@ -64,10 +66,14 @@ def keeper_of(
         settings=settings,
         journal=journal,
         extra=Nothing(),
-        resumed=resumed,
+        resumed=None if resumed is None else ResumePoint(resumed, _unread, resumed.step),
         save_multiple=save_multiple,
         clock=clock,
     )
+
+
+def _unread() -> AbstractContextManager[ReadsState]:
+    raise AssertionError("a checkpointer reads no state")
 
 
 class Engine:

@@ -23,7 +23,7 @@ MARK = "MASKFLEET_TEST_COMMAND"
 COMMAND = "command"
 KINDS = {
     "driver": "/maskfleet train ",
-    "rank": "ray::RankProcess",
+    "rank": "ray::RankProcess.run",
     "feed": "ray::Feed",
     "coordinator": "ray::Coordinator",
     "data worker": "ray::_build_slabs",

@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from launcher.app.cli.main import app
+from launcher.errors import OptionError
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.failures.forecast import Forecast, forecast
-from launcher.plan.failures.recovery import NETWORK_SHARE, seconds
+from launcher.plan.failures.recovery import COPIES_SHARE, NETWORK_SHARE
 from launcher.plan.failures.render import figures, render
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.recipe.load import load
@@ -55,7 +56,8 @@ def test_copies_burden_neither_steps_nor_network() -> None:
     step = max(e.phases, key=lambda phase: phase.seconds).step
     assert way.copies.transfer <= NETWORK_SHARE * way.copies.every * step
     assert way.copies.bytes == pytest.approx(4 * e.checkpoints.bytes / 2)
-    assert seconds(way.stay) > way.copies.transfer
+    assert way.recall > way.copies.transfer
+    assert way.copies.every * step * COPIES_SHARE >= way.copies.stall
 
 
 def test_the_command_prints_table_and_arithmetic() -> None:
@@ -70,6 +72,12 @@ def test_the_command_prints_table_and_arithmetic() -> None:
     ):
         assert shown in result.output
     assert "Llama 3" not in CliRunner().invoke(app, ["estimate", *BERT]).output
+
+
+def test_without_a_cluster_nothing_is_measured_first() -> None:
+    result = CliRunner().invoke(app, ["estimate", "bert-base", "--measure", "--failures"])
+    assert isinstance(result.exception, OptionError)
+    assert "--measure" not in result.exception.remedy
 
 
 def test_as_json_it_has_the_same_figures(found: Forecast) -> None:

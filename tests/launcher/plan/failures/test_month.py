@@ -19,9 +19,8 @@ from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.policies.failures import BARREN
 
 ANEW = Way("all new", (("start", "", 90.0),), cold=20.0, load=10.0)
-STAY = replace(
-    ANEW, stay=(("rebuild", "", 5.0),), copies=Copies(every=2, stall=0.01, transfer=0.3, bytes=1e9)
-)
+COPIES = Copies(every=2, stall=0.01, transfer=0.3, bytes=1e9)
+STAY = replace(ANEW, stay=(("rebuild", "", 5.0),), recall=0.5, copies=COPIES)
 
 
 def setting(nodes: int = 4, each: int = 2, *, least: int = 1, most: int | None = None) -> Setting:
@@ -124,7 +123,8 @@ def test_a_month_without_faults_loses_only_saves_and_copies() -> None:
 
 def test_a_lost_node_is_done_without_and_taken_back() -> None:
     month = simulate(setting(), STAY, 600.0, [Fault(5000.0, "node", (1,))], (), wall=20_000.0)
-    assert (month.restarts, month.stayed) == (2, 2)  # one without the node, one with it again
+    assert (month.restarts, month.stayed) == (2, 0)  # one without the node, one with it again
+    assert month.from_store == 0
     assert month.lost["waiting"] == 60.0
     step, fewer = setting().step(8), setting().step(6)
     apart = month.lost["fewer ranks"] / (1 - step / fewer)
@@ -153,16 +153,13 @@ def test_a_spare_machine_takes_the_place_of_a_lost_one() -> None:
             1,
         ),  # the holder, before there is a new copy
         ([Fault(5000.0, "node", (0,)), Fault(5040.0, "node", (1,))], 0),
-        ([Fault(5000.0, "rank", (0,)), Fault(5004.0, "rank", (3,))], 1),  # while the ranks come together
-        ([Fault(5000.0, "rank", (0,)), Fault(5015.0, "rank", (0,), 1)], 1),  # no second spare process yet
-        ([Fault(5000.0, "rank", (0,)), Fault(5100.0, "rank", (0,), 1)], 0),
-        ([Fault(5000.0, "hang", (0,))], 1),
+        ([Fault(5000.0, "rank", (0,)), Fault(5004.0, "rank", (3,))], 0),  # while the ranks come together
+        ([Fault(5000.0, "rank", (0,)), Fault(5004.0, "node", (0,))], 0),
+        ([Fault(5000.0, "hang", (0,))], 0),
         ([Fault(5000.0, "notice", (0,))], 0),
     ],
 )
-def test_the_store_is_needed_where_both_holders_are_lost_or_something_odd_happens(
-    faults: list[Fault], from_store: int
-) -> None:
+def test_the_store_is_needed_where_both_holders_are_lost(faults: list[Fault], from_store: int) -> None:
     month = simulate(setting(), STAY, 1000.0, faults, (), wall=9000.0)
     assert month.from_store == from_store
 
@@ -175,6 +172,28 @@ def test_commits_and_restarts_wait_for_the_store() -> None:
     assert away.lost["restarting"] == pytest.approx(well.lost["restarting"] + 7000 - 5092.25, abs=1)
     stays = simulate(setting(), STAY, 1000.0, fault, [Outage(3000.0, 7000.0)], wall=20_000.0)
     assert stays.lost["repeated"] < 5
+    assert stays.lost["restarting"] == pytest.approx(90 + 7000 - 5000 + 0.5, abs=1)
+
+
+def test_a_second_death_on_a_node_waits_for_a_new_process() -> None:
+    def restarting(*faults: Fault) -> float:
+        return simulate(setting(), STAY, 1000.0, faults, (), wall=9000.0).lost["restarting"]
+
+    first, soon, later = (
+        Fault(at, "rank", (0,), place) for at, place in ((5000.0, 0), (5015.0, 1), (5100.0, 1))
+    )
+    alone = restarting(first)
+    assert restarting(first, later) == pytest.approx(2 * alone - 90)
+    assert restarting(first, soon) == pytest.approx(2 * alone - 90 + STAY.process)
+
+
+def test_after_a_hang_and_for_a_new_machine_all_processes_or_some_are_new() -> None:
+    hang = simulate(setting(), STAY, 1000.0, [Fault(5000.0, "hang", (0,))], (), wall=9000.0)
+    assert (hang.restarts, hang.stayed) == (1, 0)
+    assert hang.lost["restarting"] == pytest.approx(90 + 600 + 90 + 0.5)
+    moved = simulate(setting(most=6), STAY, 1000.0, [Fault(5000.0, "node", (1,))], (), wall=9000.0)
+    assert (moved.restarts, moved.stayed) == (1, 1)
+    assert moved.lost["restarting"] == pytest.approx(90 + 30 + 5 + STAY.process + STAY.cold + 0.5)
 
 
 def test_deaths_without_a_newer_checkpoint_end_the_run() -> None:

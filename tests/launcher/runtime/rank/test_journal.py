@@ -214,7 +214,7 @@ def test_a_rank_goes_on_at_speed_though_store_and_disk_hang(
     def train() -> None:
         for step in range(100):
             update = Update(applied=step != 7, grad_norm=1.0)
-            signals = Signals(False, False, False, True, 0.0, 1000, 0, {"mlm": 100.0})
+            signals = Signals(False, False, False, True, False, 0.0, 1000, 0, {"mlm": 100.0})
             sums = {"mlm_loss": 100.0, "mlm_weighted": 100.0, "mlm_targets": 100.0}
             journal.step(StepReport(TrainState(step=step), (), signals, sums, 1e-3, {"all": update}, 0.1, ()))
         journal.evaluation(100, {"loss": 2.0, "mlm_loss": 2.0})

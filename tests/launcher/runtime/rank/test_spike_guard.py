@@ -62,7 +62,7 @@ def make_step(guard: SpikeGuard, step: int, loss: float, norm: float = 1.0) -> b
     """As the loop does it, with an engine that follows the limit. Whether the update was made."""
     limit = guard.limit(step, "all", sums(loss))
     applied = math.isfinite(norm) and norm <= limit
-    signals = Signals(False, False, False, True, 0.0, 1000, 0, COUNTS)
+    signals = Signals(False, False, False, True, False, 0.0, 1000, 0, COUNTS)
     guard.after(
         StepReport(
             TrainState(step=step), (), signals, sums(loss), 1e-3, {"all": Update(applied, norm)}, 0.1, ()

@@ -23,7 +23,7 @@ TERMS = {"mlm_weighted": 300.0, "mlm_loss": 300.0, "mlm_correct": 30.0, "mlm_tar
 
 
 def report(*groups: str) -> StepReport:
-    signals = Signals(False, False, False, True, 0.1, 1000, 7, {"mlm": 150.0})
+    signals = Signals(False, False, False, True, False, 0.1, 1000, 7, {"mlm": 150.0})
     updates = {group: Update(True, 3.0) for group in groups}
     return StepReport(TrainState(), (), signals, TERMS, 1e-3, updates, 0.5)
 

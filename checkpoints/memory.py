@@ -1,0 +1,221 @@
+"""Checkpoints in memory: the ranks copy their state to the memory of their nodes, in the form of a checkpoint, so that
+a restart need not go back to the last commit in the store.
+
+Every rank writes its part of the state (a set) to slots of its own (`checkpoints.memory_slots`). It has two and writes
+them in turn, so one set stays complete while the next is written. The sets of all ranks after one step are a
+checkpoint: a restart may begin from it, with any number of ranks. It is no commit: it is not listed, retained or
+exported, and it ends with the command that trains.
+
+A keeper process on each node holds the slots open. So a set outlives its rank. If there are other nodes, the keeper of
+another node copies it, so it outlives its node.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from checkpoints.layout import ITEM, CheckpointManifest, CheckpointName, StoredRange, uncovered
+from checkpoints.memory_slots import HEAD, Common, Description, Slot
+from encoder_core.train.zero_state import Fragment
+
+_BUSY_S = 60.0  # time in which a keeper copies a set
+ReadBytes = Callable[[int, int], Any]
+"""Function from the first and the last offset in a set's body to a buffer with the bytes between."""
+
+
+class Keeper(Protocol):
+    """The rank's side of the keeper process of its node. No call waits, and none raises."""
+
+    def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
+        """Open the slots of a rank, which process `pid` has open as `descriptors`."""
+        ...
+
+    def completed(self, rank: int, count: int) -> None:
+        """Note that the rank has completed its set number `count` since it began, from 1."""
+        ...
+
+
+class MemoryWriter:
+    """The writer of one rank's sets.
+
+    Args:
+        recipe: fingerprint of the run's identity.
+        attempt, rank, world: the attempt, and this rank of how many.
+
+    Attributes:
+        failure: why the machine has no memory for the slots; None if it has.
+    """
+
+    def __init__(self, keeper: Keeper, *, recipe: str, attempt: int, rank: int, world: int) -> None:
+        self._keeper, self._recipe, self._attempt = keeper, recipe, attempt
+        self._rank, self._world = rank, world
+        self._slots: list[Slot] = []
+        self._count = 0
+        self._free_at = time.monotonic()  # when the next slot was last seen free
+        self.failure: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next set can be written: no keeper is copying the slot that would be overwritten. A keeper that
+        takes longer than `_BUSY_S` seconds has died; if not, it notices that its copy is torn."""
+        now = time.monotonic()
+        if not (self._slots and self._slots[self._count % 2].busy):
+            self._free_at = now
+        return self.failure is None and (self._free_at == now or now - self._free_at > _BUSY_S)
+
+    def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> None:
+        """Copy this rank's fragments of the state after `step` steps. The caller may change them afterwards.
+
+        `common`: given on rank 0. If the machine has no memory for the copies, `failure` is set and nothing is written.
+        """
+        held = list(fragments)
+        pieces, body = _layout(held, self._rank)
+        told = Description(
+            recipe=self._recipe,
+            attempt=self._attempt,
+            step=step,
+            rank=self._rank,
+            world=self._world,
+            pieces=pieces,
+            common=common,
+        )
+        description = told.model_dump_json().encode()
+        try:
+            slot = self._slot(body, len(description))
+        except OSError as error:
+            self.failure = str(error)
+            return
+        slot.open()
+        _copy(held, slot, body)
+        slot.close_set(step, body, description)
+        self._count += 1
+        self._keeper.completed(self._rank, self._count)
+
+    def close(self) -> None:
+        """Close the slots in this process. The keeper has them open."""
+        for slot in self._slots:
+            slot.close()
+        self._slots = []
+
+    def _slot(self, body: int, description: int) -> Slot:
+        """Return the slot for the next set. Both are made anew if they are too small: rows of a later phase may be
+        longer, and so the memory of earlier rows larger; more records may wait for the store."""
+        if not self._slots or not self._slots[0].fits(body, description):
+            self.close()
+            self._slots, self._count = [Slot.make(body, 2 * description) for _ in range(2)], 0
+            self._keeper.hold(self._rank, os.getpid(), [slot.descriptor for slot in self._slots])
+        return self._slots[self._count % 2]
+
+
+def _layout(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange, ...], int]:
+    """Return the ranges of tensors laid end to end in a body, and the body's bytes."""
+    pieces, end = [], 0
+    for fragment in fragments:
+        offsets, length = {}, 0
+        for kind, tensor in fragment.tensors.items():
+            length = tensor.numel()
+            offsets[kind], end = end, end + length * ITEM
+        if length:
+            stop = fragment.start + length
+            pieces.append(
+                StoredRange(name=fragment.name, start=fragment.start, stop=stop, file=rank, offsets=offsets)
+            )
+    return tuple(pieces), end
+
+
+def _copy(fragments: Sequence[Fragment], slot: Slot, body: int) -> None:
+    """Copy the tensors to a slot's body. On a GPU, training waits for its copies."""
+    target: Float32[Tensor, " elements"]
+    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEAD, count=body // ITEM)
+    end, on_gpu = 0, False
+    for fragment in fragments:
+        for tensor in fragment.tensors.values():
+            target[end : end + tensor.numel()].copy_(tensor.detach(), non_blocking=True)
+            end, on_gpu = end + tensor.numel(), on_gpu or tensor.is_cuda
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A set that some keeper holds. `place`: what its reader needs to find it."""
+
+    description: Description
+    place: Any
+
+
+def newest_complete(offers: Iterable[Offer], recipe: str) -> list[Offer] | None:
+    """Return the sets of the newest step of which the set of every rank is offered, in rank order; None if there is no
+    such step. Sets of another recipe are passed over."""
+    found: dict[tuple[int, int, int], dict[int, Offer]] = {}
+    for offer in offers:
+        told = offer.description
+        if told.recipe == recipe:
+            found.setdefault((told.attempt, told.step, told.world), {}).setdefault(told.rank, offer)
+    for (_, _, world), sets in sorted(found.items(), reverse=True):
+        whole = [sets[rank] for rank in sorted(sets)]
+        if len(whole) == world and _covers([offer.description for offer in whole]):
+            return whole
+    return None
+
+
+def _covers(sets: Sequence[Description]) -> bool:
+    return sets[0].common is not None and not uncovered(manifest_of(sets))
+
+
+def manifest_of(sets: Sequence[Description]) -> CheckpointManifest:
+    """Return the manifest of a checkpoint in memory, which names no files: a piece's `file` is the rank whose set holds
+    it, and offsets are those in the set's body."""
+    first = sets[0]
+    assert first.common is not None
+    pieces = [piece for each in sets for piece in each.pieces]
+    apart = first.common.memory.keys() | first.common.own_kinds.keys()
+    kinds = {kind for piece in pieces if piece.name not in apart for kind in piece.offsets}
+    return CheckpointManifest(
+        step=first.step,
+        attempt=first.attempt,
+        world_size=len(sets),
+        shapes=first.common.shapes,
+        kinds=tuple(sorted(kinds)),
+        own_kinds=first.common.own_kinds,
+        memory=first.common.memory,
+        files=(),
+        pieces=tuple(pieces),
+        state=first.common.state,
+        lineage=first.common.lineage,
+        versions={},
+        created=time.time(),
+    )
+
+
+class MemoryReader:
+    """A reader of ranges of a checkpoint in memory, as `checkpoints.load.Reader` is one of a commit.
+
+    Args:
+        parts: functions that read the set of each rank.
+    """
+
+    def __init__(self, manifest: CheckpointManifest, parts: Mapping[int, ReadBytes]) -> None:
+        self.manifest, self._parts = manifest, parts
+
+    def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
+        """Return elements [start, stop) of the flattened parameter or memory, float32 on the CPU."""
+        result = torch.empty(stop - start, dtype=torch.float32)
+        for piece in self.manifest.pieces_of[name]:
+            begin, end = max(start, piece.start), min(stop, piece.stop)
+            if begin < end:
+                at = piece.offsets[kind] + (begin - piece.start) * ITEM
+                data = self._parts[piece.file](at, at + (end - begin) * ITEM)
+                result[begin - start : end - start] = torch.frombuffer(data, dtype=torch.float32)
+        return result
+
+
+def mark_of(offers: Sequence[Offer]) -> CheckpointName:
+    """Return the attempt and the step of a checkpoint in memory."""
+    return CheckpointName(offers[0].description.attempt, offers[0].description.step)

@@ -1,0 +1,162 @@
+"""A copy of one rank's state in the memory of its node, which outlives the rank's process.
+
+A slot is an anonymous file in memory (`memfd_create`): no name, no limit of /dev/shm, and gone once the last process
+that has it open has ended. The rank writes it; a keeper process of the node has it open, too. A slot holds a set: the
+rank's part of the training state after some step.
+
+    0    <Q  step + 1 if the set is complete, 0 while it is being written
+    8    <Q  number of the body's bytes
+    16   <Q  number of the description's bytes
+    24   <Q  1 while a keeper reads the slot for another node
+    32       SHA-256 of the description
+    64       body: float32 tensors laid end to end; then the description (JSON, `Description`)
+
+The first number is written last and removed first, so a rank that is killed while it writes leaves no complete set. A
+reader that copies a slot reads that number before and after, so it notices a rank that has begun to write meanwhile.
+"""
+
+import hashlib
+import mmap
+import os
+import struct
+from contextlib import suppress
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
+
+HEAD = 64
+_SEAL, _BODY, _TOLD, _BUSY, _DIGEST = 0, 8, 16, 24, 32
+_SPARE = 1 << 16  # bytes that a description may grow from one set to the next
+
+
+class Common(BaseModel):
+    """The part of a set's description that is the same on all ranks; rank 0's set has it.
+
+    Attributes:
+        shapes, own_kinds, memory, state, lineage: as in `checkpoints.layout.CheckpointManifest`.
+        records: step records that were not in the store yet, as lines of JSON.
+        segments: number of segments of records that the attempt had written to the store before these lines.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shapes: dict[str, Shape]
+    own_kinds: dict[str, tuple[str, ...]]
+    memory: dict[str, Shape]
+    state: dict[str, JsonValue]
+    lineage: tuple[LineageSegment, ...]
+    records: tuple[str, ...] = ()
+    segments: Count = 0
+
+
+class Description(BaseModel):
+    """What a set holds.
+
+    Attributes:
+        recipe: fingerprint of the run's identity.
+        attempt: attempt that wrote the set.
+        step: number of steps taken.
+        rank, world: the rank that wrote it, and the number of ranks.
+        pieces: ranges of tensors in the body; `file` is the rank.
+        common: on rank 0, what all sets of the step share.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recipe: str
+    attempt: Count
+    step: Count
+    rank: Count
+    world: Count
+    pieces: tuple[StoredRange, ...]
+    common: Common | None = None
+
+
+class Slot:
+    """An open slot. `size`: bytes of the file. Raises OSError if the machine has no memory for it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+        self.data = mmap.mmap(descriptor, self.size)
+
+    @classmethod
+    def make(cls, body: int, description: int) -> "Slot":
+        """Return a new slot for so many bytes. The memory is reserved at once, so that no later write fails."""
+        descriptor = os.memfd_create("maskfleet-state", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, HEAD + body + description + _SPARE)
+            return cls(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def of_process(cls, pid: int, descriptor: int) -> "Slot":
+        """Return the slot that another process of this user and node has open as `descriptor`. Raises OSError if the
+        process has ended."""
+        return cls(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
+
+    def fits(self, body: int, description: int) -> bool:
+        return HEAD + body + description <= self.size
+
+    def close(self) -> None:
+        """Close the file. The memory stays mapped while tensors or views use it."""
+        with suppress(BufferError):  # then it is freed with the last view
+            self.data.close()
+        os.close(self.descriptor)
+
+    @property
+    def seal(self) -> int:
+        """The step of the complete set, plus 1; 0 if the slot holds none."""
+        return self._number(_SEAL)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._number(_BUSY))
+
+    def mark_busy(self, busy: bool) -> None:
+        self._write(_BUSY, int(busy))
+
+    def open(self) -> None:
+        """Begin to write a set: from here on the slot holds none."""
+        self._write(_SEAL, 0)
+
+    def close_set(self, step: int, body: int, description: bytes) -> None:
+        """Complete the set of `step`, whose `body` bytes have been written."""
+        self.data[HEAD + body : HEAD + body + len(description)] = description
+        self._write(_BODY, body)
+        self._write(_TOLD, len(description))
+        self.data[_DIGEST:HEAD] = hashlib.sha256(description).digest()
+        self._write(_SEAL, step + 1)
+
+    def seal_copy(self, seal: int) -> None:
+        """Complete a set whose bytes after the seal were copied from another slot with this `seal`."""
+        self._write(_SEAL, seal)
+
+    def described(self) -> Description | None:
+        """Return the description of the complete set; None if the slot holds none, or was written to meanwhile."""
+        before, body, size = self.seal, self._number(_BODY), self._number(_TOLD)
+        if not before or HEAD + body + size > self.size:
+            return None
+        text = self.data[HEAD + body : HEAD + body + size]
+        if hashlib.sha256(text).digest() != self.data[_DIGEST:HEAD] or self.seal != before:
+            return None
+        try:
+            found = Description.model_validate_json(text)
+        except ValidationError:
+            return None
+        return found if found.step + 1 == before else None
+
+    @property
+    def used(self) -> int:
+        """The bytes of the file that the set takes."""
+        return HEAD + self._number(_BODY) + self._number(_TOLD)
+
+    def _number(self, at: int) -> int:
+        number: int = struct.unpack_from("<Q", self.data, at)[0]
+        return number
+
+    def _write(self, at: int, number: int) -> None:
+        struct.pack_into("<Q", self.data, at, number)

@@ -1,0 +1,234 @@
+"""The keeper of a node: a small Ray actor that holds open the memory into which the node's ranks copy their state, so
+that it outlives them, and that holds copies of sets of other nodes (`checkpoints.memory`).
+
+A keeper fetches sets from another keeper in chunks, through Ray. While it does, the rank does not overwrite the slot.
+The driver starts the keepers. They end with it, and the memory is free once the ranks have ended, too. Importing this
+module does not load torch.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from checkpoints.memory_slots import HEAD, Description, Slot
+from launcher.runtime.cluster.nodes import on_thread
+
+_CHUNK = 32 << 20  # bytes that are fetched at a time
+_CHUNK_S = 60.0  # time limit for a chunk
+_ALIVE_S = 0.5
+
+_serving = on_thread("serving")
+_copying = on_thread("copying")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A complete set in a keeper's memory, as told to other processes.
+
+    Attributes:
+        node, pid, descriptor: the keeper's node and process, and the slot's file in it.
+        description: `Description` as JSON.
+    """
+
+    node: str
+    pid: int
+    descriptor: int
+    description: str
+
+
+@dataclass
+class _Rank:
+    """The slots of one rank here: those that its newest process writes, and those of processes before, which are needed
+    until the newest has completed two sets."""
+
+    slots: list[Slot]
+    before: list[Slot] = field(default_factory=list)
+
+
+class MemoryKeeper:
+    """The actor."""
+
+    def __init__(self) -> None:
+        self._node = ray.get_runtime_context().get_node_id()
+        self._ranks: dict[int, _Rank] = {}
+        self._copies: dict[int, list[Slot]] = {}  # of ranks on other nodes: the newest set first
+
+    def ping(self) -> None:
+        """Answer, to show that the process lives."""
+
+    def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
+        """Open the slots of a rank, unless its process has ended."""
+        with suppress(OSError):
+            slots = [Slot.of_process(pid, descriptor) for descriptor in descriptors]
+            known = self._ranks.pop(rank, _Rank([]))
+            self._ranks[rank] = _Rank(slots, [*known.before, *known.slots])
+
+    def completed(self, rank: int, count: int, partner: Any = None) -> None:
+        """Note that a rank has completed its set number `count`. If it is the second, all ranks have completed their
+        first, and sets of attempts before are not needed. `partner`: the keeper that is to copy the set."""
+        known = self._ranks.get(rank)
+        if known is None:
+            return
+        if count >= 2 and known.before:
+            for slot in known.before:
+                slot.close()
+            known.before = []
+        if partner is not None:
+            partner.copy.remote(ray.get_runtime_context().current_actor, rank)
+
+    def offers(self) -> list[Held]:
+        """Return all complete sets that are here."""
+        slots = [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
+        copies = [slot for kept in self._copies.values() for slot in kept]
+        found = []
+        for slot in (*slots, *copies):
+            told = slot.described()
+            if told is not None:
+                place = (self._node, os.getpid(), slot.descriptor)
+                found.append(Held(*place, told.model_dump_json()))
+        return found
+
+    @_serving
+    def read(self, descriptor: int, start: int, stop: int) -> bytes:
+        """Return bytes of a slot's file. Raises KeyError if there is no such slot any more."""
+        return self._slot(descriptor).data[start:stop]
+
+    @_serving
+    def lend(self, rank: int) -> tuple[int, int, int] | None:
+        """Return file, seal and used bytes of the newest set of a rank, which is not overwritten until `give_back`;
+        None if there is none."""
+        known = self._ranks.get(rank)
+        newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
+        if newest is None or not newest.seal:
+            return None
+        newest.mark_busy(True)
+        return newest.descriptor, newest.seal, newest.used
+
+    @_serving
+    def give_back(self, descriptor: int) -> int:
+        """Let the rank overwrite the slot again. Return its seal, which differs if the rank has begun to meanwhile."""
+        slot = self._slot(descriptor)
+        slot.mark_busy(False)
+        return slot.seal
+
+    @_copying
+    def copy(self, source: Any, rank: int) -> None:
+        """Fetch the newest set of a rank from the keeper `source`. Nothing is kept of a set that is overwritten
+        meanwhile, or if that keeper's node is lost."""
+        with suppress(RayError, GetTimeoutError, KeyError):
+            lent = ray.get(source.lend.remote(rank), timeout=_CHUNK_S)
+            kept = self._copies.setdefault(rank, [])
+            if lent is None or (kept and kept[0].seal == lent[1]):
+                if lent is not None:
+                    source.give_back.remote(lent[0])
+                return
+            descriptor, seal, used = lent
+            target = self._target(kept, used)
+            for start in range(8, used, _CHUNK):
+                stop = min(start + _CHUNK, used)
+                target.data[start:stop] = ray.get(
+                    source.read.remote(descriptor, start, stop), timeout=_CHUNK_S
+                )
+            if ray.get(source.give_back.remote(descriptor), timeout=_CHUNK_S) == seal:
+                target.mark_busy(False)
+                target.seal_copy(seal)
+                self._copies[rank] = [target, *(slot for slot in kept if slot is not target)]
+
+    def _target(self, kept: list[Slot], used: int) -> Slot:
+        """Return the slot to overwrite: that of the older of two copies, or a new one."""
+        if len(kept) == 2:
+            oldest = kept.pop()
+            oldest.open()
+            if oldest.fits(used - HEAD, 0):
+                return oldest
+            oldest.close()
+        return Slot.make(used, 0)
+
+    def _slot(self, descriptor: int) -> Slot:
+        ranks = [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
+        known = {slot.descriptor: slot for slot in ranks}
+        known |= {slot.descriptor: slot for kept in self._copies.values() for slot in kept}
+        return known[descriptor]
+
+
+def ensure_keepers(known: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """Return a keeper for each of `nodes`: the one that is `known`, if its process lives, or else a new one."""
+    return {node: _living(known.get(node)) or _start(node) for node in dict.fromkeys(nodes)}
+
+
+def _living(keeper: Any) -> Any:
+    if keeper is None:
+        return None
+    try:
+        ray.get(keeper.ping.remote(), timeout=_ALIVE_S)
+    except GetTimeoutError:
+        return keeper  # it is still starting, or its machine is busy
+    except RayError:
+        return None
+    return keeper
+
+
+def _start(node: str) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    threads = {"serving": 2, "copying": 1}
+    actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(MemoryKeeper)
+    return actor.options(scheduling_strategy=strategy).remote()
+
+
+_OFFERS_S = 3.0  # time limit for keepers to tell what they hold: those of lost nodes do not answer
+
+
+class NodeMemory:
+    """A rank's access to the keepers: it is the `Keeper` of its writer, and finds and reads sets.
+
+    Args:
+        keepers: the keeper of each node, by the node's id.
+        node: this rank's node.
+        partner: node whose keeper copies this rank's sets; None if there is no other node.
+    """
+
+    def __init__(self, keepers: Mapping[str, Any], node: str, partner: str | None) -> None:
+        self._keepers, self._node = keepers, node
+        self._partner = keepers.get(partner) if partner is not None else None
+
+    def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
+        self._keepers[self._node].hold.remote(rank, pid, list(descriptors))
+
+    def completed(self, rank: int, count: int) -> None:
+        if count == 2 or self._partner is not None:
+            self._keepers[self._node].completed.remote(rank, count, self._partner)
+
+    def held(self) -> list[dict[str, Any]]:
+        """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
+        calls = [keeper.offers.remote() for keeper in self._keepers.values()]
+        found: list[Held] = []
+        for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_S)[0]:
+            with suppress(RayError):
+                found += ray.get(call)
+        return [asdict(held) for held in sorted(found, key=lambda held: held.node != self._node)]
+
+    def describe(self, held: Mapping[str, Any]) -> Description:
+        return Description.model_validate_json(held["description"])
+
+    def open_set(self, held: Mapping[str, Any]) -> Callable[[int, int], Any]:
+        """Return the function that reads bytes of a set's body, by their offsets. That function raises RayError if the
+        keeper of another node is gone. Raises OSError if the keeper of this node is."""
+        there = Held(**held)
+        if there.node == self._node:
+            data = memoryview(Slot.of_process(there.pid, there.descriptor).data)
+            return lambda start, stop: data[HEAD + start : HEAD + stop]
+        keeper = self._keepers[there.node]
+
+        def fetch(start: int, stop: int) -> bytearray:
+            parts = range(start, stop, _CHUNK)
+            asked = [(HEAD + at, HEAD + min(at + _CHUNK, stop)) for at in parts]
+            calls = [keeper.read.remote(there.descriptor, *part) for part in asked]
+            return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_S)))
+
+        return fetch

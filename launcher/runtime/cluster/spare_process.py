@@ -1,0 +1,38 @@
+"""What a spare process does before it has a seat: whatever takes time at a start and does not depend on the seat.
+
+On a CPU it also builds and runs a small engine as the only rank of a group, because DeepSpeed and torch load much at
+their first step, and takes over the run's compiled layers. On a GPU it only imports: CUDA must not be called before the
+seat is known.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from encoder_core.train.engine import leave_groups
+from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.rehearsal import ensure_sums
+from launcher.runtime.rank.build import engine_config
+from launcher.runtime.rank.compilation import take_compiled
+from launcher.runtime.rank.main import threads_of
+from launcher.runtime.run.record import open_run
+
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
+def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
+    """Prepare this process for a rank of the run. `ranks`: number of ranks on this node, which share its cores."""
+    if not gpus:
+        torch.set_num_threads(threads_of(ranks))
+        run = open_run(run_uri)
+        _rehearse(engine_config(run.recipe))
+        take_compiled(run, run.tokenizer())
+
+
+def _rehearse(config: EngineConfig) -> None:
+    os.environ.update(_ALONE)
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    ensure_sums(config)
+    leave_groups()

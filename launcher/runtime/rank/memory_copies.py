@@ -1,0 +1,104 @@
+"""Decides when the ranks copy their state to the memory of their nodes (`checkpoints.memory`), and does it."""
+
+import time
+from collections.abc import Callable
+from itertools import chain
+
+from checkpoints.attempt import Attempt
+from checkpoints.gather import Peers
+from checkpoints.layout import LineageSegment
+from checkpoints.memory import Keeper, MemoryWriter
+from checkpoints.memory_slots import Common
+from encoder_core.train.engine import Engine
+from encoder_core.train.memory import Carried
+from encoder_core.train.state import TrainState
+from launcher.runtime.policies.recovery import Recovery
+from launcher.runtime.rank.checkpointing import ExtraState
+from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.rank.resume import ResumePoint
+from launcher.runtime.run.record import Run
+
+SHARE = 0.01  # of the time, for copies that are made as often as is cheap
+
+
+class MemoryCopies:
+    """One rank's part in copies of the state in memory. Their times do not influence the results of training.
+
+    Args:
+        keeper: the keeper of this rank's node; None makes no copies.
+        extra: the part of the run whose state checkpoints hold beside the trainer's.
+        resumed: the state that this start resumed from; None for a start from step 0.
+        clock: function that returns seconds.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        attempt: Attempt,
+        peers: Peers,
+        *,
+        keeper: Keeper | None,
+        extra: ExtraState,
+        journal: RankJournal,
+        resumed: ResumePoint | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings: Recovery = run.recipe.recovery
+        self._extra, self._journal, self._clock = extra, journal, clock
+        self._first = peers.rank == 0
+        self._attempt = attempt.number
+        manifest = resumed.manifest if resumed is not None else None
+        self._past, self._begun_at = (manifest.lineage, manifest.step) if manifest is not None else ((), 0)
+        self._writer = None
+        if keeper is not None and self._settings.memory_every != "never":
+            self._writer = MemoryWriter(
+                keeper,
+                recipe=run.record.fingerprint,
+                attempt=attempt.number,
+                rank=peers.rank,
+                world=peers.world,
+            )
+        self._last: int | None = None  # step of the last copy
+        self._ended_at, self._took = clock(), 0.0
+
+    def due(self, step: int) -> bool:
+        """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count;
+        the other ranks only say whether they can."""
+        if self._writer is None or not self._writer.ready:
+            return False
+        every = self._settings.memory_every
+        if not self._first:
+            return True
+        if every == "auto":
+            return self._clock() - self._ended_at >= self._took / SHARE
+        return self._last is None or step - self._last >= int(every)
+
+    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> None:
+        """Copy the state. `since`: time, by the clock, at which training began to wait for this copy."""
+        assert self._writer is not None
+        fragments = chain(engine.fragments(), carried.fragments)
+        self._writer.write(state.step, fragments, self._common(engine, state, carried))
+        self._last, self._ended_at = state.step, self._clock()
+        self._took = self._ended_at - since
+        if self._writer.failure is not None:
+            self._journal.event("memory_failed", step=state.step, reason=self._writer.failure)
+            self._journal.note(f"no memory for copies of the state: {self._writer.failure}")
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _common(self, engine: Engine, state: TrainState, carried: Carried) -> Common | None:
+        if not self._first:
+            return None
+        segments, records = self._journal.pending()
+        mine = LineageSegment(attempt=self._attempt, start=self._begun_at, stop=state.step)
+        return Common(
+            shapes=dict(engine.shapes),
+            own_kinds=dict(engine.own_kinds),
+            memory={name: tuple(shape) for name, shape in carried.shapes.items()},
+            state=state.to_json() | self._extra.state(),
+            lineage=(*self._past, mine),
+            records=records,
+            segments=segments,
+        )

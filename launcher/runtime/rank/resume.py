@@ -1,0 +1,135 @@
+"""Where a group of ranks resumes: from the newest state in the memory of the nodes, or from the newest good checkpoint
+in the store, whichever is newer. All ranks agree on it."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Float32
+from pydantic import JsonValue, TypeAdapter
+from torch import Tensor
+
+from checkpoints.gather import Peers, first_or_raise
+from checkpoints.layout import CheckpointManifest, CheckpointName
+from checkpoints.listing import committed, left_behind, rewinds
+from checkpoints.load import Reader
+from checkpoints.memory import Keeper, MemoryReader, Offer, ReadBytes, manifest_of, mark_of, newest_complete
+from checkpoints.memory_slots import Common, Description
+from checkpoints.newest import newest_good
+from launcher.errors import RunError
+from launcher.runtime.rank.journal import Link
+from launcher.runtime.run.record import BEGAN, Run
+from launcher.runtime.run.segments import METRICS, read
+
+
+class Memory(Keeper, Protocol):
+    """A rank's access to the sets in the memory of the nodes (`launcher.runtime.cluster.memory_keeper.NodeMemory`)."""
+
+    def held(self) -> list[Any]:
+        """Return all sets that can be found, as objects that `open_set` and `describe` take on any rank."""
+        ...
+
+    def describe(self, held: Any) -> Description: ...
+
+    def open_set(self, held: Any) -> ReadBytes: ...
+
+
+class ReadsState(Protocol):
+    """A reader of the state of a checkpoint, in the store or in memory."""
+
+    def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]: ...
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The state that a group of ranks resumes from.
+
+    Attributes:
+        manifest: its manifest.
+        open: returns a reader of its tensors, as a context manager.
+        stored: step of the newest commit in the store, if known; None if there is none.
+        passed_over: one line for each newer checkpoint in the store that is damaged.
+        memory: what all sets share, if the state comes from memory; None if it comes from the store.
+    """
+
+    manifest: CheckpointManifest
+    open: Callable[[], AbstractContextManager[ReadsState]]
+    stored: int | None
+    passed_over: tuple[str, ...] = ()
+    memory: Common | None = None
+
+
+def resume_point(run: Run, peers: Peers, link: Link, memory: Memory | None) -> ResumePoint | None:
+    """Return the state that all ranks resume from; None if the run has none, because it never began. Collective.
+
+    Raises RunError if the run had checkpoints and has lost them, so that it does not start again from step 0.
+    """
+    point = (_in_memory(run, peers, memory) if memory is not None else None) or _in_store(run, peers)
+    if point is None and run.store.size(BEGAN) is not None:
+        raise RunError(
+            f"{run.uri} had checkpoints, but none is left",
+            remedy="restore its checkpoints/ folder from a copy, or start a new run",
+        )
+    if point is not None:
+        link.beat(point.manifest.step, "loading")
+    return point
+
+
+def _in_store(run: Run, peers: Peers) -> ResumePoint | None:
+    good = newest_good(run.store, peers)
+    if good is None:
+        return None
+    if peers.rank == 0:
+        run.store.put_if_absent(BEGAN, b"{}\n")
+    manifest = good.manifest
+    return ResumePoint(manifest, lambda: Reader(run.store, manifest), manifest.step, good.passed_over)
+
+
+_NEWEST = TypeAdapter(tuple[int | None, list[Any]])
+
+
+def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
+    """Return the newest state in memory, if it is newer than any commit and no rewind has abandoned it; None if not, or
+    if some rank cannot open its sets."""
+    step, sets = _NEWEST.validate_python(first_or_raise(peers, lambda: _newest(run, memory)))
+    if not sets:
+        return None
+    parts: dict[int, ReadBytes] | None = None
+    try:
+        parts = {rank: memory.open_set(each) for rank, each in enumerate(sets)}
+    except OSError:
+        parts = None  # a keeper has died since
+    if not all(peers.all_gather(parts is not None)) or parts is None:
+        return None
+    told = [memory.describe(each) for each in sets]
+    manifest, opened = manifest_of(told), parts
+    return ResumePoint(
+        manifest, lambda: nullcontext(MemoryReader(manifest, opened)), step, memory=told[0].common
+    )
+
+
+def _newest(run: Run, memory: Memory) -> JsonValue:
+    """Return, on rank 0, the step of the newest commit, and the sets of the newest state in memory if that is newer."""
+    gone_back, marks = rewinds(run.store), committed(run.store)
+    stored = marks[0] if marks else None
+    offers = [Offer(memory.describe(held), held) for held in memory.held()]
+    usable = [offer for offer in offers if _counts(offer, stored, gone_back)]
+    newest = newest_complete(usable, run.record.fingerprint)
+    return [stored.step if stored else None, [offer.place for offer in newest or []]]
+
+
+def _counts(offer: Offer, stored: CheckpointName | None, gone_back: Any) -> bool:
+    mark = mark_of([offer])
+    abandoned = left_behind(mark, gone_back) or any(mark.attempt <= rewind.attempt for rewind in gone_back)
+    return not abandoned and (stored is None or mark > stored)
+
+
+def missing_records(run: Run, attempt: int, memory: Common) -> list[str]:
+    """Return the step records in `memory` that `attempt` had not written to the store when it ended. Raises StoreError.
+
+    Its segments after number `memory.segments` begin with the same lines, as far as they were written."""
+    written = 0
+    for _, data in read(run.store, METRICS, attempt, after=memory.segments - 1):
+        written += len(data.splitlines()) if data is not None else 0
+    return list(memory.records[written:])

@@ -1,0 +1,93 @@
+"""After the death of a rank the others stay, and the run goes on from memory. No step but the broken one is repeated,
+and the end is that of an undisturbed run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.record import open_run
+from tests.support.ranks.run_group import finish
+from tests.support.runs import small_runs
+from tests.support.runs.train_command import committed, kill, output, titled, training, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+STEPS = 300
+SETTINGS = (
+    f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
+    "checkpoint={every: {steps: 250}, keep_last: 3}",
+    "evaluation={every: {steps: 100}, samples: 20}",
+    "logging={flush_seconds: 0.2, tensorboard: false}",
+    "compile=false",
+)
+EVERY_STEP = "recovery={spares: 0, memory_every: 1}"
+RANK, KEEPER = "ray::RankProcess.run", "ray::MemoryKeeper"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> str:
+    return finish(small_runs.new_run(folder, "undisturbed", *SETTINGS, "zero=2"), 2)
+
+
+def done(uri: str) -> int:
+    """Steps on record."""
+    return len(read_history(open_run(uri).store).steps.numbers)
+
+
+def events(uri: str, kind: str) -> list[Mapping[str, Any]]:
+    return [event for event in read_history(open_run(uri).store).events if event["kind"] == kind]
+
+
+def test_no_step_but_the_broken_one_is_repeated(folder: Path, undisturbed: str) -> None:
+    uri = small_runs.new_run(folder, "killed", *SETTINGS, EVERY_STEP, "zero=2")
+    with training(uri) as process:
+        for number, step in enumerate((20, 60), start=1):
+            wait_for(process, lambda: done(uri) >= step)  # noqa: B023  # called here only
+            kill(process, RANK)
+            wait_for(process, lambda: len(events(uri, "underway")) > number)  # noqa: B023
+        assert process.wait(300) == 0, output(process)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
+    assert [event["memory"] for event in events(uri, "resume")] == [True, True]
+    assert [event["processes"] for event in events(uri, "underway")[1:]] == [{"stayed": 1, "new": 1}] * 2
+    for death, resume in zip(events(uri, "death"), events(uri, "resume"), strict=True):
+        assert resume["step"] >= death["step"] - 1
+
+
+def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) -> None:
+    """The keeper dies with the rank, so nobody has that rank's part."""
+    settings = (*SETTINGS, EVERY_STEP, "zero=2", "checkpoint={every: {steps: 20}, keep_last: 3}")
+    uri = small_runs.new_run(folder, "forgotten", *settings)
+    with training(uri) as process:
+        wait_for(process, lambda: committed(uri) >= 20)
+        kill(process, KEEPER)
+        kill(process, RANK)
+        assert process.wait(300) == 0, output(process)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
+    (resume,) = events(uri, "resume")
+    assert "memory" not in resume
+    assert resume["step"] % 20 == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_a_spare_process_takes_the_place(folder: Path, undisturbed: str, zero: int, compiled: str) -> None:
+    """At every stage, compiled and not. The spare process is there some seconds after the start."""
+    names = (f"spare-{zero}-{compiled}", f"alone-{zero}-{compiled}")
+    settings = (
+        *SETTINGS,
+        f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 96}}}}]",
+        f"zero={zero}",
+    )
+    uri, alone = (small_runs.new_run(folder, name, *settings, f"compile={compiled}") for name in names)
+    with training(alone) as process:
+        assert process.wait(600) == 0, output(process)
+    with training(uri, "--set", "recovery.memory_every=1") as process:
+        wait_for(process, lambda: len(titled(process, "ray::RankProcess ")) > 0)
+        kill(process, RANK)
+        assert process.wait(600) == 0, output(process)
+    small_runs.ensure_same(uri, alone, STEPS)
+    assert events(uri, "underway")[1]["processes"] == {"stayed": 1, "spare": 1}
