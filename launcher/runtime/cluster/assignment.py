@@ -1,6 +1,5 @@
-"""The assignment that the driver sends to every rank once it has its seat. Importing this module loads torch, so the
-module of the ranks' actor (`launcher.runtime.cluster.rank_process`), which must not load torch before, does not
-import it."""
+"""The assignment that the driver sends to every rank once it has its seat. The module of the ranks' actor
+(`launcher.runtime.cluster.rank_process`), which imports as little as it can before, does not import it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

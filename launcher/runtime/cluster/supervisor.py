@@ -43,6 +43,7 @@ from launcher.runtime.cluster.resources import (
     sizing,
 )
 from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.streams_ahead import open_streams_ahead
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.preflight.network import refusal
 from launcher.runtime.rank.startup import Startup
@@ -161,6 +162,7 @@ class _Start:
             there = ray.nodes()
             size = sizing(recipe, gpus_of(there))
             feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
+            open_streams_ahead(self.run, feed)
             with (
                 room_for([size.each] * size.most),
                 self.companions.evaluating(self.run, self.display.note, self.stopping.asked),

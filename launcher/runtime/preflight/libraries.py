@@ -41,6 +41,7 @@ NETWORK = (
 )
 """Beginnings of the names of file systems whose files lie on other machines."""
 _LIMIT_S = 600.0
+_FEW = 50  # modules that may be without bytecode, such as those of a checkout that nobody may write to
 _REMEDY = (
     "copy the environment to a local disk of each node, as one file (a container image, or a tar that the job unpacks "
     "into /tmp): many small files are slow there"
@@ -62,8 +63,10 @@ for name, module in json.loads(sys.argv[1]).items():
     parts[name] = time.monotonic() - began
 mapped = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if line.count("/")}
 files = {os.path.realpath(path) for path in opened | mapped if os.path.isfile(path) and not path.startswith("/proc/")}
-read = disk() - before
-print(json.dumps({"seconds": parts, "files": len(files), "size": sum(map(os.path.getsize, files)), "read": read}))
+read, size = disk() - before, sum(map(os.path.getsize, files))
+cached = [getattr(module, "__cached__", None) for module in list(sys.modules.values())]
+uncompiled = sum(isinstance(path, str) and not os.path.exists(path) for path in cached)
+print(json.dumps({"seconds": parts, "files": len(files), "size": size, "read": read, "uncompiled": uncompiled}))
 """
 
 
@@ -76,12 +79,14 @@ class Imports:
         files: number of files that were opened or mapped.
         size: bytes of these files. Of shared libraries a part is read.
         read: bytes that came from a disk and not from memory; a network file system may count none.
+        uncompiled: number of modules without bytecode, which Python compiles at every start.
     """
 
     seconds: dict[str, float]
     files: int
     size: int
     read: int
+    uncompiled: int
 
     @property
     def total(self) -> float:
@@ -117,6 +122,9 @@ def judge_imports(found: Imports, system: str) -> Finding:
         f"{found.total:.1f} s ({parts}): {found.files:,} files of {human_bytes(found.size)} on {system}, "
         f"{human_bytes(found.read)} from disk"
     )
+    if found.uncompiled > _FEW:
+        text += f"; {found.uncompiled:,} modules have no bytecode"
+        return Finding("imports", "warning", text, f"compile them once: python -m compileall {sys.prefix}")
     if found.total > SLOW_S:
         return Finding("imports", "warning", text, _REMEDY)
     return Finding("imports", "ok", text)

@@ -1,6 +1,7 @@
 """What a rank's imports take and read, measured in a fresh process."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -50,10 +51,25 @@ def test_what_a_rank_cannot_import_is_a_failure() -> None:
     assert finding.remedy
 
 
+def test_modules_without_bytecode_are_counted(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may write it, as in an image whose packages were not compiled."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    nothing, first = measure_imports({}), measure_imports({"all": made})
+    assert first.uncompiled - nothing.uncompiled == 41
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
+    assert measure_imports({"all": made}).uncompiled == nothing.uncompiled
+    finding = judge_imports(replace(first, uncompiled=4000), "overlay")
+    assert finding.verdict == "warning"
+    assert "compileall" in finding.remedy
+    assert "4,000" in finding.found
+
+
 @pytest.mark.parametrize(("seconds", "verdict"), [(SLOW_S - 1, "ok"), (SLOW_S + 1, "warning")])
 def test_slow_imports_have_a_remedy(seconds: float, verdict: str) -> None:
     parts = dict.fromkeys(LIBRARIES, seconds / len(LIBRARIES))
-    finding = judge_imports(Imports(parts, files=4321, size=1 << 30, read=1 << 20), "nfs4 (on the network)")
+    finding = judge_imports(
+        Imports(parts, files=4321, size=1 << 30, read=1 << 20, uncompiled=0), "nfs4 (on the network)"
+    )
     assert finding.verdict == verdict
     assert bool(finding.remedy) == (verdict == "warning")
     assert all(part in finding.found for part in ("4,321", "1.0 GiB", "1.0 MiB", "nfs4", "torch"))
