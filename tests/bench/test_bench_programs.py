@@ -14,6 +14,7 @@ import numpy as np
 import plan
 import program
 import pytest
+import store_pairs
 from cpu import tree_seconds
 from data_peer import masked_by_numpy, need_peer
 from program import BenchError
@@ -21,6 +22,7 @@ from synthetic import SPECIAL
 
 from data_service.corpus.corpus import open_corpus
 from encoder_core.cost.products import Shape
+from tests.support.stores.s3 import S3Server
 
 
 def quiet(_: str) -> None: ...
@@ -49,6 +51,20 @@ def test_a_build_of_many_documents_is_measured(tmp_path: Path) -> None:
     (corpus,) = (open_corpus(str(path.parent)) for path in tmp_path.glob("*/manifest.json"))
     assert corpus.manifest.counts["documents_read"] == 300
     assert "300" in ingest.render([cost])
+
+
+def test_stores_are_measured_in_pairs(s3: S3Server) -> None:
+    pytest.importorskip("obstore", reason="needs maskfleet[clouds]")
+    bucket = s3.new_bucket()
+    found = store_pairs.bench_stores(f"s3://{bucket}", megabytes=18, pairs=2, progress=quiet)
+    assert {what: len(pairs) for what, pairs in found.pairs.items()} == {
+        "write": 2,
+        "read": 2,
+        "short reads": 2,
+    }
+    assert all(one.wall > 0 for pairs in found.pairs.values() for pair in pairs for one in pair)
+    assert "short reads" in store_pairs.render(found)
+    assert "Contents" not in s3.client().list_objects_v2(Bucket=bucket)
 
 
 def test_the_peers_masks_are_berts() -> None:

@@ -131,7 +131,7 @@ def _print_estimated(
     found = estimate(recipe, cluster, mfu, text=text)
     forecast = _forecast(found) if failures else None
     if as_json:
-        typer.echo(json.dumps({**figures(found), **_failure_figures(forecast)}, indent=2))
+        typer.echo(json.dumps({**figures(found), **_failure_figures(found, forecast)}, indent=2))
         return
     typer.echo(render(found))
     _print_failures(found, forecast)
@@ -145,15 +145,20 @@ def _forecast(found: "Estimate") -> "Forecast":
         return forecast(found, simulating.at)
 
 
-def _failure_figures(forecast: "Forecast | None") -> dict[str, object]:
-    from launcher.plan.failures.render import figures
+def _failure_figures(found: "Estimate", forecast: "Forecast | None") -> dict[str, object]:
+    from dataclasses import asdict
 
-    return {} if forecast is None else {"failures": figures(forecast)}
+    from launcher.plan.failures.render import figures
+    from launcher.plan.failures.standby import standby
+
+    failures = {} if forecast is None else {"failures": figures(forecast)}
+    return {"standby": asdict(standby(found)), **failures}
 
 
 def _print_failures(found: "Estimate", forecast: "Forecast | None") -> None:
-    from launcher.plan.failures.render import render
+    from launcher.plan.failures.render import render, render_standby
 
+    typer.echo(f"\n{render_standby(found)}")
     if forecast is not None:
         typer.echo(f"\n{render(found, forecast)}")
 
@@ -184,7 +189,7 @@ def _print_measured(
     forecast = _forecast(found) if found is not None and failures else None
     if as_json:
         of_recipe = {"recipe": recipe.name, "parameters": report.parameters}
-        of_cluster = {**figures(found), **_failure_figures(forecast)} if found else {}
+        of_cluster = {**figures(found), **_failure_figures(found, forecast)} if found else {}
         whole = {**of_recipe, **of_cluster, "measured": measured.figures(report)}
         typer.echo(json.dumps(whole, indent=2))
         return

@@ -9,7 +9,7 @@ from launcher.plan.estimate.estimate import Estimate, best_interval
 from launcher.plan.failures.faults import MONTH_S, Fault, Outage, draw_faults, draw_outages
 from launcher.plan.failures.limits import Limit, limits
 from launcher.plan.failures.month import Setting, simulate
-from launcher.plan.failures.recovery import Run, Way, seconds, ways
+from launcher.plan.failures.recovery import Every, Run, Way, seconds, ways
 from launcher.runtime.cluster.resources import sizing
 
 MONTHS = 8
@@ -97,15 +97,17 @@ def forecast(estimated: Estimate, progress: Callable[[int, int], None] = lambda 
         step=setting.full,
         zero=recipe.zero,
         compiled=recipe.compile is not False,
-        spares=1,
+        spares=recipe.recovery.spares,
     )
-    found, pairs = [], tuple(zip(ways(cluster, run, "auto"), ways(cluster, run, "best"), strict=True))
-    for index, (way, best) in enumerate(pairs):
+    asked = recipe.recovery.memory_every
+    best: Every = "never" if asked == "never" else "best"
+    found, pairs = [], tuple(zip(ways(cluster, run, asked), ways(cluster, run, best), strict=True))
+    for index, (way, better) in enumerate(pairs):
         progress(2 * index, 2 * len(pairs))
         chosen = outcome(setting, way, saved.chosen, months)
         progress(2 * index + 1, 2 * len(pairs))
         interval = best_interval(saved.saving, MONTH_S / max(chosen.from_store, 1 / MONTHS))
-        found.append(WayForecast(way, chosen, best, outcome(setting, best, interval, months)))
+        found.append(WayForecast(way, chosen, better, outcome(setting, better, interval, months)))
     return Forecast(
         setting=setting,
         faults=fmean(len(faults) for faults, _ in months),

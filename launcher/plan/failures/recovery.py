@@ -48,6 +48,7 @@ ENGINE_S = {
 SPARE_AGAIN_S = (
     16.0  # until a node has a spare process again: 10 s after the first step, and its imports; measured
 )
+SPARE_BYTES = 500_000_000  # memory of a spare process, which has loaded torch and DeepSpeed; measured
 COPIES_SHARE = 0.01  # share of the time that copies take at most with `memory_every: auto`
 NETWORK_SHARE = 0.1  # share of a node's network that copies to partners may take
 

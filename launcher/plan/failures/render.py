@@ -8,7 +8,8 @@ from launcher.plan.estimate.estimate import Estimate
 from launcher.plan.failures.faults import INTERRUPTIONS, OUTAGES_A_MONTH, UNEXPECTED
 from launcher.plan.failures.forecast import MONTHS, Forecast, Outcome, WayForecast
 from launcher.plan.failures.machines import NODE_BACK_S
-from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, noticed
+from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, SPARE_BYTES, noticed
+from launcher.plan.failures.standby import Standby, standby
 from launcher.runtime.capacity.devices import COPY_RATE
 
 _WHAT, _RESULT, _CELL = 42, 14, 14  # columns
@@ -18,7 +19,7 @@ _NAMES = ("all new", "shared files", "survivors stay")
 
 def render(e: Estimate, f: Forecast) -> str:
     """Return the sections of a forecast as text."""
-    sections = [_faults(e, f), _ways(f), _months(f), _copies(f), _limits(f)]
+    sections = [_faults(e, f), _ways(f), _months(f), _limits(f)]
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -88,6 +89,7 @@ def _months(f: Forecast) -> list[str]:
         _row("goodput, save every " + human_duration(f.ways[0].chosen.interval), _goodput(f, best=False)),
         _row("  steps done twice", (f"{found.chosen.steps:,.0f}" for found in f.ways)),
         _row("best interval between saves", (human_duration(found.at_best.interval) for found in f.ways)),
+        *_copies(f),
         _row("goodput there", _goodput(f, best=True)),
         _row("  lowest to highest month", (_range(found.at_best) for found in f.ways)),
     ]
@@ -121,23 +123,49 @@ def _range(outcome: Outcome) -> str:
     return f"{outcome.lowest:.2%}-{outcome.highest:.2%}"
 
 
+def render_standby(e: Estimate) -> str:
+    """Return the section about what a run holds ready for a death."""
+    kept = standby(e)
+    lines = ["Held ready for a death", *_spares(e, kept)]
+    if kept.copies is None:
+        return "\n".join([*lines, "  no copies of the state in memory (recovery.memory_every is never)"])
+    copies, size = kept.copies, f"{e.checkpoints.bytes / 1e9:.2f} GB"
+    every, step = copies.every, f"{kept.step:.4f} s"
+    for line in (
+        (
+            "a copy of the state in memory",
+            f"recovery.memory_every: {e.recipe.recovery.memory_every}",
+            f"{every:,} steps",
+        ),
+        (
+            "training waits for one",
+            f"{size} / {e.cluster.ranks:,} ranks / {COPY_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{copies.stall:.5f} s",
+        ),
+        ("of the time", f"that / ({every:,} x {step})", f"{copies.stall / every / kept.step:.4%}"),
+        (
+            "of a node's network, to another node",
+            f"{size} / {e.cluster.nodes:,} nodes in {every:,} x {step}",
+            f"{kept.network:.4%}",
+        ),
+        ("memory of a node", "its part and another node's, two sets of each", human_bytes(copies.bytes)),
+    ):
+        lines.append(_line(*line))
+    return "\n".join(lines)
+
+
+def _spares(e: Estimate, kept: Standby) -> Iterator[str]:
+    formula = f"{e.recipe.recovery.spares} x {human_bytes(SPARE_BYTES)} (measured)"
+    yield _line("spare processes, memory of a node", formula, human_bytes(kept.spares))
+
+
 def _copies(f: Forecast) -> list[str]:
-    chosen, best = f.ways[-1].way.copies, f.ways[-1].best.copies
-    if chosen is None or best is None:
-        return ["Copies of the state in memory: none"]
+    found = f.ways[-1]
+    if found.way.copies is None or found.best.copies is None:
+        return []
     return [
-        "Copies of the state in memory",
-        _line("every", "what steps (1 %) and the network (10 %) bear", f"{chosen.every:,} steps"),
-        _line("training waits for one", "a rank's part, to its host", f"{chosen.stall:.5f} s"),
-        _line(
-            "of a step",
-            f"stall / ({chosen.every:,} x {f.step:.4f} s)",
-            f"{chosen.stall / chosen.every / f.step:.4%}",
-        ),
-        _line(
-            "best for the goodput", "sqrt(2 x stall x M), and what the network bears", f"{best.every:,} steps"
-        ),
-        _line("memory of a node", "its part and another node's, two sets of each", human_bytes(chosen.bytes)),
+        _row("steps between copies in memory", iter(("", "", f"{found.way.copies.every:,}"))),
+        _row("  best for the goodput", iter(("", "", f"{found.best.copies.every:,}"))),
     ]
 
 

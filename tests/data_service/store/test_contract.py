@@ -1,6 +1,8 @@
 """What every store promises, held against folders, moto's S3, Ceph's S3, a fake of Google's storage and Azurite."""
 
+import os
 import pickle
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -149,6 +151,39 @@ def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: 
     assert any_store.get("buffers") == data
     assert any_store.get("empty") == b""
     assert any_store.get_range("buffers", 39 << 20, 5000) == data[39 << 20 :][:5000]
+
+
+def test_any_order_of_operations_does_what_it_does_to_a_dictionary(any_store: Store) -> None:
+    draws = random.Random(os.environ["MASKFLEET_TEST_DAY"])
+    held: dict[str, bytes] = {}
+    keys = [f"{folder}/{name}" for folder in ("a", "a/b", "a-b", "c") for name in ("0", "00", "1", "x.y")]
+    for _ in range(80):
+        key, data = draws.choice(keys), draws.randbytes(draws.choice([0, 1, 7, 1000]))
+        match draws.choice(["put", "create", "delete", "many", "read", "list"]):
+            case "put":
+                any_store.put(key, data)
+                held[key] = data
+            case "create":
+                assert any_store.put_if_absent(key, data) == (key not in held)
+                held.setdefault(key, data)
+            case "delete":
+                any_store.delete(key)
+                held.pop(key, None)
+            case "many":
+                gone = draws.sample(keys, 3)
+                any_store.delete_many(gone)
+                held = {one: value for one, value in held.items() if one not in gone}
+            case "read" if key in held:
+                assert any_store.get(key) == held[key]
+                start = draws.randint(0, len(held[key]))
+                length = draws.randint(0, len(held[key]) - start)
+                assert any_store.get_range(key, start, length) == held[key][start : start + length]
+            case _:
+                prefix = key[: draws.randint(0, len(key))]
+                found = [Entry(one, len(held[one])) for one in sorted(held) if one.startswith(prefix)]
+                assert list(any_store.list(prefix)) == found
+                assert any_store.entry(key) == (Entry(key, len(held[key])) if key in held else None)
+    assert {entry.key: any_store.get(entry.key) for entry in any_store.list()} == held
 
 
 def test_at_is_the_same_store_further_down(any_store: Store) -> None:

@@ -7,6 +7,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.support.ranks.run_group import finish, run_group
 from tests.support.runs import small_runs
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
+from tests.support.stores.service import Service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -79,7 +81,7 @@ class Closed:
         proxy.only = self.touches
 
     def touches(self, method: str, path: str) -> bool:
-        if method not in self._methods or not path.startswith(self._prefix):
+        if method not in self._methods or not unquote(path).startswith(self._prefix):
             return False
         self.came += 1
         closed = self._first <= self.came and self.refused < self._count
@@ -91,13 +93,21 @@ class Closed:
         return self.refused >= self._count
 
 
-@pytest.mark.parametrize("draw", range(9))
+@pytest.mark.parametrize(
+    ("service", "draw"),
+    [
+        *(("s3", draw) for draw in range(9)),
+        *(("gs", draw) for draw in range(2)),
+        *(pytest.param("az", draw, marks=pytest.mark.azurite) for draw in range(2)),
+    ],
+    indirect=["service"],
+)
 @pytest.mark.parametrize("what", ["corpus", "run"])
 def test_a_place_that_is_gone_or_closed_for_a_while(
     folder: Path,
     calm: str,
     faults: FaultProxy,
-    s3: S3Server,
+    service: Service,
     what: str,
     draw: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -106,7 +116,8 @@ def test_a_place_that_is_gone_or_closed_for_a_while(
     place it is; the next ones go on."""
     monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", "2")
     draws = random.Random(f"{what} {draw}")
-    root = f"s3://{(bucket := s3.new_bucket())}/here"
+    bucket = service.new_bucket()
+    root = f"{service.scheme}://{bucket}/here"
     for name in ("corpus", "tokenizer"):
         copied(f"{folder}/{name}", f"{root}/{name}")
     uri = small_runs.new_run(root, "run")
@@ -117,7 +128,8 @@ def test_a_place_that_is_gone_or_closed_for_a_while(
         1, 30 if faults.always == "slow down" else 3
     )  # others are not tried again, but end the ranks
     methods = ("GET", "HEAD") if what == "corpus" else ("PUT", "POST", "DELETE")
-    closed = Closed(faults, f"/{bucket}/here/{what}", methods, draws.randint(1, 40), most)
+    place = f"{urlsplit(service.endpoint).path}/{bucket}/here/{what}"
+    closed = Closed(faults, place, methods, draws.randint(1, 40), most)
     ends, ended = 0, run_group(uri, 1)
     while ended.codes != [0]:
         ends += 1

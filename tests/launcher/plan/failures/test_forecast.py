@@ -10,8 +10,9 @@ from launcher.errors import OptionError
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.failures.forecast import Forecast, forecast
 from launcher.plan.failures.recovery import COPIES_SHARE, NETWORK_SHARE
-from launcher.plan.failures.render import figures, render
-from launcher.runtime.capacity.devices import Cluster, find_gpu
+from launcher.plan.failures.render import figures, render, render_standby
+from launcher.plan.failures.standby import Standby, standby
+from launcher.runtime.capacity.devices import LINK_SHARE, Cluster, find_gpu
 from launcher.runtime.recipe.load import load
 
 BERT = ("bert-base", "--nodes", "4", "--gpus-per-node", "8", "--gpu", "h100", "--mtbf-hours", "300")
@@ -50,14 +51,13 @@ def test_limits_grow_with_the_ranks(found: Forecast) -> None:
 def test_copies_burden_neither_steps_nor_network() -> None:
     """Of a large state in short steps on a slow network."""
     e = estimate(load("deberta-v2-xxlarge", ("microbatch=2",)), Cluster(2, 8, find_gpu("A10G"), mtbf=1e9))
-    way = forecast(e).ways[-1].way
-    assert way.copies is not None
-    assert way.stay is not None
-    step = max(e.phases, key=lambda phase: phase.seconds).step
-    assert way.copies.transfer <= NETWORK_SHARE * way.copies.every * step
-    assert way.copies.bytes == pytest.approx(4 * e.checkpoints.bytes / 2)
-    assert way.recall > way.copies.transfer
-    assert way.copies.every * step * COPIES_SHARE >= way.copies.stall
+    kept = standby(e)
+    assert kept.copies is not None
+    between = kept.copies.every * kept.step
+    assert kept.copies.transfer <= NETWORK_SHARE * between
+    assert kept.copies.stall <= COPIES_SHARE * between
+    assert kept.copies.bytes == pytest.approx(4 * e.checkpoints.bytes / 2)
+    assert kept.network == pytest.approx(LINK_SHARE * kept.copies.transfer / between)
 
 
 def test_the_command_prints_table_and_arithmetic() -> None:
@@ -72,6 +72,36 @@ def test_the_command_prints_table_and_arithmetic() -> None:
     ):
         assert shown in result.output
     assert "Llama 3" not in CliRunner().invoke(app, ["estimate", *BERT]).output
+
+
+def test_the_recipe_says_what_is_held_ready() -> None:
+    cluster = Cluster(4, 8, find_gpu("H100"), mtbf=300 * 3600)
+
+    def kept(*settings: str) -> Standby:
+        return standby(estimate(load("bert-base", settings), cluster))
+
+    auto, rare = kept(), kept("recovery.memory_every=50", "recovery.spares=2")
+    assert auto.copies is not None
+    assert rare.copies is not None
+    assert rare.copies.every == 50
+    assert rare.copies.stall == auto.copies.stall <= 0.01 * auto.copies.every * auto.step
+    assert rare.network == pytest.approx(auto.network * auto.copies.every / 50)
+    assert rare.spares == 2 * auto.spares > 0
+    never = estimate(load("bert-base", ("recovery.memory_every=never", "recovery.spares=0")), cluster)
+    assert standby(never).copies is None
+    assert render_standby(never)
+
+
+def test_without_copies_in_memory_every_death_goes_back_to_a_commit() -> None:
+    e = estimate(
+        load("bert-base", ("recovery.memory_every=never",)), Cluster(4, 8, find_gpu("H100"), mtbf=3e5)
+    )
+    found = forecast(e)
+    anew, _, stay = found.ways
+    assert stay.at_best.stayed > 0
+    assert stay.chosen.from_store == pytest.approx(anew.chosen.from_store, rel=0.1)
+    assert stay.way.copies is stay.best.copies is None
+    assert render(e, found)
 
 
 def test_without_a_cluster_nothing_is_measured_first() -> None:

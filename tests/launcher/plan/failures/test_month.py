@@ -43,7 +43,7 @@ def test_goodput_is_that_of_dalys_model(mtbf: float, interval: float) -> None:
     restart = NOTICED_S + seconds(ANEW.anew) + ANEW.load
     saving = Saving(blocked=4.0, behind=20.0, restart=restart)
     found = [
-        simulate(setting(512), ANEW, interval, only("rank", mtbf, seed), ()).goodput for seed in range(24)
+        simulate(setting(512), ANEW, interval, only("rank", mtbf, seed), ()).goodput for seed in range(16)
     ]
     assert fmean(found) == pytest.approx(goodput(saving, interval, mtbf), rel=0.01)
 
