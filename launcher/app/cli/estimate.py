@@ -62,8 +62,8 @@ def estimate(
     the same GPUs goes by what was measured. Without a cluster, it is of this machine, if it has GPUs.
 
     With --failures, months on the cluster are simulated, with faults drawn at random: as often as --mtbf-hours says, in
-    the proportions of Llama 3's 54 days. They show the goodput when all processes start anew from the last commit, and
-    when the survivors stay and the state comes from memory; the best interval between saves; what breaks first.
+    the proportions of Llama 3's 54 days. They show the goodput when all processes start anew from the last commit, when
+    the state comes from memory, and when the survivors stay, too; the best interval between saves; what breaks first.
     """
     from launcher.app.cli.recipe import load_recipe
     from launcher.errors import OptionError

@@ -59,9 +59,8 @@ class WayForecast:
     def restart(self) -> float:
         """Seconds from a noticed death to the next step."""
         way = self.way
-        if way.stay is None:
-            return seconds(way.anew) + way.load
-        return seconds(way.stay) + (way.load if way.copies is None else way.recall)
+        state = way.load if way.copies is None else way.recall
+        return seconds(way.anew if way.stay is None else way.stay) + state
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class Simulation:
         self.hit: set[Seat] = set()  # seats whose processes the last event took away
         self.lost: set[int] = set()  # nodes that were lost since ranks last trained
         self.new = False  # whether a node takes part that did not before, or was lost meanwhile
-        self.stays = False  # whether the survivors of the last group are there, and keep their places
+        self.stays = False  # whether the survivors of the last group are there
         self.spare = True  # whether a spare process is there for each process that died
         self.spares: dict[int, list[float]] = {}  # times from which a node has its spare processes again
 
@@ -231,7 +231,6 @@ class Simulation:
         again = sorted(good & before)[:needed]
         others = sorted(good - before)[: needed - len(again)]
         self.new = bool(before and (others or self.lost.intersection(again)))
-        self.stays = self.stays and count == self.layout.count and before - self.lost <= good
         self.layout = Layout(tuple(sorted(again + others)), self.setting.ranks_of_node, count)
 
     def come_together(self) -> bool:
@@ -249,7 +248,6 @@ class Simulation:
             fault = self.happen()
             if fault is not None and fault.kind == "notice":
                 self.take_away(fault.nodes)
-                self.stays = False
                 return False
             if fault is not None:
                 self.die(fault, worked=False)
@@ -341,8 +339,8 @@ class Simulation:
         self.work = segment.done(self.now)
 
     def pause(self, notice: Fault | None) -> None:
-        """End the ranks in good order, by a save. A node that had notice leaves. All processes are new afterwards."""
-        self.stays = False
+        """End the ranks in good order, by a save. A node that had notice leaves."""
+        self.stays = True
         self.pass_to(self.uploaded(self.now + self.setting.blocked), "saving")
         self.committed = self.work
         if notice is not None:

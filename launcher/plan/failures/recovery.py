@@ -1,12 +1,13 @@
 """The seconds from a fault to the next step, part by part, and the ways to get there.
 
-Three ways are compared:
+Four ways are compared:
 
 - **all new**: all processes are new, the state comes from the last commit in the store;
 - **all new, shared file system**: the same, but Python's packages lie on a file system that all nodes share;
-- **survivors stay**: the state comes from the memory of the nodes, while every part is on one of them. If a process or
-  a machine was lost and another takes its place, the survivors keep their processes. After a hang, and where the number
-  of ranks changes or a machine is drained, all processes are new.
+- **state from memory**: all processes are new, or spare ones if each rank has one, and the state comes from the memory
+  of the nodes while every part is on one of them. So runs with NCCL go on, because its errors end every process.
+- **survivors stay**: the same, and processes that did not die keep their seats or get others. All are new only after a
+  hang. So runs without GPUs go on; with NCCL this is what could be won.
 
 Every constant is published, or measured on a machine of two cores, or marked as a guess.
 """
@@ -150,8 +151,8 @@ class Run:
     spares: int
 
 
-def ways(cluster: Cluster, run: Run, every: Every) -> tuple[Way, Way, Way]:
-    """Return the three ways. `every`: as in `copies`."""
+def ways(cluster: Cluster, run: Run, every: Every) -> tuple[Way, ...]:
+    """Return the four ways. `every`: as in `copies`."""
     ranks, load = cluster.ranks, run.size / cluster.nodes / STORE_RATE
     nccl: Part = ("NCCL", f"265 s / 98,304 x {ranks:,} ranks", NCCL_RANK_S * ranks)
     processes: Part = (
@@ -166,9 +167,21 @@ def ways(cluster: Cluster, run: Run, every: Every) -> tuple[Way, Way, Way]:
     )
     anew = (processes, nccl, _build(run.compiled))
     found = copies(cluster, run.size, run.step, every)
+    recall = 0.0 if found is None else found.stall + found.transfer
+    spare: Part = ("spare processes take the seats", "as many as ranks", 0.0)
+    replaced = (spare if run.spares >= cluster.gpus_per_node else processes, *anew[1:])
     return (
         Way("all new", anew, COLD_IMPORTS_S, load),
         Way("all new, shared file system", (processes, imports, nccl, _build(run.compiled)), 0.0, load),
+        Way(
+            "state from memory",
+            replaced,
+            COLD_IMPORTS_S,
+            load,
+            spares=run.spares,
+            recall=recall,
+            copies=found,
+        ),
         Way(
             "survivors stay",
             anew,
@@ -176,7 +189,7 @@ def ways(cluster: Cluster, run: Run, every: Every) -> tuple[Way, Way, Way]:
             load,
             stay=(nccl, (f"model and engine, ZeRO {run.zero}", "measured", ENGINE_S[run.zero])),
             spares=run.spares,
-            recall=0.0 if found is None else found.stall + found.transfer,
+            recall=recall,
             copies=found,
         ),
     )

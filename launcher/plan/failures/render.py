@@ -14,7 +14,7 @@ from launcher.runtime.capacity.devices import COPY_RATE
 
 _WHAT, _RESULT, _CELL = 42, 14, 14  # columns
 _HINT = 0.002  # share of time lost to fewer ranks that is worth a hint
-_NAMES = ("all new", "shared files", "survivors stay")
+_NAMES = ("all new", "shared files", "from memory", "survivors stay")
 
 
 def render(e: Estimate, f: Forecast) -> str:
@@ -71,9 +71,9 @@ def _parts(found: WayForecast) -> Iterator[str]:
     way = found.way
     for what, formula, seconds in way.anew if way.stay is None else way.stay:
         yield _line(f"  {what}", formula, f"{seconds:.2f} s")
-    if way.stay is None:
+    if way.copies is None:
         yield _line("  checkpoint from the store", "as above", f"{way.load:.2f} s")
-    elif way.copies is not None:
+    else:
         yield _line(
             "  state from memory",
             f"a rank's part / {COPY_RATE / 1e9:.0f} GB/s, a node's over the network",
@@ -164,8 +164,8 @@ def _copies(f: Forecast) -> list[str]:
     if found.way.copies is None or found.best.copies is None:
         return []
     return [
-        _row("steps between copies in memory", iter(("", "", f"{found.way.copies.every:,}"))),
-        _row("  best for the goodput", iter(("", "", f"{found.best.copies.every:,}"))),
+        _row("steps between copies in memory", iter(("", "", *2 * (f"{found.way.copies.every:,}",)))),
+        _row("  best for the goodput", iter(("", "", *2 * (f"{found.best.copies.every:,}",)))),
     ]
 
 

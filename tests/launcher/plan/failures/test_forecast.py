@@ -9,7 +9,15 @@ from launcher.app.cli.main import app
 from launcher.errors import OptionError
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.failures.forecast import Forecast, forecast
-from launcher.plan.failures.recovery import COPIES_SHARE, NETWORK_SHARE
+from launcher.plan.failures.recovery import (
+    ACTORS_A_SECOND,
+    COPIES_SHARE,
+    NETWORK_SHARE,
+    PROCESS_S,
+    Run,
+    seconds,
+    ways,
+)
 from launcher.plan.failures.render import figures, render, render_standby
 from launcher.plan.failures.standby import Standby, standby
 from launcher.runtime.capacity.devices import LINK_SHARE, Cluster, find_gpu
@@ -25,8 +33,10 @@ def found() -> Forecast:
 
 
 def test_survivors_that_stay_lose_less(found: Forecast) -> None:
-    anew, shared, stay = found.ways
-    assert stay.at_best.goodput > max(anew.at_best.goodput, shared.at_best.goodput)
+    anew, shared, memory, stay = found.ways
+    assert stay.at_best.goodput > memory.at_best.goodput > max(anew.at_best.goodput, shared.at_best.goodput)
+    assert memory.at_best.steps < anew.at_best.steps / 2
+    assert memory.at_best.stayed == 0
     assert stay.at_best.steps < anew.at_best.steps / 2
     assert stay.at_best.stayed > 0
     assert anew.at_best.stayed == shared.at_best.stayed == 0
@@ -92,15 +102,25 @@ def test_the_recipe_says_what_is_held_ready() -> None:
     assert render_standby(never)
 
 
+def test_a_spare_process_for_each_rank_saves_new_ones() -> None:
+    def restart(spares: int) -> float:
+        e = estimate(
+            load("bert-base", (f"recovery.spares={spares}",)), Cluster(64, 8, find_gpu("H100"), mtbf=1e9)
+        )
+        return seconds(ways(e.cluster, Run(1e9, 0.1, 1, True, e.recipe.recovery.spares), "auto")[2].anew)
+
+    assert restart(7) == restart(1) == pytest.approx(restart(8) + PROCESS_S + 512 / ACTORS_A_SECOND)
+
+
 def test_without_copies_in_memory_every_death_goes_back_to_a_commit() -> None:
     e = estimate(
         load("bert-base", ("recovery.memory_every=never",)), Cluster(4, 8, find_gpu("H100"), mtbf=3e5)
     )
     found = forecast(e)
-    anew, _, stay = found.ways
+    anew, _, memory, stay = found.ways
     assert stay.at_best.stayed > 0
     assert stay.chosen.from_store == pytest.approx(anew.chosen.from_store, rel=0.1)
-    assert stay.way.copies is stay.best.copies is None
+    assert memory.way.copies is stay.way.copies is stay.best.copies is None
     assert render(e, found)
 
 

@@ -123,7 +123,7 @@ def test_a_month_without_faults_loses_only_saves_and_copies() -> None:
 
 def test_a_lost_node_is_done_without_and_taken_back() -> None:
     month = simulate(setting(), STAY, 600.0, [Fault(5000.0, "node", (1,))], (), wall=20_000.0)
-    assert (month.restarts, month.stayed) == (2, 0)  # one without the node, one with it again
+    assert (month.restarts, month.stayed) == (2, 2)  # one without the node, one with it again
     assert month.from_store == 0
     assert month.lost["waiting"] == 60.0
     step, fewer = setting().step(8), setting().step(6)
