@@ -1,5 +1,5 @@
-"""Ranks, keepers and spare processes die at random moments, alone, together and while others rebuild. The run ends as if
-nobody had touched it, in one command.
+"""Ranks, keepers and spare processes die at random moments, alone, together and while others rebuild. The run ends as
+if nobody had touched it, in one command.
 
 The long form: `infra/test -m long tests/faults/test_quick_restarts.py -rP --seed 1 --cycles 200`.
 """
