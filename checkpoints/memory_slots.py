@@ -101,6 +101,11 @@ class Slot:
     def fits(self, body: int, description: int) -> bool:
         return HEAD + body + description <= self.size
 
+    def mapped(self) -> memoryview:
+        """Return all bytes of the file, and close the file. It stays mapped as long as the view lives."""
+        os.close(self.descriptor)
+        return memoryview(self.data)
+
     def close(self) -> None:
         """Close the file. The memory stays mapped while tensors or views use it."""
         with suppress(BufferError):  # then it is freed with the last view

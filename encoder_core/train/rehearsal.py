@@ -13,6 +13,7 @@ an engine of its own, and the sum of its gradients is measured.
 import gc
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,11 +139,12 @@ def ensure_sums(config: EngineConfig) -> float:
     threshold = 0 if config.stage == 3 else None
     probed = replace(config, clip=None, bucket=_BUCKET, persistence_threshold=threshold)
     engine = Engine(model, AdamW(parameter_groups(model, 0.0), AdamWConfig(lr=1.0)), probed)
-    engine.begin(WHOLE)
-    batch: Any = idle_batch(engine.device)
-    for number in range(_MICROBATCHES):
-        engine.backward(engine(batch), last=number == _MICROBATCHES - 1)
-    found = engine.update(0.0, 1).grad_norm
+    with closing(engine):
+        engine.begin(WHOLE)
+        batch: Any = idle_batch(engine.device)
+        for number in range(_MICROBATCHES):
+            engine.backward(engine(batch), last=number == _MICROBATCHES - 1)
+        found = engine.update(0.0, 1).grad_norm
     expected = _MICROBATCHES * engine.world * math.sqrt(sum(math.prod(s) for s in engine.shapes.values()))
     error = abs(found - expected) / expected
     if not error < _TOLERANCE:

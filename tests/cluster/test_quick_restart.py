@@ -74,14 +74,12 @@ def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) ->
 @pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("compiled", ["true", "false"])
-def test_a_spare_process_takes_the_place(folder: Path, undisturbed: str, zero: int, compiled: str) -> None:
+def test_a_spare_process_takes_the_place(folder: Path, zero: int, compiled: str) -> None:
     """At every stage, compiled and not. The spare process is there some seconds after the start."""
     names = (f"spare-{zero}-{compiled}", f"alone-{zero}-{compiled}")
-    settings = (
-        *SETTINGS,
-        f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 96}}}}]",
-        f"zero={zero}",
-    )
+    steps = 10 * STEPS
+    phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
+    settings = (*SETTINGS, phases, f"zero={zero}")
     uri, alone = (small_runs.new_run(folder, name, *settings, f"compile={compiled}") for name in names)
     with training(alone) as process:
         assert process.wait(600) == 0, output(process)
@@ -89,5 +87,31 @@ def test_a_spare_process_takes_the_place(folder: Path, undisturbed: str, zero: i
         wait_for(process, lambda: len(titled(process, "ray::RankProcess ")) > 0)
         kill(process, RANK)
         assert process.wait(600) == 0, output(process)
-    small_runs.ensure_same(uri, alone, STEPS)
+    small_runs.ensure_same(uri, alone, steps)
     assert events(uri, "underway")[1]["processes"] == {"stayed": 1, "spare": 1}
+
+
+DEATHS = 200
+GROWTH_MB = 60  # what a process may grow over all deaths: the first ones still load things
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_many_deaths_cost_the_process_that_stays_nothing(folder: Path) -> None:
+    """One rank stays through all of them, the other is killed again and again, as soon as it has trained."""
+    endless = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
+    uri = small_runs.new_run(folder, "leaks", *SETTINGS, EVERY_STEP, "zero=2", endless)
+    sizes: list[tuple[float, int, int]] = []
+    with training(uri) as process:
+        wait_for(process, lambda: done(uri) > 5)
+        stays, _ = titled(process, RANK)
+        for number in range(1, DEATHS + 1):
+            (other,) = (rank for rank in titled(process, RANK) if rank.pid != stays.pid)
+            other.kill()
+            wait_for(process, lambda: len(events(uri, "underway")) > number)  # noqa: B023
+            found = stays.memory_info().rss / 1e6, stays.num_fds(), stays.num_threads()
+            sizes.append(found)
+            print(number, *found, flush=True)
+    assert sizes[-1][0] - sizes[len(sizes) // 10][0] < GROWTH_MB
+    assert sizes[-1][1] <= sizes[len(sizes) // 10][1] + 4
+    assert sizes[-1][2] <= sizes[len(sizes) // 10][2] + 4

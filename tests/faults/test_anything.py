@@ -33,6 +33,7 @@ SETTINGS = (
     "watchdog={silence: 20, step: 60, other: 120}",
     "spikes.threshold=null",
     "trainers=2",
+    "recovery={spares: 1, memory_every: 1}",
 )
 _PAIR = "layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64"
 FAMILIES = {
@@ -161,6 +162,19 @@ def test_many_faults(
     survive(request, folder, struck, family=family, zero=zero, count=count, root=root, proxy=proxy)
 
 
+def restarts(uri: str) -> dict[str, int]:
+    """How many groups of ranks began where processes stayed or all were new, and from memory or from the store."""
+    events = small_runs.history(uri).events
+    stayed = ["stayed" in event["processes"] for event in events if event["kind"] == "underway"]
+    memory = ["memory" in event for event in events if event["kind"] == "resume"]
+    return {
+        "others stayed": sum(stayed),
+        "all new": len(stayed) - sum(stayed),
+        "from memory": sum(memory),
+        "from the store": len(memory) - sum(memory),
+    }
+
+
 def survive(
     request: pytest.FixtureRequest,
     folder: Path,
@@ -193,5 +207,6 @@ def survive(
             struck += run.log
         assert not run.problems, run.story()
         print(run.story())  # with the seed, beside what may differ
+        print(f"restarts: {restarts(uri)}")
         small_runs.ensure_same(uri, calm, steps)
         small_runs.ensure_whole(uri)

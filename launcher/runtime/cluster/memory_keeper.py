@@ -221,7 +221,7 @@ class NodeMemory:
         keeper of another node is gone. Raises OSError if the keeper of this node is."""
         there = Held(**held)
         if there.node == self._node:
-            data = memoryview(Slot.of_process(there.pid, there.descriptor).data)
+            data = Slot.of_process(there.pid, there.descriptor).mapped()
             return lambda start, stop: data[HEAD + start : HEAD + stop]
         keeper = self._keepers[there.node]
 

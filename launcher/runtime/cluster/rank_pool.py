@@ -2,20 +2,20 @@
 
 A process stays when its group has ended, if it can train again: the group ended in good order, or another rank died. A
 spare process takes the place of a dead one on its node, or else a new process does. So after a death only the model,
-the engine and the connections are made anew. If the next group cannot have the same places, all processes are ended,
-and the group gets new places and new processes.
+the engine and the connections are made anew. The same holds if the number of ranks changes, or a node is left out. If
+no process stays, the group gets new places, too.
 """
 
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
-from ray.util import placement_group, remove_placement_group
+from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from launcher.runtime.cluster.memory_keeper import ensure_keepers
@@ -32,27 +32,37 @@ Origin = Literal["stayed", "spare", "new"]
 """Where a rank's process comes from."""
 
 _PLACED_S = 10.0  # time limit for Ray to reserve the places of the ranks
+_MOVED_S = 3.0  # time for Ray to move the places of a lost node to another one
+_POLL_S = 0.1
 _ALIVE_S = 1.0  # time limit for a spare process to answer
 _NODE_LABEL = "ray.io/node-id"
 
 
-@dataclass
+@dataclass(eq=False)
 class Place:
-    """The place of a rank in the placement group, and its process.
+    """The place of a rank, and its process.
 
     Attributes:
-        bundle: number of the place in the placement group.
+        group, bundle: Ray's placement group, and the number of the place in it.
+        number: by which ranks are ordered.
         actor: handle of the process; None if the last one died.
         origin: where the process comes from.
         placement: node, address, GPUs and number of the process, or of the one before; None if not known yet.
         seat: the rank's last seat.
     """
 
+    group: Any
     bundle: int
+    number: int
     actor: Any = None
     origin: Origin = "new"
     placement: Placement | None = None
     seat: Seat | None = None
+
+    @property
+    def node(self) -> str | None:
+        """The node of the process, or of the one before."""
+        return self.placement.node if self.placement is not None else None
 
     def sees(self, seat: Seat) -> bool:
         """Return whether the process can have this seat. CUDA has read the node's GPUs if it had one before."""
@@ -78,8 +88,9 @@ class RankPool:
     def __init__(self, run_uri: str, sizing: Sizing, recovery: Recovery) -> None:
         self._run_uri, self._each, self._recovery = run_uri, dict(sizing.each), recovery
         self._keepers: dict[str, Any] = {}
-        self._group: Any = None
+        self._groups: list[Any] = []
         self._places: list[Place] = []
+        self._vacant: list[Place] = []
         self._spares: list[_Spare] = []
 
     def __enter__(self) -> "RankPool":
@@ -94,13 +105,24 @@ class RankPool:
 
     def fill(self, start: GroupStart, poll_s: float) -> Generator[None, None, list[Place]]:
         """Return the places of a group in the order of its ranks, each with a process. The list is empty if Ray does
-        not find them in time. Processes that are new have no placement yet."""
-        if not self._suits(start):
+        not find them in time. Processes that are new have no placement yet.
+
+        Ranks that stayed keep their order; a process that replaces another takes its rank."""
+        avoided = start.without | draining()
+        stayed = [place for place in self._places if place.actor is not None and place.node not in avoided]
+        if not stayed:
             self._clear()
-            self._reserve(start)
-        if not (yield from self._placed(poll_s)):
-            self._clear()
-            return []
+        kept = stayed[: start.ranks]
+        self._vacate(kept)
+        kept += yield from self._returned(start.ranks - len(kept), avoided)
+        if len(kept) < start.ranks:
+            kept += self._reserve(start.ranks - len(kept), start.without)
+        self._vacant = [place for place in self._vacant if place not in kept]
+        self._places = sorted(kept, key=lambda place: place.number)
+        for group in {id(place.group): place.group for place in self._places}.values():
+            if not (yield from _placed(group, poll_s)):
+                self._clear()
+                return []
         for place in self._places:
             if place.actor is None:
                 self._occupy(place)
@@ -109,6 +131,8 @@ class RankPool:
     def sort(self, order: Sequence[int]) -> list[Place]:
         """Give the places the order of ranks, `order` being their numbers so far; return them."""
         self._places = [self._places[index] for index in order]
+        for number, place in enumerate(self._places):
+            place.number = number
         return self._places
 
     def keepers(self) -> Mapping[str, Any]:
@@ -117,7 +141,7 @@ class RankPool:
         if self._recovery.memory_every == "never":
             return {}
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        ours = {place.placement.node for place in self._places if place.placement is not None}
+        ours = {place.node for place in self._places if place.node is not None}
         self._keepers = ensure_keepers(self._keepers, sorted(alive & (ours | self._keepers.keys())))
         return dict(self._keepers)
 
@@ -133,34 +157,57 @@ class RankPool:
 
     def refill(self) -> None:
         """Start the spare processes that are missing on the nodes of the ranks. Call it while ranks train."""
-        ranks = Counter(place.placement.node for place in self._places if place.placement is not None)
+        ranks = Counter(place.node for place in self._places if place.node is not None)
         gone = draining()
         for node in sorted(ranks.keys() - gone):
             for _ in range(self._recovery.spares - sum(spare.node == node for spare in self._spares)):
                 self._spares.append(self._spare(node, ranks[node]))
 
-    def _suits(self, start: GroupStart) -> bool:
-        """Return whether the group can have the places of the last one, and some process stayed there."""
-        nodes = {place.placement.node for place in self._places if place.placement is not None}
-        stayed = any(place.actor is not None for place in self._places)
-        return stayed and start.ranks == len(self._places) and not nodes & (start.without | draining())
+    def _vacate(self, kept: Sequence[Place]) -> None:
+        """End the processes of all places but those `kept`. Ray holds these places for later groups."""
+        left = [place for place in self._places if place not in kept]
+        for place in left:
+            if place.actor is not None:
+                _kill(place.actor)
+                place.actor = None
+        self._vacant = [*self._vacant, *left]
 
-    def _reserve(self, start: GroupStart) -> None:
-        without = {_NODE_LABEL: f"!in({','.join(sorted(start.without))})"} if start.without else {}
-        self._group = placement_group(
-            [self._each] * start.ranks,
-            strategy="PACK",
-            bundle_label_selector=[without] * start.ranks if without else None,
-        )
-        self._places = [Place(bundle) for bundle in range(start.ranks)]
-
-    def _placed(self, poll_s: float) -> Generator[None, None, bool]:
-        deadline = time.monotonic() + _PLACED_S
-        while time.monotonic() < deadline:
-            if self._group.wait(poll_s):
-                return True
+    def _returned(self, count: int, avoided: Container[str]) -> Generator[None, None, list[Place]]:
+        """Return at most `count` of the vacant places that Ray holds on nodes that may have ranks. When a node is lost,
+        Ray moves its places to others as soon as they have room, which is awaited for a moment."""
+        deadline = time.monotonic() + _MOVED_S
+        while True:
+            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            now = {place: node for place, node in self._held() if node in alive}
+            found = [place for place, node in now.items() if node not in avoided][:count]
+            moving = len(now) < len(self._vacant)
+            if len(found) == count or not moving or time.monotonic() > deadline:
+                break
             yield
-        return False
+            time.sleep(_POLL_S)
+        for place in found:
+            if place.node != now[place]:
+                place.placement = place.seat = None
+        return found
+
+    def _held(self) -> list[tuple[Place, str]]:
+        """Return the vacant places with the nodes on which Ray holds them, "" if on none."""
+        groups = {id(place.group): place.group for place in self._vacant}
+        tables = {key: placement_group_table(group)["bundles_to_node_id"] for key, group in groups.items()}
+        vacant = sorted(self._vacant, key=lambda place: place.number)
+        return [(place, tables[id(place.group)].get(place.bundle, "")) for place in vacant]
+
+    def _reserve(self, count: int, without: frozenset[str]) -> list[Place]:
+        """Return so many new places, which Ray has yet to find."""
+        label = {_NODE_LABEL: f"!in({','.join(sorted(without))})"} if without else {}
+        group = placement_group(
+            [self._each] * count,
+            strategy="PACK",
+            bundle_label_selector=[label] * count if without else None,
+        )
+        self._groups.append(group)
+        number = max((place.number for place in (*self._places, *self._vacant)), default=-1) + 1
+        return [Place(group, bundle, number + bundle) for bundle in range(count)]
 
     def _occupy(self, place: Place) -> None:
         """Give the place a process: a spare one of its node, which takes over the GPUs of the process before, which
@@ -174,7 +221,7 @@ class RankPool:
                 place.placement = replace(before, pid=there.pid)
                 return
             _kill(spare.actor)
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place.bundle)
+        strategy = PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.bundle)
         place.actor, place.origin = self._process(self._each, strategy), "new"
         place.placement = place.seat = None
 
@@ -204,10 +251,20 @@ class RankPool:
         for place in self._places:
             if place.actor is not None:
                 _kill(place.actor)
-        if self._group is not None:
+        for group in self._groups:
             with suppress(RayError):
-                remove_placement_group(self._group)
-        self._group, self._places = None, []
+                remove_placement_group(group)
+        self._groups, self._places, self._vacant = [], [], []
+
+
+def _placed(group: Any, poll_s: float) -> Generator[None, None, bool]:
+    """Return whether Ray finds all places of a placement group in time."""
+    deadline = time.monotonic() + _PLACED_S
+    while time.monotonic() < deadline:
+        if group.wait(poll_s):
+            return True
+        yield
+    return False
 
 
 def _kill(actor: Any) -> None:

@@ -18,6 +18,7 @@ from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.run.record import Run
 
+_FIRST = 2  # copies, one to each slot, which take longer because their memory is new
 SHARE = 0.01  # of the time, for copies that are made as often as is cheap
 
 
@@ -59,7 +60,7 @@ class MemoryCopies:
                 world=peers.world,
             )
         self._last: int | None = None  # step of the last copy
-        self._ended_at, self._took = clock(), 0.0
+        self._ended_at, self._took, self._made = clock(), 0.0, 0
 
     def due(self, step: int) -> bool:
         """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count;
@@ -79,7 +80,9 @@ class MemoryCopies:
         fragments = chain(engine.fragments(), carried.fragments)
         self._writer.write(state.step, fragments, self._common(engine, state, carried))
         self._last, self._ended_at = state.step, self._clock()
-        self._took = self._ended_at - since
+        self._made += 1
+        if self._made > _FIRST:
+            self._took = self._ended_at - since
         if self._writer.failure is not None:
             self._journal.event("memory_failed", step=state.step, reason=self._writer.failure)
             self._journal.note(f"no memory for copies of the state: {self._writer.failure}")

@@ -24,6 +24,8 @@ COMMAND = "command"
 KINDS = {
     "driver": "/maskfleet train ",
     "rank": "ray::RankProcess.run",
+    "spare process": "ray::RankProcess",
+    "keeper": "ray::MemoryKeeper",
     "feed": "ray::Feed",
     "coordinator": "ray::Coordinator",
     "data worker": "ray::_build_slabs",
