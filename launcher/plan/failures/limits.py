@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from launcher.plan.failures.month import Setting
 from launcher.plan.failures.recovery import NETWORK_SHARE, Way
 from launcher.runtime.capacity.devices import LINK_SHARE, Cluster
+from launcher.runtime.policies.watchdog import beat_interval
 
-BEAT_S = 1.0  # between two heartbeats of a rank
 CALL_CPU_S = 430e-6
 """CPU seconds of the coordinator's process for one heartbeat; 4e-6 of them are ours, the rest is Ray's."""
 POLL_S = 0.25  # between two questions of the driver
@@ -37,12 +37,13 @@ class Limit:
 def limits(cluster: Cluster, setting: Setting, way: Way, interval: float) -> tuple[Limit, ...]:
     """Return what may run out, the scarcest first. `interval`: seconds between saves."""
     ranks = min(setting.sizing.most, cluster.ranks)
-    beats = CALL_CPU_S / BEAT_S + STATUS_RANK_S / POLL_S
+    beats = CALL_CPU_S / beat_interval(ranks) + STATUS_RANK_S / POLL_S
     driver = DRIVER_RANK_S / POLL_S
     found = [
         _of_ranks(
             "the coordinator's core",
-            f"{ranks:,} x ({CALL_CPU_S * 1e6:.0f} us a heartbeat + {STATUS_RANK_S * 1e6:.1f} us / {POLL_S} s)",
+            f"{ranks:,} x ({CALL_CPU_S * 1e6:.0f} us / {beat_interval(ranks):.0f} s a heartbeat"
+            f" + {STATUS_RANK_S * 1e6:.1f} us / {POLL_S} s)",
             ranks,
             beats,
         ),

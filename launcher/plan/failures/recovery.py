@@ -20,6 +20,7 @@ from typing import Literal
 from launcher.plan.estimate.estimate import young
 from launcher.plan.failures.faults import Kind
 from launcher.runtime.capacity.devices import COPY_RATE, LINK_SHARE, STORE_RATE, Cluster
+from launcher.runtime.policies.recovery import COPIES_SHARE
 
 NOTICED_S = 2.25
 """Until the driver knows that a process died: Ray says so at once, the driver looks every 0.25 s, and leaves the other
@@ -50,7 +51,6 @@ SPARE_AGAIN_S = (
     16.0  # until a node has a spare process again: 10 s after the first step, and its imports; measured
 )
 SPARE_BYTES = 500_000_000  # memory of a spare process, which has loaded torch and DeepSpeed; measured
-COPIES_SHARE = 0.01  # share of the time that copies take at most with `memory_every: auto`
 NETWORK_SHARE = 0.1  # share of a node's network that copies to partners may take
 
 Every = int | Literal["auto", "best", "never"]

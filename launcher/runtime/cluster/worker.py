@@ -35,7 +35,13 @@ from launcher.runtime.cluster.orders import CoordinatorLost, Orders
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.partners import partners
-from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
+from launcher.runtime.policies.watchdog import (
+    FIRST_SUMS,
+    RankLocation,
+    Watchdog,
+    beat_interval,
+    stack_of_every_thread,
+)
 from launcher.runtime.preflight.collective import (
     NodeReport,
     Unfit,
@@ -56,7 +62,6 @@ from launcher.runtime.run.record import open_run
 
 _log = logging.getLogger(__name__)
 
-BEAT_S = 1.0
 _LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
 _GRACE_S = 60.0  # time without a coordinator and without progress after which a rank ends its process
 _AGAIN_S = 1.0  # interval at which ranks ask for their attempt while the store does not answer
@@ -81,7 +86,7 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
     gc.freeze()  # what is imported stays, and need not be looked at when a group ends
     startup = Startup(assignment.before, began, assignment.processes)
     startup.done("imports")
-    link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple)
+    link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple, seat.world)
     try:
         _join(seat, assignment.recipe.watchdog)
         _train(assignment, link, startup)
@@ -286,8 +291,9 @@ class RayLink:
         attempt: number of the rank's attempt; None until it is known.
     """
 
-    def __init__(self, coordinator: Any, rank: int, save_multiple: int) -> None:
+    def __init__(self, coordinator: Any, rank: int, save_multiple: int, world: int = 1) -> None:
         self._coordinator, self.rank, self._save_multiple = coordinator, rank, save_multiple
+        self._interval = beat_interval(world)
         self.attempt: int | None = None
         self._where = (0, "starting", 0)
         self._stop, self._pause = threading.Event(), threading.Event()
@@ -320,11 +326,11 @@ class RayLink:
     def close(self) -> None:
         """Stop the heartbeats. Do not wait for a coordinator that does not answer."""
         self._closed.set()
-        self._thread.join(BEAT_S)
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         place = here()
-        while not self._closed.wait(BEAT_S):
+        while not self._closed.wait(self._interval):
             self._retries.update()
             try:
                 self._show_life(place)

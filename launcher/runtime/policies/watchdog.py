@@ -1,9 +1,9 @@
 """The watchdog: which ranks make no progress, and whose fault that is.
 
 Nothing in Ray or NCCL bounds a hang inside a collective. So a thread of every rank sends a heartbeat once a second,
-which says what the rank is doing. A rank whose heartbeats say the same for too long is stuck; a rank without heartbeats
-is frozen or cut off. All ranks wait for the slowest, so all are stuck soon after one is: the group is killed as a
-whole, and the driver starts another.
+less often if there are more than 500 ranks. It says what the rank is doing. A rank whose heartbeats say the same for
+too long is stuck; a rank without heartbeats is frozen or cut off. All ranks wait for the slowest, so all are stuck soon
+after one is: the group is killed as a whole, and the driver starts another.
 
 The watchdog uses only its own clock: it counts heartbeats, and never compares times across machines.
 """
@@ -23,6 +23,15 @@ FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
 library that sums."""
 _STAGES = {"starting": 0, "loading": 1}  # the first activities of a rank, in this order
 _GAP_S = 1.0  # the most that counts between two looks
+
+
+BEAT_S = 1.0
+BEATS = 500  # most heartbeats a second of all ranks together: they take the coordinator a quarter of a core
+
+
+def beat_interval(ranks: int) -> float:
+    """Return the seconds between two heartbeats of one of so many ranks."""
+    return max(BEAT_S, ranks / BEATS)
 
 
 class Watchdog(BaseModel):

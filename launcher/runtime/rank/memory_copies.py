@@ -12,14 +12,13 @@ from checkpoints.memory_slots import Common
 from encoder_core.train.engine import Engine
 from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
-from launcher.runtime.policies.recovery import Recovery
+from launcher.runtime.policies.recovery import COPIES_SHARE, Recovery
 from launcher.runtime.rank.checkpointing import ExtraState
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.run.record import Run
 
 _FIRST = 2  # copies, one to each slot, which take longer because their memory is new
-SHARE = 0.01  # of the time, for copies that are made as often as is cheap
 
 
 class MemoryCopies:
@@ -71,7 +70,7 @@ class MemoryCopies:
         if not self._first:
             return True
         if every == "auto":
-            return self._clock() - self._ended_at >= self._took / SHARE
+            return self._clock() - self._ended_at >= self._took / COPIES_SHARE
         return self._last is None or step - self._last >= int(every)
 
     def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> None:

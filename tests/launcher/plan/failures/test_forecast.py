@@ -11,7 +11,6 @@ from launcher.plan.estimate.estimate import estimate
 from launcher.plan.failures.forecast import Forecast, forecast
 from launcher.plan.failures.recovery import (
     ACTORS_A_SECOND,
-    COPIES_SHARE,
     NETWORK_SHARE,
     PROCESS_S,
     Run,
@@ -21,6 +20,7 @@ from launcher.plan.failures.recovery import (
 from launcher.plan.failures.render import figures, render, render_standby
 from launcher.plan.failures.standby import Standby, standby
 from launcher.runtime.capacity.devices import LINK_SHARE, Cluster, find_gpu
+from launcher.runtime.policies.recovery import COPIES_SHARE
 from launcher.runtime.recipe.load import load
 
 BERT = ("bert-base", "--nodes", "4", "--gpus-per-node", "8", "--gpu", "h100", "--mtbf-hours", "300")
@@ -78,7 +78,7 @@ def test_the_command_prints_table_and_arithmetic() -> None:
         "survivors stay",
         "Llama 3",
         "best interval",
-        "us a heartbeat",
+        "s a heartbeat",
     ):
         assert shown in result.output
     assert "Llama 3" not in CliRunner().invoke(app, ["estimate", *BERT]).output

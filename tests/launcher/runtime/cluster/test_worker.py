@@ -58,7 +58,7 @@ class _Method:
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     monkeypatch.setattr(worker, "here", lambda: RankLocation("node", 1, "host"))
-    monkeypatch.setattr(worker, "BEAT_S", 0.001)
+    monkeypatch.setattr(worker, "beat_interval", lambda ranks: 0.001)
     monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
 
 
