@@ -139,6 +139,23 @@ def without_needless_starts(deepspeed: Any) -> None:
     replace_method(compiler, "compile", lambda: plain)
 
 
+def count_anew(deepspeed: Any) -> None:
+    """Reset what stage 3 counts over all engines of a process. Ranks compare the numbers of their parameters and
+    modules, and a process that has had an engine before trains beside one that has not.
+    """
+    init = name_of(name_of(deepspeed, "zero"), "Init")
+    for counter in ("param_id", "num_persisted_parameters", "num_persisted_elements"):
+        name_of(init, counter)
+        setattr(init, counter, 0)
+    offload = name_of(name_of(deepspeed.runtime.zero, "parameter_offload"), "DeepSpeedZeRoOffload")
+    # The number of modules is the default of an argument, a list that all calls share.
+    match name_of(offload, "_register_deepspeed_module").__defaults__:
+        case ([int()] as count,):
+            count[0] = 0
+        case _:
+            raise library_changed("deepspeed", "the count of modules in _register_deepspeed_module")
+
+
 def sum_gradients(optimizer: Any) -> None:
     """Make stage 3 sum gradients over ranks, in `reduce_dtype`; it offers the mean only.
 

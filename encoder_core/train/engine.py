@@ -292,8 +292,9 @@ class Engine:
 
 def leave_groups() -> None:
     """Leave all process groups of this process, broken ones included, so that it can join others. Close the engine
-    before. Does nothing if the process has joined none.
+    before. A process that has joined none stays as it is.
     """
+    deepspeed_internals.count_anew(deepspeed)
     if deepspeed.comm.is_initialized():
         deepspeed.comm.destroy_process_group()
     elif dist.is_initialized():
