@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -62,6 +63,7 @@ from launcher.runtime.run.record import open_run
 
 _log = logging.getLogger(__name__)
 
+_LISTENS_S, _LOOK_S = 60.0, 0.01
 _LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
 _GRACE_S = 60.0  # time without a coordinator and without progress after which a rank ends its process
 _AGAIN_S = 1.0  # interval at which ranks ask for their attempt while the store does not answer
@@ -111,6 +113,7 @@ def _join(seat: Seat, limits: Watchdog) -> None:
     """Connect to the other ranks, over the network of the address under which Ray knows this node."""
     os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
     take_device(seat)
+    _await_first(seat)
     dist.init_process_group(
         "nccl" if seat.gpus else "gloo",
         init_method="env://",
@@ -118,6 +121,16 @@ def _join(seat: Seat, limits: Watchdog) -> None:
         world_size=seat.world,
         timeout=timedelta(seconds=_LATER * max(limits.step, limits.other)),
     )
+
+
+def _await_first(seat: Seat) -> None:
+    """Wait until rank 0 listens, or a minute is over. If torch finds that it does not, it tries again only after half a
+    second, which is most of what a restart takes."""
+    deadline = time.monotonic() + _LISTENS_S
+    while seat.rank and time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(seat.master, timeout=_LISTENS_S):
+            return
+        time.sleep(_LOOK_S)
 
 
 class DeviceMissing(Exception):

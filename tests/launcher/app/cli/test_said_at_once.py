@@ -263,11 +263,11 @@ def test_what_is_right_goes_on(places: dict[str, str]) -> None:
         "embed eval",
         "embed train",
         "evaluate",
-        "init",
-        "train",
         "compare",
         "diagnose",
         "recipe from",
     }
     lines = [[*command.split(), *RIGHT[command].split()] for command in sorted(heavy)]
     assert {str(code).split()[0] for _, code, _ in told(lines, places)} == {"import"}
+    ((_, code, _),) = told([["init", *RIGHT["init"].split()]], places)
+    assert code == 0
