@@ -15,11 +15,11 @@ from tests.support.runs.train_command import committed, kill, output, titled, tr
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-STEPS = 300
+STEPS = 120
 SETTINGS = (
     f"phases=[{{steps: {STEPS}, length: 32, batch: {{sequences: 12}}}}]",
     "checkpoint={every: {steps: 250}, keep_last: 3}",
-    "evaluation={every: {steps: 100}, samples: 20}",
+    "evaluation={every: {steps: 60}, samples: 20}",
     "logging={flush_seconds: 0.2, tensorboard: false}",
     "compile=false",
 )
@@ -77,7 +77,7 @@ def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) ->
 def test_a_spare_process_takes_the_place(folder: Path, zero: int, compiled: str) -> None:
     """At every stage, compiled and not. The spare process is there some seconds after the start."""
     names = (f"spare-{zero}-{compiled}", f"alone-{zero}-{compiled}")
-    steps = 10 * STEPS
+    steps = 25 * STEPS
     phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
     settings = (*SETTINGS, phases, f"zero={zero}")
     uri, alone = (small_runs.new_run(folder, name, *settings, f"compile={compiled}") for name in names)
