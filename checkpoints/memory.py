@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from checkpoints.layout import ITEM, CheckpointManifest, CheckpointName, StoredRange, uncovered
+from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, uncovered
 from checkpoints.memory_slots import HEAD, Common, Description, Slot
 from encoder_core.train.zero_state import Fragment
 
@@ -214,8 +214,3 @@ class MemoryReader:
                 data = self._parts[piece.file](at, at + (end - begin) * ITEM)
                 result[begin - start : end - start] = torch.frombuffer(data, dtype=torch.float32)
         return result
-
-
-def mark_of(offers: Sequence[Offer]) -> CheckpointName:
-    """Return the attempt and the step of a checkpoint in memory."""
-    return CheckpointName(offers[0].description.attempt, offers[0].description.step)

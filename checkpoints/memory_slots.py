@@ -118,6 +118,11 @@ class Slot:
         return self._number(_SEAL)
 
     @property
+    def identity(self) -> tuple[int, bytes]:
+        """The seal and the digest of the description, by which sets of one step but of different attempts differ."""
+        return self.seal, bytes(self.data[_DIGEST:HEAD])
+
+    @property
     def busy(self) -> bool:
         return bool(self._number(_BUSY))
 

@@ -23,5 +23,7 @@ class Assignment:
     before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name
     # The keeper of states in memory on each node, by the node's id; empty without copies.
     keepers: Mapping[str, Any]
+    # Whether keepers may hold states of an earlier group of this command.
+    remembers: bool
     # How many of the group's processes stayed from the last group, were spares, are new.
     processes: Mapping[str, int]

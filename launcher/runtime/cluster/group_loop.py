@@ -83,10 +83,9 @@ class GroupLoop:
         began, done = time.monotonic(), None
         for _ in group.live(assignment, _POLL_S):
             self._look()
-            if self.status.record is not None and time.monotonic() - began > _SPARES_S:
-                pool.refill()
             self._killer.check(self.status)
-            self._look_around()
+            if self._look_around() and time.monotonic() - began > _SPARES_S:
+                pool.refill()
             if self.status.fatal is not None or self.status.superseded:
                 return
             if self.status.finished is not None or self.status.unsaved is not None:
@@ -118,10 +117,13 @@ class GroupLoop:
             self._display.note(text)
         self._display.update(status)
 
-    def _look_around(self) -> None:
-        if time.monotonic() - self._looked >= _LOOK_S:
-            self._looked = time.monotonic()
-            self._coordinator.look_around.remote()
+    def _look_around(self) -> bool:
+        """Ask the coordinator to look at the machines, if it is time. Return whether it was."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return False
+        self._looked = time.monotonic()
+        self._coordinator.look_around.remote()
+        return True
 
     def _ask(self, answer: Any) -> Any:
         """Return the coordinator's answer; None if it does not come in time, which happens on a busy machine."""

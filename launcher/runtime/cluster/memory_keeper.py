@@ -100,22 +100,23 @@ class MemoryKeeper:
         return self._slot(descriptor).data[start:stop]
 
     @_serving
-    def lend(self, rank: int) -> tuple[int, int, int] | None:
-        """Return file, seal and used bytes of the newest set of a rank, which is not overwritten until `give_back`;
+    def lend(self, rank: int) -> tuple[int, tuple[int, bytes], int] | None:
+        """Return file, identity and used bytes of the newest set of a rank, which is not overwritten until `give_back`;
         None if there is none."""
         known = self._ranks.get(rank)
         newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
         if newest is None or not newest.seal:
             return None
         newest.mark_busy(True)
-        return newest.descriptor, newest.seal, newest.used
+        return newest.descriptor, newest.identity, newest.used
 
     @_serving
-    def give_back(self, descriptor: int) -> int:
-        """Let the rank overwrite the slot again. Return its seal, which differs if the rank has begun to meanwhile."""
+    def give_back(self, descriptor: int) -> tuple[int, bytes]:
+        """Let the rank overwrite the slot again. Return its identity, which differs if the rank has begun to
+        meanwhile."""
         slot = self._slot(descriptor)
         slot.mark_busy(False)
-        return slot.seal
+        return slot.identity
 
     @_copying
     def copy(self, source: Any, rank: int) -> None:
@@ -124,11 +125,12 @@ class MemoryKeeper:
         with suppress(RayError, GetTimeoutError, KeyError):
             lent = ray.get(source.lend.remote(rank), timeout=_CHUNK_S)
             kept = self._copies.setdefault(rank, [])
-            if lent is None or (kept and kept[0].seal == lent[1]):
-                if lent is not None:
-                    source.give_back.remote(lent[0])
+            if lent is None:
                 return
             descriptor, seal, used = lent
+            if kept and kept[0].identity == seal:
+                source.give_back.remote(descriptor)
+                return
             target = self._target(kept, used)
             for start in range(8, used, _CHUNK):
                 stop = min(start + _CHUNK, used)
@@ -137,7 +139,7 @@ class MemoryKeeper:
                 )
             if ray.get(source.give_back.remote(descriptor), timeout=_CHUNK_S) == seal:
                 target.mark_busy(False)
-                target.seal_copy(seal)
+                target.seal_copy(seal[0])
                 self._copies[rank] = [target, *(slot for slot in kept if slot is not target)]
 
     def _target(self, kept: list[Slot], used: int) -> Slot:
@@ -159,19 +161,20 @@ class MemoryKeeper:
 
 def ensure_keepers(known: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
     """Return a keeper for each of `nodes`: the one that is `known`, if its process lives, or else a new one."""
-    return {node: _living(known.get(node)) or _start(node) for node in dict.fromkeys(nodes)}
+    asked = {node: known[node].ping.remote() for node in nodes if node in known}
+    calls = list(asked.values())
+    answered = set(ray.wait(calls, num_returns=len(calls), timeout=_ALIVE_S)[0]) if calls else set()
+    dead = {node for node, call in asked.items() if call in answered and not _fine(call)}
+    # One that does not answer is still starting, or its machine is busy.
+    return {node: known[node] if node in asked and node not in dead else _start(node) for node in nodes}
 
 
-def _living(keeper: Any) -> Any:
-    if keeper is None:
-        return None
+def _fine(call: Any) -> bool:
     try:
-        ray.get(keeper.ping.remote(), timeout=_ALIVE_S)
-    except GetTimeoutError:
-        return keeper  # it is still starting, or its machine is busy
+        ray.get(call)
     except RayError:
-        return None
-    return keeper
+        return False
+    return True
 
 
 def _start(node: str) -> Any:
@@ -191,10 +194,13 @@ class NodeMemory:
         keepers: the keeper of each node, by the node's id.
         node: this rank's node.
         partner: node whose keeper copies this rank's sets; None if there is no other node.
+        remembers: whether keepers may hold sets. If not, they are not asked, since they are still starting.
     """
 
-    def __init__(self, keepers: Mapping[str, Any], node: str, partner: str | None) -> None:
-        self._keepers, self._node = keepers, node
+    def __init__(
+        self, keepers: Mapping[str, Any], node: str, partner: str | None, *, remembers: bool
+    ) -> None:
+        self._keepers, self._node, self._remembers = keepers, node, remembers
         self._partner = keepers.get(partner) if partner is not None else None
 
     def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
@@ -206,9 +212,9 @@ class NodeMemory:
 
     def held(self) -> list[dict[str, Any]]:
         """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
-        calls = [keeper.offers.remote() for keeper in self._keepers.values()]
+        calls = [keeper.offers.remote() for keeper in self._keepers.values() if self._remembers]
         found: list[Held] = []
-        for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_S)[0]:
+        for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_S)[0] if calls else ():
             with suppress(RayError):
                 found += ray.get(call)
         return [asdict(held) for held in sorted(found, key=lambda held: held.node != self._node)]

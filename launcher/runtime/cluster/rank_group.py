@@ -68,6 +68,7 @@ class RankGroup:
             assignment,
             before=startup.before | startup.seconds,
             keepers=self._pool.keepers(),
+            remembers=self._pool.remembers,
             processes=Counter(place.origin for place in places),
         )
         ends = [actor.run.remote(seat, assignment) for actor, seat in pairs]
@@ -112,9 +113,9 @@ class RankGroup:
         return [] if self.failed else ray.get(refs)
 
 
-def _ended(calls: Sequence[Any], patience_s: float) -> list[Any]:
+def _ended(calls: Sequence[Any], patience_s: float) -> set[Any]:
     """Return the calls that are over after at most `patience_s` seconds."""
-    return ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)[0] if calls else []
+    return set(ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)[0]) if calls else set()
 
 
 def _fine(call: Any) -> bool:

@@ -92,6 +92,7 @@ class RankPool:
         self._places: list[Place] = []
         self._vacant: list[Place] = []
         self._spares: list[_Spare] = []
+        self._ended = False  # whether a group has ended
 
     def __enter__(self) -> "RankPool":
         return self
@@ -115,14 +116,16 @@ class RankPool:
         kept = stayed[: start.ranks]
         self._vacate(kept)
         kept += yield from self._returned(start.ranks - len(kept), avoided)
+        self._vacant = [place for place in self._vacant if place not in kept]
         if len(kept) < start.ranks:
             kept += self._reserve(start.ranks - len(kept), start.without)
-        self._vacant = [place for place in self._vacant if place not in kept]
+            placed = yield from _placed(self._groups[-1], poll_s)
+        else:
+            placed = True
         self._places = sorted(kept, key=lambda place: place.number)
-        for group in {id(place.group): place.group for place in self._places}.values():
-            if not (yield from _placed(group, poll_s)):
-                self._clear()
-                return []
+        if not placed:
+            self._clear()
+            return []
         for place in self._places:
             if place.actor is None:
                 self._occupy(place)
@@ -145,9 +148,15 @@ class RankPool:
         self._keepers = ensure_keepers(self._keepers, sorted(alive & (ours | self._keepers.keys())))
         return dict(self._keepers)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the keepers may hold states of an earlier group."""
+        return self._ended
+
     def release(self, stay: Mapping[int, bool]) -> None:
         """Take back the processes of a group that has ended, and kill those that cannot train again. `stay`: whether
         the process of a rank can; a rank that is missing cannot."""
+        self._ended = True
         for rank, place in enumerate(self._places):
             if stay.get(rank, False):
                 place.origin = "stayed"
@@ -156,12 +165,15 @@ class RankPool:
                 place.actor = None
 
     def refill(self) -> None:
-        """Start the spare processes that are missing on the nodes of the ranks. Call it while ranks train."""
+        """Start the spare processes that are missing on the nodes of the ranks. Call it now and then while ranks
+        train."""
         ranks = Counter(place.node for place in self._places if place.node is not None)
-        gone = draining()
-        for node in sorted(ranks.keys() - gone):
-            for _ in range(self._recovery.spares - sum(spare.node == node for spare in self._spares)):
-                self._spares.append(self._spare(node, ranks[node]))
+        there = Counter(spare.node for spare in self._spares)
+        missing = {node: self._recovery.spares - there[node] for node in sorted(ranks)}
+        gone = draining() if any(count > 0 for count in missing.values()) else frozenset()
+        for node, count in missing.items():
+            if node not in gone:
+                self._spares += [self._spare(node, ranks[node]) for _ in range(count)]
 
     def _vacate(self, kept: Sequence[Place]) -> None:
         """End the processes of all places but those `kept`. Ray holds these places for later groups."""

@@ -185,7 +185,9 @@ class _Start:
             refresh = self.run.recipe.memory_refresh
             save_multiple, before = refresh.every if refresh else 1, self.startup.seconds
             told = (self.run.recipe, save_multiple, self.run.removals, before)
-            assignment = Assignment(self.run.store.uri, coordinator, feed, *told, keepers={}, processes={})
+            assignment = Assignment(
+                self.run.store.uri, coordinator, feed, *told, keepers={}, remembers=False, processes={}
+            )
             loop = GroupLoop(self.run, coordinator, self.display)
             with saving(), self.stopping.telling(coordinator.stop.remote):
                 loop.ranks(assignment, size)

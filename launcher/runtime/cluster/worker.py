@@ -95,6 +95,10 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
     except BaseException as error:
         ended = _in_good_order(assignment.coordinator, link, error)
         if not ended and not (isinstance(error, Exception) and _kind_of(error) == "silent"):
+            traceback.clear_frames(
+                error.__traceback__
+            )  # they hold the groups: the others wait until these are left
+            _leave()
             raise
     finally:
         link.close()
@@ -240,7 +244,8 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
     memory = None
     if assignment.keepers:
         partner, mine = nodes[partners(nodes)[peers.rank]], nodes[peers.rank]
-        memory = NodeMemory(assignment.keepers, mine, partner if partner != mine else None)
+        other = partner if partner != mine else None
+        memory = NodeMemory(assignment.keepers, mine, other, remembers=assignment.remembers)
     state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports, memory)
     if peers.rank == 0:
         ray.get(assignment.coordinator.finish.remote(state.step, number))

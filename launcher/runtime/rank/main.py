@@ -268,8 +268,15 @@ def _memories(
 
     Raises RunError if the checkpoint does not hold the memory, because the recipe was changed.
     """
+    if good is None:
+        return {}
+    with closing(good):  # it is the last that is read of it
+        return _restored(run, engine, good, data, share)
+
+
+def _restored(run: Run, engine: Engine, good: ResumePoint, data: RankData, share: RankShard) -> Memories:
     memories: Memories = {}
-    if good is None or not data.carries_memory(good.manifest.step):
+    if not data.carries_memory(good.manifest.step):
         return memories
     step, shapes = good.manifest.step, good.manifest.memory
     total, rows = data.microbatches(step), data.rows(step)

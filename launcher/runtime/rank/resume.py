@@ -1,8 +1,8 @@
 """Where a group of ranks resumes: from the newest state in the memory of the nodes, or from the newest good checkpoint
 in the store, whichever is newer. All ranks agree on it."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from checkpoints.gather import Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import committed, left_behind, rewinds
+from checkpoints.listing import Rewind, committed, rewinds
 from checkpoints.load import Reader
-from checkpoints.memory import Keeper, MemoryReader, Offer, ReadBytes, manifest_of, mark_of, newest_complete
+from checkpoints.memory import Keeper, MemoryReader, Offer, ReadBytes, manifest_of, newest_complete
 from checkpoints.memory_slots import Common, Description
 from checkpoints.newest import newest_good
 from launcher.errors import RunError
@@ -51,6 +51,7 @@ class ResumePoint:
         stored: step of the newest commit in the store, if known; None if there is none.
         passed_over: one line for each newer checkpoint in the store that is damaged.
         memory: what all sets share, if the state comes from memory; None if it comes from the store.
+        close: gives back the memory that the reader has open. Call it once all is read.
     """
 
     manifest: CheckpointManifest
@@ -58,6 +59,7 @@ class ResumePoint:
     stored: int | None
     passed_over: tuple[str, ...] = ()
     memory: Common | None = None
+    close: Callable[[], None] = lambda: None
 
 
 def resume_point(run: Run, peers: Peers, link: Link, memory: Memory | None) -> ResumePoint | None:
@@ -95,17 +97,15 @@ def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
     step, sets = _NEWEST.validate_python(first_or_raise(peers, lambda: _newest(run, memory)))
     if not sets:
         return None
-    parts: dict[int, ReadBytes] | None = None
-    try:
+    parts: dict[int, ReadBytes] = {}
+    with suppress(OSError):  # then a keeper has died since
         parts = {rank: memory.open_set(each) for rank, each in enumerate(sets)}
-    except OSError:
-        parts = None  # a keeper has died since
-    if not all(peers.all_gather(parts is not None)) or parts is None:
+    if not all(peers.all_gather(bool(parts))):
         return None
     told = [memory.describe(each) for each in sets]
-    manifest, opened = manifest_of(told), parts
+    reader = MemoryReader(manifest_of(told), parts)
     return ResumePoint(
-        manifest, lambda: nullcontext(MemoryReader(manifest, opened)), step, memory=told[0].common
+        reader.manifest, lambda: nullcontext(reader), step, memory=told[0].common, close=parts.clear
     )
 
 
@@ -119,10 +119,9 @@ def _newest(run: Run, memory: Memory) -> JsonValue:
     return [stored.step if stored else None, [offer.place for offer in newest or []]]
 
 
-def _counts(offer: Offer, stored: CheckpointName | None, gone_back: Any) -> bool:
-    mark = mark_of([offer])
-    abandoned = left_behind(mark, gone_back) or any(mark.attempt <= rewind.attempt for rewind in gone_back)
-    return not abandoned and (stored is None or mark > stored)
+def _counts(offer: Offer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
+    mark = CheckpointName(offer.description.attempt, offer.description.step)
+    return (stored is None or mark > stored) and all(mark.attempt > rewind.attempt for rewind in gone_back)
 
 
 def missing_records(run: Run, attempt: int, memory: Common) -> list[str]:

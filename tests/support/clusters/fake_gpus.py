@@ -257,7 +257,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     ray.init(cluster.address, logging_level="ERROR", log_to_driver=False, job_config=installed_only())
     ledger = ray.remote(Ledger).options(num_cpus=0).remote()
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
-    assignment = Assignment("", ledger, None, None, 1, {}, {}, {}, {})  # type: ignore[arg-type]
+    assignment = Assignment("", ledger, None, None, 1, {}, {}, {}, False, {})  # type: ignore[arg-type]
     problem = ""
     recovery = Recovery(spares=0, memory_every="never")
     with RankPool("", sizing, recovery) as pool, RankGroup(GroupStart(ranks, frozenset()), pool) as group:
