@@ -67,6 +67,8 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
     steps = committed(uri)
     events = small_runs.history(uri).events
     assert [event["world"] for event in events if event["kind"] in ("start", "resume")] == [3, 2, 3]
+    stayed = [event["processes"].get("stayed", 0) for event in events if event["kind"] == "underway"]
+    assert stayed == [0, 2, 2], "those on the machine that is there stay"
     assert "no place for 3 ranks within 15 s" in [event.get("cause") for event in events]
     grown = next(event for event in events if event["kind"] == "world" and event["to"] == 3)
     resumed = [event for event in events if event["kind"] == "resume"][-1]
