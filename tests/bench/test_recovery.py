@@ -62,9 +62,13 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
     """Where the time went after each of them."""
     uri = small_runs.new_run(folder, name, *SETTINGS, *settings)
     with training(uri, environment={"HOME": str(folder)}) as process:  # compiled code is kept there
-        killed = []
+        killed, loading = [], set[int]()
         for number in range(1, DEATHS + 1):
-            wait_for(process, lambda: len(kinds(uri, "underway")) >= number and waits(process), timeout=1800)  # noqa: B023
+            wait_for(
+                process,
+                lambda: len(kinds(uri, "underway")) >= number and waits(process, loading),
+                timeout=1800,
+            )  # noqa: B023
             titled(process, "ray::RankProcess.run")[0].kill()
             killed.append(time.time())
             wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023
@@ -77,9 +81,13 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
     ]
 
 
-def waits(process: "subprocess.Popen[str]") -> bool:
-    """Whether a spare process has loaded and waits."""
-    return any(title(one).split() == ["ray::RankProcess"] for one in titled(process, "ray::RankProcess"))
+def waits(process: "subprocess.Popen[str]", loading: set[int]) -> bool:
+    """Whether a spare process waits that was seen to load. `loading`: those seen so far, which is brought up to date."""
+    loading |= {one.pid for one in titled(process, "ray::RankProcess.load")}
+    idle = {
+        one.pid for one in titled(process, "ray::RankProcess") if title(one).split() == ["ray::RankProcess"]
+    }
+    return bool(idle & loading)
 
 
 def spelt(seconds: list[float]) -> str:
