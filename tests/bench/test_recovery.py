@@ -66,9 +66,9 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
         for number in range(1, DEATHS + 1):
             wait_for(
                 process,
-                lambda: len(kinds(uri, "underway")) >= number and waits(process, loading),
+                lambda: len(kinds(uri, "underway")) >= number and waits(process, loading),  # noqa: B023
                 timeout=1800,
-            )  # noqa: B023
+            )
             titled(process, "ray::RankProcess.run")[0].kill()
             killed.append(time.time())
             wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023
@@ -82,7 +82,7 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
 
 
 def waits(process: "subprocess.Popen[str]", loading: set[int]) -> bool:
-    """Whether a spare process waits that was seen to load. `loading`: those seen so far, which is brought up to date."""
+    """Whether a spare process waits that was seen to load. `loading`: those seen so far; new ones are added."""
     loading |= {one.pid for one in titled(process, "ray::RankProcess.load")}
     idle = {
         one.pid for one in titled(process, "ray::RankProcess") if title(one).split() == ["ray::RankProcess"]
