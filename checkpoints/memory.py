@@ -69,10 +69,12 @@ class MemoryWriter:
             self._free_at = now
         return self.failure is None and (self._free_at == now or now - self._free_at > _BUSY_S)
 
-    def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> None:
-        """Copy this rank's fragments of the state after `step` steps. The caller may change them afterwards.
+    def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> int:
+        """Copy this rank's fragments of the state after `step` steps; return their bytes. The caller may change them
+        afterwards.
 
-        `common`: given on rank 0. If the machine has no memory for the copies, `failure` is set and nothing is written.
+        `common`: given on rank 0. If the machine has no memory for the copies, `failure` is set and nothing is written,
+        0 bytes.
         """
         held = list(fragments)
         pieces, body = _layout(held, self._rank)
@@ -90,12 +92,13 @@ class MemoryWriter:
             slot = self._slot(body, len(description))
         except OSError as error:
             self.failure = str(error)
-            return
+            return 0
         slot.open()
         _copy(held, slot, body)
         slot.close_set(step, body, description)
         self._count += 1
         self._keeper.completed(self._rank, self._count)
+        return body
 
     def close(self) -> None:
         """Close the slots in this process. The keeper has them open."""

@@ -14,7 +14,7 @@ from encoder_core.layers.attention import set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, Signals, exchange
 from encoder_core.train.memory import Carried, carry, recall
-from encoder_core.train.metrics import StepReport, evaluate
+from encoder_core.train.metrics import Copied, StepReport, evaluate
 from encoder_core.train.pace import Pace
 from encoder_core.train.rehearsal import ran_out
 from encoder_core.train.state import TrainState
@@ -118,9 +118,9 @@ class StateCopies(Protocol):
         """Return whether this rank is for a copy of the state after `step` steps. Not collective."""
         ...
 
-    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> None:
-        """Copy the state. All ranks call it at the same step, after their weights have been compared. `since`: time at
-        which training began to wait for it, by `time.monotonic`.
+    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int:
+        """Copy the state; return the bytes of this rank's part. All ranks call it at the same step, after their weights
+        have been compared. `since`: time at which training began to wait for it, by `time.monotonic`.
         """
         ...
 
@@ -242,8 +242,7 @@ class Trainer:
             if not signals.fits and self.microbatches is not None:
                 self.microbatches.shrink(state.step)
                 continue
-            if signals.keep:
-                self._keep(state, fetched)
+            copied = self._keep(state, fetched, due=signals.keep)
             learning_rate = self.plan.learning_rate(state.step)
             sums, updates, digests = self._computed(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
@@ -259,6 +258,7 @@ class Trainer:
                 updates=updates,
                 seconds=time.monotonic() - started,
                 paces=results.paces,
+                copied=copied,
             )
             self.journal.step(report)
             self.losses.after(report)
@@ -321,12 +321,15 @@ class Trainer:
         for name, value in self.plan.layers(step).items():
             SETTERS[name](self.engine.objective, value)
 
-    def _keep(self, state: TrainState, coming: Fetched) -> None:
-        """Copy `state` to memory, with the memory that the next step needs. Weights that differ must not be copied."""
+    def _keep(self, state: TrainState, coming: Fetched, *, due: bool) -> Copied | None:
+        """Copy `state` to memory if it is due, with the memory that the next step needs. Weights that differ must not
+        be copied. Return what was copied; None if the run makes no copies."""
+        if self.copies is None or not due:
+            return Copied() if self.copies is not None else None
         since = time.monotonic()
         ensure_same(self.engine.replicated, self.control, state.step)
-        assert self.copies is not None
-        self.copies.keep(self.engine, state, self._carried(coming), since)
+        size = self.copies.keep(self.engine, state, self._carried(coming), since)
+        return Copied(time.monotonic() - since, size)
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")

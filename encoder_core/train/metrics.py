@@ -60,8 +60,17 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """A copy of a rank's state in memory. `seconds`: for how long training waited for it."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
 class StepReport:
-    """A finished step: the state before it, its input, and its results."""
+    """A finished step: the state before it, its input, and its results. `copied`: the copy of the state that was made
+    before the step, of no bytes if none was due; None if the run makes no copies."""
 
     before: TrainState
     samples: tuple[tuple[int, int, int], ...]
@@ -71,6 +80,7 @@ class StepReport:
     updates: Mapping[str, Update]
     seconds: float
     paces: tuple[Pace, ...] = ()
+    copied: Copied | None = None
 
     @property
     def applied(self) -> dict[str, bool]:
@@ -96,6 +106,7 @@ class StepReport:
             "seconds": self.seconds,
             "data_wait": wait,
             "data_wait_share": wait / self.seconds if self.seconds > 0 else 0.0,
+            **self._copies(),
             "samples": [list(span) for span in self.samples],
             "digest": self.signals.digest,
         }
@@ -104,6 +115,11 @@ class StepReport:
         """Return the norm of all gradients; in a step of several update groups also the norm of each group."""
         norms = {f"{group}_grad_norm": update.grad_norm for group, update in self.updates.items()}
         return {"grad_norm": math.hypot(*norms.values())} | (norms if len(norms) > 1 else {})
+
+    def _copies(self) -> dict[str, float]:
+        if self.copied is None:
+            return {}
+        return {"copy_seconds": self.copied.seconds, "copy_bytes": self.copied.bytes}
 
 
 EVALUATION = "evaluation"  # the "update group" of its draws, which are those of step 0 each time

@@ -274,7 +274,8 @@ def _compile(
         return pieces, _record(apart, choice, kept)
     tried = try_compilation(subject, pieces, compared=False)
     if apart is not None:
-        tried = replace(tried, error=apart.error, seconds=apart.seconds + tried.seconds)
+        seconds = apart.seconds + tried.seconds
+        tried = replace(tried, error=apart.error, bound=apart.bound, seconds=seconds)
     if tried.right and kept == "nowhere":
         with suppress(StoreError, OSError):  # a failed copy only makes the next start slower
             code.keep()

@@ -73,11 +73,12 @@ class MemoryCopies:
             return self._clock() - self._ended_at >= self._took / COPIES_SHARE
         return self._last is None or step - self._last >= int(every)
 
-    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> None:
-        """Copy the state. `since`: time, by the clock, at which training began to wait for this copy."""
+    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int:
+        """Copy the state; return the bytes of this rank's part, 0 if the machine has no memory for it. `since`: time by
+        the clock at which training began to wait for this copy."""
         assert self._writer is not None
         fragments = chain(engine.fragments(), carried.fragments)
-        self._writer.write(state.step, fragments, self._common(engine, state, carried))
+        size = self._writer.write(state.step, fragments, self._common(engine, state, carried))
         self._last, self._ended_at = state.step, self._clock()
         self._made += 1
         if self._made > _FIRST:
@@ -85,6 +86,7 @@ class MemoryCopies:
         if self._writer.failure is not None:
             self._journal.event("memory_failed", step=state.step, reason=self._writer.failure)
             self._journal.note(f"no memory for copies of the state: {self._writer.failure}")
+        return size
 
     def close(self) -> None:
         if self._writer is not None:

@@ -125,6 +125,15 @@ STEP = (
         on=("progress", "tile", "curve", "gauge", "tracker"),
         tone=3,
     ),
+    Metric(
+        "copy_share",
+        "Copies in memory",
+        "share of the step, rank 0",
+        _percent,
+        ratio=("copy_seconds", "seconds"),
+        on=("curve", "gauge", "tracker"),
+        tone=3,
+    ),
     Metric("mfu", "Utilisation", "model FLOPs, of the devices' peak", _percent, "MFU {}", gauge="mfu"),
     Metric(
         "generator_grad_norm", "Gradient norm, generator", "before clipping", on=("curve", "gauge"), tone=4
@@ -147,7 +156,17 @@ HELD_OUT = (
 """The figures of an evaluation, besides those of its terms."""
 
 LOSS = "loss"
-UNSHOWN = ("step", "tokens", "targets", "skipped", "data_wait", "samples", "digest")
+UNSHOWN = (
+    "step",
+    "tokens",
+    "targets",
+    "skipped",
+    "data_wait",
+    "copy_seconds",
+    "copy_bytes",
+    "samples",
+    "digest",
+)
 """The fields of a step's record that are not shown as figures."""
 
 

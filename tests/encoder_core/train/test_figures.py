@@ -1,8 +1,10 @@
 """What a step and an evaluation report, from sums; and the counters of a run's state."""
 
+from dataclasses import replace
+
 from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Signals
-from encoder_core.train.metrics import StepReport, means
+from encoder_core.train.metrics import Copied, StepReport, means
 from encoder_core.train.state import TrainState
 
 ELECTRA = {
@@ -66,6 +68,14 @@ def test_two_updates_report_a_norm_each_and_that_of_all_gradients() -> None:
     assert record["discriminator_grad_norm"] == 4.0
     assert record["grad_norm"] == 5.0
     assert record["skipped"]
+
+
+def test_copies_in_memory_are_recorded_only_by_runs_that_make_them() -> None:
+    plain = report({"all": Update(True, 1.5)})
+    assert "copy_seconds" not in plain.record()
+    for copied in (Copied(), Copied(0.25, 4096)):
+        record = replace(plain, copied=copied).record()
+        assert (record["copy_seconds"], record["copy_bytes"]) == (copied.seconds, copied.bytes)
 
 
 def test_updates_are_counted_by_turn() -> None:

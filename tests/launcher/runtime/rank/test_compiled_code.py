@@ -4,13 +4,25 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoints.gather import Alone
 from data_service.store.local import LocalStore
-from launcher.runtime.rank.compilation import FOLDER, KEY_ENV, CompiledCode, signing_key
+from encoder_core.trials.compile_trial import TriedCompilation
+from launcher.runtime.rank import compilation
+from launcher.runtime.rank.compilation import (
+    FOLDER,
+    KEY_ENV,
+    CompiledCode,
+    settle_compilation,
+    signing_key,
+)
+from launcher.runtime.run.record import open_run
+from tests.support.runs import small_runs
 
 NAME = "0123456789abcdef"
 
@@ -108,3 +120,27 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
     assert folder not in CompiledCode(store, NAME, tmp_path).folder.parents
     os.chmod(folder, 0o700)
     assert folder in CompiledCode(store, NAME, tmp_path).folder.parents
+
+
+class Silent:
+    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
+    def record(self, record: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def stop_requested(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("error", "compiled"), [(1e-7, True), (1.1e-4, False)])
+def test_the_process_that_tries_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, compiled: bool
+) -> None:
+    """Its error and its bound count at a first start; the rank itself compares nothing."""
+    tried = TriedCompilation(1.0, 3, error, 1e-4)
+    monkeypatch.setattr(compilation, "try_apart", lambda *_: tried)
+    monkeypatch.setattr(compilation, "try_compilation", lambda *_, **__: TriedCompilation(1.0, 3))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    small_runs.prepare_corpus(tmp_path)
+    run = open_run(small_runs.new_run(tmp_path, "run", "compile=true"))
+    pieces, found = settle_compilation(run, run.tokenizer(), Alone(), Silent(), "here")
+    assert found is not None
+    assert (pieces is not None, found.compiled, found.error, found.bound) == (compiled, compiled, error, 1e-4)
