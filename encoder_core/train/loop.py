@@ -23,6 +23,8 @@ from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_dig
 
 _PACE = 3  # columns
 
+HANDED_OVER = "handing over"
+"""The activity of ranks that have left the last state in memory for other ranks, who go on at once."""
 SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {"rope_base": set_rotary_base}
 """Functions that change the layers of a model while it trains, by the key of a recipe's phase."""
 
@@ -115,7 +117,9 @@ class StateCopies(Protocol):
     """Copies states to memory, so that a restart need not go back to a checkpoint. A copy may be of any step."""
 
     def due(self, step: int) -> bool:
-        """Return whether this rank is for a copy of the state after `step` steps. Not collective."""
+        """Return whether this rank is for a copy of the state after `step` steps. Not collective. If any rank is asked
+        to stop in this step, such a copy must be enough for those who go on.
+        """
         ...
 
     def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int:
@@ -218,7 +222,7 @@ class Trainer:
 
     def train(self, state: TrainState) -> TrainState:
         """Train from `state` to the last step, or until any rank is asked to stop. Return the final state, which is
-        committed.
+        committed. If other ranks go on at once, the last state may be in memory instead.
 
         A step whose microbatches do not fit into memory restarts with smaller ones, before any of its work has counted.
 
@@ -236,6 +240,10 @@ class Trainer:
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started
             signals = self._exchange(state, fetched)
+            if signals.stop and signals.keep:
+                self._keep(state, fetched, due=True)
+                self.journal.doing(state.step, HANDED_OVER)
+                return state
             if signals.stop:
                 carried = self._carried(fetched)
                 break

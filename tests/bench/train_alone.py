@@ -30,6 +30,8 @@ class Spent:
 class _Meter:
     """The rank's link to its supervisor, which here is a clock: CPU time between records of steps."""
 
+    ends = None
+
     tokens: int = 0
     cpu_seconds: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)

@@ -66,6 +66,7 @@ class Coordinator:
         self._deaths = Deaths(failures)
         self._status, self._group = Status(), Group()
         self._stop = False
+        self._in_memory = False  # the last state, which the last group did not save
         self._asked = False  # the driver has asked for a first group
         self._waits = False  # the operator knows that a start waits for the store
         self._over = 0  # the newest attempt whose group is over
@@ -86,16 +87,20 @@ class Coordinator:
             self._forget_group()
             if self._status.fatal is not None:
                 return None
-            if self._stop or self._is_superseded():
+            if self._is_superseded() or (self._stop and not self._in_memory):
                 self._status.idle = True
                 return None
-            return self._grant(there)
+            start = self._grant(there)
+            if start is None and self._stop:  # nobody can save what is in memory
+                self._status.idle, self._status.finished = True, None
+            self._in_memory = self._in_memory and start is None
+            return start
 
     def _forget_group(self) -> None:
         """Forget the last group before the next ranks report, so that its heartbeats and orders do not count for
         them."""
         self._over = self._status.attempt or 0
-        self._status.paused = False
+        self._status.paused = self._status.hands_over = False
         self._group = Group()
 
     def _grant(self, there: Nodes) -> GroupStart | None:
@@ -120,15 +125,14 @@ class Coordinator:
             ours = going & {beat.place.node for beat in self._group.beats.values()}
             if ours:
                 names = ", ".join(sorted(node[:8] for node in ours))
-                self._pause(
-                    f"nodes that ranks are on are being drained: {names}", "saving, to go on elsewhere"
-                )
+                self._pause(f"nodes that ranks are on are being drained: {names}", "elsewhere", there)
             elif self._world.grows(there):
-                self._pause("there is room for more ranks", "saving, to go on with them")
+                self._pause("there is room for more ranks", "with them", there)
 
-    def _pause(self, reason: str, what: str) -> None:
-        self._status.paused = True
-        self.note(f"{reason}: {what}")
+    def _pause(self, reason: str, how: str, there: Nodes) -> None:
+        """Have the ranks end. They save the state, unless the next ones can start at once."""
+        self._status.paused, self._status.hands_over = True, self._world.at_once(there)
+        self.note(f"{reason}: {'' if self._status.hands_over else 'saving, to '}go on {how}")
         self._log.event("pause", reason=reason)
 
     @_control
@@ -186,11 +190,12 @@ class Coordinator:
         """Take in a heartbeat of a rank (`Beat`), and return the orders for the rank."""
         with self._lock:
             if self._is_over(attempt):
-                return Orders(stop=False, pause=False, stacks=False)
+                return Orders(stop=False, pause=False, hand_over=False, stacks=False)
             self._group.heard(rank, step, doing, done, place)
             if doing == "loading" and not self._group.resumed:
                 self._resume(step)
-            return Orders(self._stop, self._status.paused, self._group.asked(rank))
+            paused, hands_over = self._status.paused, self._status.hands_over
+            return Orders(self._stop, paused, hands_over, self._group.asked(rank))
 
     def _resume(self, step: int) -> None:
         """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""
@@ -257,10 +262,13 @@ class Coordinator:
             self._group.errors.setdefault(rank, Raised(error, kind, trace))
             self._group.blamed = blamed if blamed is not None else self._group.blamed
 
-    def finish(self, step: int, attempt: int | None = None) -> None:
+    def finish(self, step: int, attempt: int | None = None, *, saved: bool = True) -> None:
+        """Note that the ranks ended in good order. `saved`: whether their last state is committed; if not, it is in
+        memory, for the next group."""
         with self._lock:
             if not self._is_over(attempt):
                 self._status.finished, self._group.running = step, False
+                self._in_memory = not saved
                 self._deaths.resumed(step)
 
     def unsaved(self, reason: str, attempt: int | None = None) -> None:

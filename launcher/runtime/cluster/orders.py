@@ -32,11 +32,13 @@ class Orders:
     Attributes:
         stop: whether the rank must end after this step.
         pause: whether the rank must end at the next step after which a checkpoint may be taken.
+        hand_over: whether a pause needs no checkpoint in the store, because other ranks go on at once.
         stacks: whether the rank must send the tracebacks of its threads.
     """
 
     stop: bool
     pause: bool
+    hand_over: bool
     stacks: bool
 
 
@@ -55,6 +57,7 @@ class Status:
         finished: the step at which all ranks ended in good order; None while they run.
         without: nodes on which no rank may run any more.
         paused: whether the ranks must end at a checkpoint, or have done so, for another group to continue.
+        hands_over: whether they may leave the last state in memory alone, or have done so.
         idle: whether no rank runs and none will: a stop was requested before ranks started, or the run was taken over.
         superseded: whether another start has claimed a newer attempt of the run.
         unsaved: why the ranks ended without their last checkpoint after a request to stop; None if they did not.
@@ -72,6 +75,7 @@ class Status:
     finished: int | None = None
     without: frozenset[str] = frozenset()
     paused: bool = False
+    hands_over: bool = False
     idle: bool = False
     superseded: bool = False
     unsaved: str | None = None

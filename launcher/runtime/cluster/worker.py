@@ -28,6 +28,7 @@ from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
+from encoder_core.train.loop import HANDED_OVER
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
@@ -55,6 +56,7 @@ from launcher.runtime.preflight.collective import (
 )
 from launcher.runtime.preflight.measure import PreflightSubject
 from launcher.runtime.preflight.network import variables as network_variables
+from launcher.runtime.rank.journal import Ending
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
@@ -248,7 +250,7 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
         memory = NodeMemory(assignment.keepers, mine, other, remembers=assignment.remembers)
     state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports, memory)
     if peers.rank == 0:
-        ray.get(assignment.coordinator.finish.remote(state.step, number))
+        ray.get(assignment.coordinator.finish.remote(state.step, number, saved=not link.handed_over))
 
 
 def _examine(
@@ -314,7 +316,7 @@ class RayLink:
         self._interval = beat_interval(world)
         self.attempt: int | None = None
         self._where = (0, "starting", 0)
-        self._stop, self._pause = threading.Event(), threading.Event()
+        self._stop, self._pause, self._hand_over = (threading.Event() for _ in range(3))
         self._lost, self._closed = threading.Event(), threading.Event()
         self._retries = StoreRetries()
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
@@ -331,10 +333,25 @@ class RayLink:
         self._coordinator.note.remote(text)
 
     def stop_requested(self) -> bool:
-        """Return whether the rank must end before its next step. Raises CoordinatorLost if the coordinator is gone."""
+        """Return whether the rank must end before its next step. Rank 0 alone decides when the state is handed over,
+        since it decides on copies. Raises CoordinatorLost if the coordinator is gone."""
         if self._lost.is_set():
             raise CoordinatorLost("the coordinator is gone")
-        return self._stop.is_set() or (self._pause.is_set() and self._where[0] % self._save_multiple == 0)
+        ending, here = self.ends, self._where[0] % self._save_multiple == 0
+        paused = ending == "save" or (ending == "hand over" and self.rank == 0)
+        return self._stop.is_set() or (paused and here)
+
+    @property
+    def ends(self) -> Ending | None:
+        """What the rank, if it has been asked to end, does with the last state."""
+        if not (self._stop.is_set() or self._pause.is_set()):
+            return None
+        return "hand over" if self._hand_over.is_set() and not self._stop.is_set() else "save"
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether the rank has left its last state in memory alone."""
+        return self._where[1] == HANDED_OVER
 
     @property
     def ending(self) -> bool:
@@ -364,6 +381,8 @@ class RayLink:
         )
         if orders.stop:
             self._stop.set()
+        if orders.hand_over:
+            self._hand_over.set()
         if orders.pause:
             self._pause.set()
         if orders.stacks:

@@ -97,6 +97,10 @@ class WorldSizeTracker:
             return False
         return grows(self._sizing, found, self._world, now - self._began, now - self._changed)
 
+    def at_once(self, nodes: Nodes) -> bool:
+        """Return whether the next group could start without waiting for places."""
+        return start(self._sizing, self._count(nodes), self._wanted, 0.0) is not None
+
     def _count(self, nodes: Nodes) -> int:
         found = places(nodes, self._sizing.each, self.without)
         if found != self._found:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -76,6 +76,11 @@ def peak(device: torch.device, precision: str) -> float | None:
 _SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
 
 
+Ending = Literal["save", "hand over"]
+"""What ranks that are asked to end do with the last state: save it, or leave it in memory for others, who go on at
+once."""
+
+
 class Link(Protocol):
     """The connection of a rank to its supervisor."""
 
@@ -83,6 +88,8 @@ class Link(Protocol):
     def record(self, record: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def stop_requested(self) -> bool: ...
+    @property
+    def ends(self) -> Ending | None: ...
 
 
 @dataclass(frozen=True)

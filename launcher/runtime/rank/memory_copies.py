@@ -63,11 +63,12 @@ class MemoryCopies:
 
     def due(self, step: int) -> bool:
         """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count;
-        the other ranks only say whether they can."""
-        if self._writer is None or not self._writer.ready:
+        the other ranks only say whether they can. If ranks end to save the state, no rank copies it."""
+        ending = self._journal.link.ends
+        if self._writer is None or not self._writer.ready or ending == "save":
             return False
         every = self._settings.memory_every
-        if not self._first:
+        if not self._first or ending == "hand over":
             return True
         if every == "auto":
             return self._clock() - self._ended_at >= self._took / COPIES_SHARE

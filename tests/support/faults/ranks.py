@@ -201,6 +201,8 @@ def start_group(
 class ChaosLink:
     """A rank's line to nobody, which tells it what befalls it."""
 
+    ends = None
+
     def __init__(self, orders: Orders, frozen: Connection) -> None:
         self._orders, self._frozen, self._step, self._stop = orders, frozen, -1, False
 

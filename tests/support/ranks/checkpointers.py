@@ -23,6 +23,8 @@ from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 class Silent:
     """A line to nobody, which remembers where the rank said that it is."""
 
+    ends = None
+
     def __init__(self) -> None:
         self.beats: list[tuple[int, str, int]] = []
 

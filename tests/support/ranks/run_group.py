@@ -165,6 +165,8 @@ def _orders(
 class ProcessLink:
     """A rank's line to nobody, with its orders."""
 
+    ends = None
+
     def __init__(self, kill_at: int | None, stop_at: int | None, flip_at: int | None) -> None:
         self._kill_at, self._stop_at, self._flip_at, self._step = kill_at, stop_at, flip_at, 0
 

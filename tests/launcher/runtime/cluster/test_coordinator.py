@@ -1,14 +1,19 @@
 """The coordinator through starts and failures, with nodes of our own in place of Ray's; it runs as a plain object."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from data_service.store.local import LocalStore
+from launcher.runtime.cluster.orders import Orders
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, FIXED, Cluster, begin, events, state
+
+HAND_OVER = Orders(stop=False, pause=True, hand_over=True, stacks=False)
+SAVE = Orders(stop=False, pause=True, hand_over=False, stacks=False)
 
 
 def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
@@ -22,13 +27,13 @@ def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None
     assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
     cluster.cores["c"] = 1
     ranks.look_around()
-    assert ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
-    assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).stop
-    ranks.finish(9)
+    assert ranks.beat(0, 8, "training", RankLocation("a", 100)) == HAND_OVER
+    ranks.finish(9, saved=False)
     assert ranks.status().paused
     assert ranks.next_group([]) == GroupStart(3, frozenset())
     early = ranks.beat(0, 0, "starting", RankLocation("a", 200))
     assert not early.pause, "that was for the ranks before"
+    assert not early.hand_over
     assert begin(ranks, "a", "a", "c") == 3
     assert events(tmp_path, ranks) == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
 
@@ -43,10 +48,44 @@ def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) 
     assert not ranks.beat(0, 8, "training", RankLocation("a", 100)).pause, "no rank is on that one"
     cluster.draining = {"b": 1_800_000_000_000}
     ranks.look_around()
-    assert ranks.beat(0, 8, "training", RankLocation("a", 100)).pause
-    ranks.finish(9)
+    assert ranks.beat(0, 8, "training", RankLocation("a", 100)) == HAND_OVER
+    ranks.finish(9, saved=False)
     assert ranks.next_group([]) == GroupStart(3, frozenset()), "with c in place of b"
     assert events(tmp_path, ranks) == [("pause", None, None)]
+
+
+def test_a_state_is_saved_if_nobody_goes_on_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    """Meanwhile all who have it in memory may go."""
+    ranks = state(tmp_path, replace(ELASTIC, wait=60))
+    ranks.next_group([])
+    begin(ranks, "a", "a", "b")
+    cluster.draining = {"b": 1_800_000_000_000}
+    ranks.look_around()
+    assert ranks.beat(0, 8, "training", RankLocation("a", 100)) == SAVE
+    ranks.finish(9)
+    assert ranks.next_group([]) is None
+    assert not ranks.status().idle
+
+
+def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for room in (True, False):
+        ranks = state(tmp_path / str(room), ELASTIC)
+        ranks.next_group([])
+        begin(ranks, "a", "a", "b")
+        ranks.finish(9, saved=False)
+        ranks.stop()
+        if room:
+            assert ranks.next_group([]) == GroupStart(3, frozenset()), "these save it"
+            begin(ranks, "a", "a", "b")
+            assert ranks.beat(0, 9, "loading", RankLocation("a", 100)).stop
+            ranks.finish(9)
+        else:
+            cluster.cores.clear()
+        assert ranks.next_group([]) is None
+        assert ranks.status().idle
+        assert ranks.status().finished == (9 if room else None)
 
 
 def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> None:

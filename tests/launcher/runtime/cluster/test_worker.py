@@ -64,7 +64,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(error: BaseException, *, stopped: bool = False, doing: str = "training") -> tuple[bool, list[Any]]:
     """What the coordinator hears of a rank's error, and whether the rank ends in good order."""
-    coordinator = Coordinator(beat=[Orders(stop=stopped, pause=False, stacks=False)] * 1000)
+    coordinator = Coordinator(beat=[Orders(stop=stopped, pause=False, hand_over=False, stacks=False)] * 1000)
     link = RayLink(coordinator, 3, save_multiple=1)
     link.attempt = 5
     link.beat(7, doing)
@@ -139,7 +139,9 @@ def test_a_last_save_that_fails_ends_in_good_order_if_a_stop_was_asked_for(error
 
 
 def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
-    coordinator = Coordinator(enter=["no answer", "no answer", 6], beat=[Orders(False, False, False)] * 1000)
+    coordinator = Coordinator(
+        enter=["no answer", "no answer", 6], beat=[Orders(False, False, False, False)] * 1000
+    )
     link = RayLink(coordinator, 0, save_multiple=1)
     assert worker._enter(coordinator, link, Alone(), ["n"], []) == 6  # type: ignore[arg-type]
     assert link._where == (0, "waiting for the store", 2)
@@ -151,7 +153,7 @@ def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
 def test_a_rank_whose_coordinator_died_ends_at_its_next_step() -> None:
     """A thread that died in silence left the rank to train on, unseen."""
     unavailable = ray.exceptions.ActorUnavailableError("back soon", None)
-    beats = [unavailable, Orders(False, False, False), ray.exceptions.ActorDiedError()]
+    beats = [unavailable, Orders(False, False, False, False), ray.exceptions.ActorDiedError()]
     link = RayLink(Coordinator(beat=beats), 0, save_multiple=1)
     with pytest.raises(CoordinatorLost):
         _train_on(link)
@@ -185,7 +187,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
         sums, place = list(summed), list[object]()
-        link = RayLink(Coordinator(beat=[Orders(False, False, False)] * 1000), 0, save_multiple=1)
+        link = RayLink(Coordinator(beat=[Orders(False, False, False, False)] * 1000), 0, save_multiple=1)
 
         def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
             place.append(link._where)

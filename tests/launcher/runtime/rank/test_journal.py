@@ -185,6 +185,8 @@ def test_it_is_any_store(tmp_path: Path) -> None:
 class Line:
     """A rank's line to its supervisor, kept."""
 
+    ends = None
+
     def __init__(self) -> None:
         self.beats: list[tuple[int, str, int]] = []
         self.notes: list[str] = []
