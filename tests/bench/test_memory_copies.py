@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.runtime.run.step_table import Record
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import output, training
 
@@ -37,7 +38,9 @@ def test_copies_hardly_slow_a_step_down(tmp_path: Path) -> None:
     found: dict[str, list[float]] = {choice: [] for choice in CHOICES}
     for turn in range(TURNS):
         for choice in CHOICES:
-            found[choice].append(step_seconds(tmp_path, f"{choice}-{turn}", choice))
+            records = steps(tmp_path, f"{choice}-{turn}", choice)
+            found[choice].append(statistics.median(float(record["seconds"]) for record in records))
+            told(choice, records)
     for choice, seconds in found.items():
         ratios = [one / base for one, base in zip(seconds, found["never"], strict=True)]
         print(
@@ -47,11 +50,22 @@ def test_copies_hardly_slow_a_step_down(tmp_path: Path) -> None:
     assert statistics.median(auto) < 1.02
 
 
-def step_seconds(folder: Path, name: str, choice: str) -> float:
-    """Median time of a step, without the first ones."""
+def told(choice: str, records: list[Record]) -> None:
+    """Print what the copies took."""
+    made = [record for record in records if record.get("copy_bytes")]
+    waited = sum(float(record["copy_seconds"]) for record in made)
+    if made:
+        each, size = waited / len(made) * 1000, max(int(record["copy_bytes"]) for record in made) / 1e6
+        share = waited / sum(float(record["seconds"]) for record in records)
+        print(
+            f"{choice:>6}: {len(made)} copies in {len(records)} steps, each {each:.1f} ms and {size:.1f} MB; "
+            f"{share:.2%} of the time"
+        )
+
+
+def steps(folder: Path, name: str, choice: str) -> list[Record]:
+    """The records of a run's steps, without the first ones."""
     uri = small_runs.new_run(folder, name, *SETTINGS, f"recovery={{spares: 0, memory_every: {choice}}}")
     with training(uri) as process:
         assert process.wait(600) == 0, output(process)
-    return statistics.median(
-        float(record["seconds"]) for record in list(small_runs.history(uri).steps)[FIRST:]
-    )
+    return list(small_runs.history(uri).steps)[FIRST:]
