@@ -6,6 +6,7 @@ and with layers compiled, side by side.
 
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.support.runs.train_command import (
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 
 DEATHS = 9
+QUIET_S = 4.0  # time after a death in which this process leaves the cores to the ranks
 SLOWEST_S = {"zero 3": 1.5}  # else 1.0
 CHOICES = {
     "zero 0": ("zero=0", "compile=false"),
@@ -74,6 +76,7 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
             ranks = titled(process, "ray::RankProcess.run")
             ranks[number % 2].kill()
             killed.append(time.time())
+            threading.Event().wait(QUIET_S)
             wait_for(process, lambda: len(kinds(uri, "underway")) > number)  # noqa: B023
         assert process.poll() is None, output(process)
         kill_everything(process)
