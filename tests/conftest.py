@@ -73,7 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(_DAY, str(date.today().toordinal()))
     settings.register_profile("whole", deadline=None)
     settings.register_profile("pure", deadline=None, max_examples=4)
-    settings.load_profile("pure" if config.getoption("--pure") else "whole")
+    settings.register_profile("default", deadline=None, max_examples=40)
+    default = "default" if config.getoption("markexpr") == "not long" else "whole"
+    settings.load_profile("pure" if config.getoption("--pure") else default)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -241,9 +241,7 @@ class Trainer:
             fetching = time.monotonic() - started
             signals = self._exchange(state, fetched)
             if signals.stop and signals.keep:
-                self._keep(state, fetched, due=True)
-                self.journal.doing(state.step, HANDED_OVER)
-                return state
+                return self._handed_over(state, fetched)
             if signals.stop:
                 carried = self._carried(fetched)
                 break
@@ -279,11 +277,19 @@ class Trainer:
             if signals.save:
                 ensure_same(self.engine.replicated, self.control, state.step)
                 self.checkpointer.begin(self.engine, state)
-        # The last state is always saved.
+        self._save_the_last(state, carried)
+        return state
+
+    def _handed_over(self, state: TrainState, coming: Fetched) -> TrainState:
+        """Return the last state, which is left in memory for other ranks."""
+        self._keep(state, coming, due=True)
+        self.journal.doing(state.step, HANDED_OVER)
+        return state
+
+    def _save_the_last(self, state: TrainState, carried: Carried) -> None:
         self.journal.doing(state.step, "saving")
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
-        return state
 
     def _computed(
         self, state: TrainState, fetched: Fetched, signals: Signals

@@ -3,11 +3,14 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.checks.scratch import ROOT, copied, counted
 
 EXAMPLES = ROOT / "tests/support/models"
 
 
+@pytest.mark.long
 def test_an_objective(tmp_path: Path) -> None:
     """With a host half of its own. Its test and the guide, whose table the test prints, are of the files."""
     packages = copied(tmp_path, "data_service", "encoder_core", "checkpoints", "launcher")

@@ -220,6 +220,7 @@ KEY = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_a_key_of_a_phase(packages: Scratch) -> None:
     """Old runs are the same runs. `use` trains one with the key."""

@@ -41,7 +41,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "launcher").mkdir()
     (tmp_path / "launcher/__init__.py").touch()
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "add", "-A", ":!.venv"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
     return tmp_path
 
 

@@ -4,7 +4,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import product
 from pathlib import Path
 
 import psutil
@@ -99,14 +98,12 @@ def kill_one(title: str) -> bool:
 
 
 PLENTY, ONE_SLAB = 10_000_000, 1 << 21
-SHORT = [(1, 1, 2000), (3, PLENTY, ONE_SLAB)]
-SIZES = list(product((1, 3), (1, PLENTY), (2000, ONE_SLAB)))
 
 
-@pytest.mark.parametrize(
-    ("workers", "memory", "slab_tokens"),
-    [size if size in SHORT else pytest.param(*size, marks=pytest.mark.long) for size in SIZES],
-)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("memory", [1, PLENTY])
+@pytest.mark.parametrize("slab_tokens", [2000, ONE_SLAB])
 def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, slab_tokens: int) -> None:
     reference = Stream(spec)
     feed = start_feed(FeedConfig(workers=workers, memory=memory, slab_tokens=slab_tokens))
@@ -116,6 +113,7 @@ def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, sla
     ray.kill(feed)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("packing", ["segment_pair", "two_segments"])
 def test_pairs_by_the_service(uri: str, packing: str, tmp_path: Path) -> None:
     settings = {"window": {"least_tokens": 30_000}, "input": {"packing": packing, "copies": 2}}
@@ -273,6 +271,7 @@ def test_a_corpus_that_is_not_there_reaches_whoever_opens_it(uri: str) -> None:
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The feed answers how far its pass is while the pass is under way."""
     monkeypatch.setattr("data_service.service.client._LOOK_SECONDS", 0.01)
@@ -286,6 +285,7 @@ def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch:
     assert told  # while it waited
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("slab_tokens", [500, 1 << 21], ids=["slabs", "one-slab"])
 def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, slab_tokens: int) -> None:
     """Pairs of two corpora, read as three ranks read their microbatches, over an epoch's end."""

@@ -75,6 +75,7 @@ def builders_killed(most: int) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.long
 def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSpec, shard: Path) -> None:
     feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
     client = FeedClient(feed, spec)
@@ -88,7 +89,6 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
     ray.kill(feed)
 
 
-@pytest.mark.long
 def test_a_build_that_died_a_few_times_comes(
     spec: StreamSpec, shard: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

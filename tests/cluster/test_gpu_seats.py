@@ -56,16 +56,29 @@ def test_each_of_sixteen_ranks_on_two_nodes_sees_eight_gpus_and_takes_its_own(
         assert all((rank.devices, rank.number) == (8, rank.local_rank) for rank in ranks)
 
 
-def test_ranks_find_gpus_by_number_by_id_and_as_instances(tmp_path: Path) -> None:
+MACHINES_OF_TWO = {
+    "by number": (Node(gpus("GPU", "a", 4), "3,1"), ["GPU-a1", "GPU-a3"]),
+    "by id": (Node(gpus("GPU", "b", 2), "GPU-b0,GPU-b1"), ["GPU-b0", "GPU-b1"]),
+    "instances": (Node(gpus("MIG", "c", 2), "MIG-c0,MIG-c1"), ["MIG-c0", "MIG-c1"]),
+}
+
+
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("named", MACHINES_OF_TWO)
+def test_ranks_find_their_gpus_however_they_are_named(named: str, tmp_path: Path) -> None:
     """A scheduler gave the run GPUs 3 and 1 of a machine of four; CUDA shows a process one MIG instance only."""
-    four, two, instances = gpus("GPU", "a", 4), gpus("GPU", "b", 2), gpus("MIG", "c", 2)
-    machines = [Node(four, "3,1"), Node(two, ",".join(two)), Node(instances, ",".join(instances))]
-    nodes = on_nodes(fake_gpus.seated(tmp_path, machines, 6), 3)
-    assert sorted([rank.device for rank in ranks] for ranks in nodes) == [[four[1], four[3]], two, instances]
-    for ranks in nodes:
-        cut = ranks[0].device.startswith("MIG-")
-        seen = [(rank.devices, rank.number, rank.local_rank) for rank in ranks]
-        assert seen == ([(1, 0, 0), (1, 0, 1)] if cut else [(2, 0, 0), (2, 1, 1)])
+    node, expected = MACHINES_OF_TWO[named]
+    (ranks,) = on_nodes(fake_gpus.seated(tmp_path, [node], 2), 1)
+    assert [rank.device for rank in ranks] == expected
+    seen = [(rank.devices, rank.number, rank.local_rank) for rank in ranks]
+    assert seen == ([(1, 0, 0), (1, 0, 1)] if named == "instances" else [(2, 0, 0), (2, 1, 1)])
+
+
+@pytest.mark.long
+def test_ranks_of_several_nodes_find_their_gpus(tmp_path: Path) -> None:
+    machines, expected = zip(*MACHINES_OF_TWO.values(), strict=True)
+    nodes = on_nodes(fake_gpus.seated(tmp_path, list(machines), 6), 3)
+    assert sorted(sorted(rank.device for rank in ranks) for ranks in nodes) == sorted(expected)
 
 
 @pytest.mark.long

@@ -100,6 +100,7 @@ def test_a_frozen_rank_is_killed_though_the_store_hangs(store: FaultyStore) -> N
     ray.kill(coordinator)
 
 
+@pytest.mark.long
 def test_a_rank_ends_when_its_coordinator_is_killed(store: FaultyStore) -> None:
     coordinator = coordinating(store)
     rank = ray.remote(num_cpus=0)(Rank).remote()

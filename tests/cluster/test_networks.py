@@ -80,6 +80,7 @@ def test_without_being_told_a_network_they_do_not_meet(nodes: list[Machine]) -> 
     assert 0 not in [end.returncode for end in meet(nodes[:2], blind=True)]
 
 
+@pytest.mark.long
 def test_a_line_that_is_slow_is_named_by_its_ends(nodes: list[Machine]) -> None:
     """The third node receives at 100 Mbit/s. What it sends, and what the others do, is quick."""
     nodes[2].slow_receiving("100mbit")

@@ -44,18 +44,17 @@ def events(uri: str, kind: str) -> list[Mapping[str, Any]]:
 def test_no_step_but_the_broken_one_is_repeated(folder: Path, undisturbed: str) -> None:
     uri = small_runs.new_run(folder, "killed", *SETTINGS, EVERY_STEP, "zero=2")
     with training(uri) as process:
-        for number, step in enumerate((20, 60), start=1):
-            wait_for(process, lambda: done(uri) >= step)  # noqa: B023  # called here only
-            kill(process, RANK)
-            wait_for(process, lambda: len(events(uri, "underway")) > number)  # noqa: B023
+        wait_for(process, lambda: done(uri) >= 20)
+        kill(process, RANK)
         assert process.wait(300) == 0, output(process)
     small_runs.ensure_same(uri, undisturbed, STEPS)
-    assert [event["memory"] for event in events(uri, "resume")] == [True, True]
-    assert [event["processes"] for event in events(uri, "underway")[1:]] == [{"stayed": 1, "new": 1}] * 2
-    for death, resume in zip(events(uri, "death"), events(uri, "resume"), strict=True):
-        assert resume["step"] >= death["step"] - 1
+    (death,), (resume,) = events(uri, "death"), events(uri, "resume")
+    assert resume["memory"]
+    assert resume["step"] >= death["step"] - 1
+    assert events(uri, "underway")[1]["processes"] == {"stayed": 1, "new": 1}
 
 
+@pytest.mark.long
 def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) -> None:
     """The keeper dies with the rank, so nobody has that rank's part."""
     settings = (*SETTINGS, EVERY_STEP, "zero=2", "checkpoint={every: {steps: 20}, keep_last: 3}")
@@ -79,7 +78,7 @@ def test_a_spare_process_takes_the_place(folder: Path, zero: int, compiled: str)
     names = (f"spare-{zero}-{compiled}", f"alone-{zero}-{compiled}")
     steps = 25 * STEPS
     phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
-    settings = (*SETTINGS, phases, f"zero={zero}")
+    settings = (*SETTINGS, phases, f"zero={zero}", "recovery.spares=1")
     uri, alone = (small_runs.new_run(folder, name, *settings, f"compile={compiled}") for name in names)
     with training(alone) as process:
         assert process.wait(600) == 0, output(process)

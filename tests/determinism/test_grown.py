@@ -57,6 +57,7 @@ def tell(uri: str, setting: str, *, accept: bool) -> Run:
     return reconcile(run, recipe=reload(run.recipe, (setting,)), accept_changes=accept, now=NOW)
 
 
+@pytest.mark.long
 def test_a_phase_that_reads_the_grown_corpus(folder: Path, grown: str) -> None:
     plain = finish(small_runs.new_run(folder, "plain"), 1)
     told = finish(small_runs.new_run(folder, "told", grown), 1)

@@ -73,6 +73,7 @@ def words_in(corpus: Corpus) -> list[str]:
     return found
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.zst", "nested", "spaced", "csv", "parquet"])
 def test_words_of_the_input_are_stored(tmp_path: Path, form: str) -> None:
     texts = ["".join(words) for words in DOCUMENTS]

@@ -46,6 +46,7 @@ def theirs(stage: str, text: str) -> tuple[str, str]:
     return ("kept", document.text) if kept else ("dropped", reason)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("stage", FILTERS)
 def test_our_defaults_are_datatroves(stage: str) -> None:
     seen = set()
@@ -64,6 +65,7 @@ def test_any_text_is_decided(stage: str, text: str) -> None:
     assert isinstance(decided(text, stage=stage), Document | Drop)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("stage", FILTERS)
 def test_text_in_no_language_and_long_text(stage: str) -> None:
     assert decided("... --- !!!\n\n***", stage=stage) == Drop("no_words")

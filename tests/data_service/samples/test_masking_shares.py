@@ -58,6 +58,7 @@ def test_fifteen_percent_are_masked(unit: str) -> None:
     assert -rounding - ROWS * TURNS / 1000 < found - wanted < rounding
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "ngram"])
 def test_eighty_ten_ten_token_by_token(unit: str) -> None:

@@ -19,6 +19,7 @@ print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).ha
 """
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> None:
     hashes = {

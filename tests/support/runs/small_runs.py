@@ -54,6 +54,7 @@ SETTINGS = (
     "logging={flush_seconds: 1000, tensorboard: false}",
     "data_service={workers: 1, memory: 64MiB}",
     "stage3_persistence=0",
+    "recovery.spares=0",  # each would load torch beside a test that needs none
 )
 STEPS = 14
 SMALL = str(Path(__file__).with_name("small.yaml"))  # a RoBERTa; SETTINGS make it smaller
