@@ -86,15 +86,21 @@ _FREE = {
 
 def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> None:
     """Raise ModelError if the model `found` in `where` differs from `config` in a setting on which weights depend."""
-    ours, theirs = _shape(config), _shape(found)
-    differing = [key for key in ours if ours[key] != theirs.get(key)]
+    differing = differing_settings(config, found)
     if differing:
+        ours, theirs = config.model_dump(), found.model_dump()
         listed = "; ".join(f"{key} is {ours[key]} here and {theirs.get(key)} there" for key in differing)
         raise ModelError(
             f"the model in {where} is not the recipe's model: {listed}",
             remedy="set the recipe's `model` to the values of that model (vocab comes from `tokenizer`; phases may be "
             "shorter than max_length), or train from scratch",
         )
+
+
+def differing_settings(config: ModelConfig, found: ModelConfig) -> list[str]:
+    """Return the keys of those settings of `config` on which weights depend and which differ from `found`'s."""
+    ours, theirs = _shape(config), _shape(found)
+    return [key for key in ours if ours[key] != theirs.get(key)]
 
 
 def _shape(config: ModelConfig) -> dict[str, object]:

@@ -262,7 +262,12 @@ _DETECTION = (
     *with_bias("head.score", "mask_predictions.classifier"),
 )
 
-_BUFFERS = ("deberta.embeddings.position_ids",)
+# Besides, published weights of version 3 may hold tables of differences, which "weight" contains already (GDES).
+_BUFFERS = (
+    "deberta.embeddings.position_ids",
+    "deberta.embeddings.word_embeddings._weight",
+    "deberta.embeddings.position_embeddings._weight",
+)
 
 
 def table(config: Deberta) -> KeyTable:

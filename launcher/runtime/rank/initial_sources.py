@@ -26,6 +26,13 @@ from encoder_core.objectives.teacher import every_other_layer, student_names
 from encoder_core.terms.replaced import Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
+from launcher.runtime.rank.initial_pair import (
+    BOTH,
+    check_derivable,
+    generator_layers,
+    holds_discriminator,
+    pair_from_discriminator,
+)
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import recipe_after
@@ -171,7 +178,7 @@ def from_folder(
         with local_folder(store) as folder:
             with _naming(folder, recipe.start):
                 tensors.update(_folder_weights(recipe.objective, config, folder, recipe.start))
-                record["left"] = list[JsonValue](_left(recipe.objective, config, folder))
+                record.update(_beside(recipe.objective, config, folder))
             return start_digest(folder)
 
     digests = gather_or_raise(peers, load)
@@ -199,6 +206,10 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
             check_weights(its, store, exported_heads(config, recipe.objective))
             return
         assert isinstance(its, DetectorConfig)  # `objective_module` builds both networks
+        if holds_discriminator(folder):
+            check_same_model(its, read_folder_config(folder), recipe.start)
+            check_weights(its, store, "rtd")
+            return
         for part, expected in zip(PARTS, (its.generator, its), strict=True):
             check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
             check_weights(expected, store.at(part), "mlm" if part == PARTS[0] else "rtd")
@@ -224,19 +235,21 @@ def network_in(recipe: Recipe, folder: Store) -> Store:
 
 def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
     """Return `config` with the vocabulary size of the folder. Raises RunError if the folder holds a pair and the
-    objective trains one network, or the other way round."""
+    objective trains one network, or the other way round and no generator can be made from that one."""
     pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
-    network = folder / PARTS[1] if objective.rtd is not None else folder
-    if objective.rtd is not None and len(pair) < len(PARTS):
-        raise RunError(
-            f"start: {where} does not hold both networks that rtd trains",
-            remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ below it",
-        )
     if objective.rtd is None and pair and not (folder / CONFIG).is_file():
         raise RunError(
             f"start: {where} holds a pair of networks, and the recipe trains one",
             remedy=f"start from one of the two: add /{' or /'.join(pair)} to start",
         )
+    network = folder
+    if objective.rtd is not None and holds_discriminator(folder):
+        assert isinstance(config, DetectorConfig)  # `objective_module` builds both networks
+        check_derivable(config, where)
+    elif objective.rtd is not None:
+        if len(pair) < len(PARTS):
+            raise RunError(f"start: {where} does not hold both networks that rtd trains", remedy=BOTH)
+        network = folder / PARTS[1]
     return config.model_copy(update={"vocab": read_folder_config(network).vocab})
 
 
@@ -244,16 +257,26 @@ def _folder_weights(
     objective: RecipeObjective, config: ModelConfig, folder: Path, where: str
 ) -> dict[str, Tensor]:
     its = _folder_config(objective, config, folder, where)
-    if objective.rtd is not None:
-        assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
-        return pair_weights_for(its, folder, objective.rtd.embeddings)
-    return weights_for(its, folder, exported_heads(config, objective))
+    if objective.rtd is None:
+        return weights_for(its, folder, exported_heads(config, objective))
+    assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
+    read = pair_from_discriminator if holds_discriminator(folder) else pair_weights_for
+    return read(its, folder, objective.rtd.embeddings)
 
 
-def _left(objective: RecipeObjective, config: ModelConfig, folder: Path) -> list[str]:
-    """Return the parameters in a single network's folder that the objective does not train, under the folder's names
-    of them."""
-    return [] if objective.rtd is not None else unused_in(config, folder, exported_heads(config, objective))
+def _beside(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
+    """Return, for the record, which parameters of the folder are `left`, under the folder's names of them, because the
+    objective does not train them; and, if the generator is made from the discriminator, with which of its `layers`."""
+    if objective.rtd is None:
+        return {"left": list[JsonValue](unused_in(config, folder, exported_heads(config, objective)))}
+    if not holds_discriminator(folder):
+        return {"left": []}
+    assert isinstance(config, DetectorConfig)
+    return {
+        "left": list[JsonValue](unused_in(config, folder, "rtd")),
+        "network": PARTS[1],
+        "layers": list[JsonValue](generator_layers(config)),
+    }
 
 
 def from_tensors(tensors: Mapping[str, Tensor]) -> Read:

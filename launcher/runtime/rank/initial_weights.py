@@ -1,10 +1,11 @@
 """Loads the weights with which a new run begins: `start` in its recipe.
 
 `start` is `scratch`, `teacher` (layers of the network that the run learns from), another run (its newest checkpoint),
-or a folder in the transformers format, with `generator/` and `discriminator/` for a pair of networks. The start must
-have all parameters of the encoder. Missing heads keep their fresh values, and the record of the start names them. If
-the model's tokenizer is not the run's, rows of vocabulary tables are carried over piece by piece: the row of the same
-piece if the old vocabulary has it, else the mean of the rows of its parts.
+or a folder in the transformers format, with `generator/` and `discriminator/` for a pair of networks, or with the
+discriminator alone (`initial_pair`). The start must have all parameters of the encoder. Missing heads keep their fresh
+values, and the record of the start names them. If the model's tokenizer is not the run's, rows of vocabulary tables are
+carried over piece by piece: the row of the same piece if the old vocabulary has it, else the mean of the rows of its
+parts.
 
 A fresh language-model head begins by predicting word frequencies. Its decoder is tied to the word embeddings of the
 model that the run starts from, and that model's training did not keep these rows short; those of a distilled model
@@ -77,6 +78,11 @@ class InitialWeights:
         """Return a line for the operator that says where the weights come from."""
         fresh = self.record["fresh"]
         parts = [f"weights from {self.record['start']}"]
+        layers = self.record.get("layers")
+        if self.record.get("network") == PARTS[1] and isinstance(layers, list):
+            parts.append(
+                f"generator: the discriminator's embeddings and layers {', '.join(map(str, layers))}"
+            )
         if isinstance(fresh, list) and fresh:
             parts.append(f"fresh, because they are missing there: {', '.join(map(str, fresh))}")
         if "copied" in self.record:
