@@ -23,6 +23,7 @@ from data_service.store.local import LocalStore
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 RECORD = "maskfleet_export.json"
 PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
@@ -119,6 +120,19 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pickled_networks(store: Store) -> list[str]:
+    """Return the places in `store`, "." or the parts of a pair, of networks whose weights are pickled only. Raises
+    StoreError: the store cannot be read."""
+    found = []
+    for part in (".", *PARTS):
+        network = store if part == "." else store.at(part)
+        if network.size(CONFIG) is None or any(network.size(name) is not None for name in (WEIGHTS, INDEX)):
+            continue
+        if any(network.size(name) is not None for name in (PICKLE, PICKLE_INDEX)):
+            found.append(part)
+    return found
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def stored_shapes(store: Store) -> dict[str, Shape]:
         raise ModelError(
             f"{store.uri} has no {WEIGHTS}",
             remedy="convert other weights first: if you trust them, load them with transformers and call "
-            "save_pretrained(folder); pickled weights are not opened here",
+            "save_pretrained(folder); pickled weights are opened only by `maskfleet init`, for `start:`",
         )
     return {name: shape for file in files for name, shape in _shapes(store, file).items()}
 

@@ -145,7 +145,7 @@ def _stored_names(folder: Path) -> dict[str, str]:
         raise ModelError(
             f"{folder} has no {WEIGHTS}",
             remedy="convert other weights first: if you trust them, load them with transformers and call "
-            "save_pretrained(folder); pickled weights are not opened here",
+            "save_pretrained(folder); pickled weights are opened only by `maskfleet init`, for `start:`",
         )
     return {name: file for file in files for name in _open(folder, file).keys()}  # noqa: SIM118
 

@@ -262,12 +262,9 @@ _DETECTION = (
     *with_bias("head.score", "mask_predictions.classifier"),
 )
 
-# Besides, published weights of version 3 may hold tables of differences, which "weight" contains already (GDES).
-_BUFFERS = (
-    "deberta.embeddings.position_ids",
-    "deberta.embeddings.word_embeddings._weight",
-    "deberta.embeddings.position_embeddings._weight",
-)
+# "_weight": published tables of differences (GDES), which "weight" contains already.
+_TABLES = ("position_ids", "word_embeddings._weight", "position_embeddings._weight")
+_BUFFERS = tuple(f"deberta.embeddings.{name}" for name in _TABLES)
 
 
 def table(config: Deberta) -> KeyTable:

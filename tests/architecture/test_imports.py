@@ -199,6 +199,7 @@ READING = (
     "launcher.runtime.run.record",
     "launcher.runtime.run.create",
     "launcher.runtime.rank.hub_models",
+    "launcher.runtime.rank.kept_start",
     "launcher.observe.inspect.show",
     "launcher.observe.inspect.report.page",
 )

@@ -63,7 +63,7 @@ def init(
     from datetime import UTC, datetime
 
     from launcher.after.tasks.measurable import check_tasks
-    from launcher.runtime.rank.hub_models import keep_start
+    from launcher.runtime.rank.kept_start import keep_start
     from launcher.runtime.recipe.schema import SCRATCH, TEACHER
     from launcher.runtime.run.create import create_run
     from launcher.runtime.run.inputs import refuse_placeholders, sections_for

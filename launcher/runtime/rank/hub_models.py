@@ -1,61 +1,30 @@
-"""`start: hf://ORG/NAME[@REVISION]`: a model of the Hugging Face Hub, fetched once, at `init`, and stored in the run.
-
-A run must be repeatable on any machine, at any time. So `init` pins the name to a commit, copies that commit's files
-into the run, and replaces the name in the run's recipe by the copy: RUN/start/ORG/NAME@COMMIT.
-"""
+"""`start: hf://ORG/NAME[@REVISION]`: a model of the Hugging Face Hub, fetched once, at `init` (`kept_start`)."""
 
 import os
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from checkpoints.hf.folder import PARTS
+from checkpoints.hf.folder import PARTS, PICKLE, PICKLE_INDEX
 from data_service.tokenizers.files import TOKENIZER_FILES
 from launcher.errors import RecipeError
 from launcher.extras import optional
-from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.run.outline import free_place
 
 SCHEME = "hf://"
 _NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_NETWORK = ("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_FILES = (*_NETWORK, *TOKENIZER_FILES)
-_WANTED = (*_FILES, *(f"{part}/{name}" for part in PARTS for name in _FILES))
+_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+_FILES = ("config.json", *_WEIGHTS, *TOKENIZER_FILES)
+_PICKLED = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
 _PATIENCE_S = 20.0  # time limit for an answer of the Hub
-
-
-def keep_start(recipe: Recipe, run: str) -> Recipe:
-    """Copy the model that `recipe` starts from into the run, if it is on the Hub, and return the recipe with the copy
-    as its start. Return any other recipe unchanged.
-
-    `run`: URI of a run that does not exist yet.
-
-    Raises:
-        RecipeError: if there is no such model, or the Hub cannot be reached.
-        MissingPackage: if huggingface_hub is not installed.
-        RunError, ModelError, TokenizerError: if there is a run at `run`, or the recipe cannot start from the model.
-        StoreError: if the copy cannot be written.
-    """
-    if not recipe.start.startswith(SCHEME):
-        return recipe
-    from launcher.runtime.rank.initial_weights import check_start  # it loads torch
-
-    store = free_place(run)
-    folder, name = fetch(recipe.start)
-    check_start(recipe.model_copy(update={"start": str(folder)}))
-    place = f"start/{name}"
-    copy = store.at(place)
-    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    for file in (file for file in files if _is_wanted(str(file))):
-        copy.put_file(str(file), folder / file)
-    return recipe.model_copy(update={"start": f"{run.rstrip('/')}/{place}"})
 
 
 def fetch(uri: str) -> tuple[Path, str]:
     """Fetch the model at hf://ORG/NAME[@REVISION]. Return its folder on this machine, and its name with the commit,
     ORG/NAME@COMMIT.
 
-    Raises RecipeError and MissingPackage as `keep_start` does.
+    Raises:
+        RecipeError: there is no such model, or the Hub cannot be reached.
+        MissingPackage: huggingface_hub is not installed.
     """
     match = _NAME.fullmatch(uri)
     if match is None:
@@ -66,7 +35,7 @@ def fetch(uri: str) -> tuple[Path, str]:
     try:
         api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # as it is now, not at the import
         info = api.model_info(match["repo"], revision=match["revision"], timeout=_PATIENCE_S)
-        files = [sibling.rfilename for sibling in info.siblings if _is_wanted(sibling.rfilename)]
+        files = wanted([sibling.rfilename for sibling in info.siblings])
         paths = [api.hf_hub_download(match["repo"], file, revision=info.sha) for file in files]
     except (hub.errors.HTTPError, hub.errors.EntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -85,5 +54,16 @@ def fetch(uri: str) -> tuple[Path, str]:
     return folder, f"{match['repo']}@{info.sha}"
 
 
-def _is_wanted(file: str) -> bool:
-    return any(fnmatchcase(file, pattern) for pattern in _WANTED)
+def wanted(files: list[str]) -> list[str]:
+    """Return those of `files`, paths in a folder, that a start needs. Pickled weights are among them where a network
+    has no others."""
+    return [file for file in files if _is_wanted(file, files)]
+
+
+def _is_wanted(file: str, files: list[str]) -> bool:
+    part, _, name = file.rpartition("/")
+    if part not in ("", *PARTS):
+        return False
+    beside = [other.rpartition("/")[2] for other in files if other.rpartition("/")[0] == part]
+    pickled = not any(fnmatchcase(other, pattern) for other in beside for pattern in _WEIGHTS)
+    return any(fnmatchcase(name, pattern) for pattern in (*_FILES, *(_PICKLED if pickled else ())))

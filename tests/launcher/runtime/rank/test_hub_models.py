@@ -14,7 +14,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from checkpoints.gather import Alone
@@ -22,8 +24,8 @@ from encoder_core.errors import ModelError
 from launcher.app.cli.main import app
 from launcher.errors import MissingPackage, RecipeError, RunError
 from launcher.runtime.rank.build import build_model
-from launcher.runtime.rank.hub_models import keep_start
 from launcher.runtime.rank.initial_weights import initial_weights
+from launcher.runtime.rank.kept_start import keep_start
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run
@@ -119,6 +121,19 @@ def test_a_run_keeps_the_files_of_one_commit(asked: Setting, hub: Path, tmp_path
     start = initial_weights(run, asked.tokenizer, build_model(run.recipe, asked.tokenizer), Alone())
     assert start is not None
     assert start.record["start"] == str(copy)
+
+
+@pytest.mark.long
+def test_pickled_weights_are_fetched_where_there_are_no_others(
+    asked: Setting, hub: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(hub / "model.safetensors")
+    (hub / "model.safetensors").unlink()
+    torch.save(tensors, hub / "pytorch_model.bin")
+    recipe = keep_start(asked.run.recipe, str(tmp_path / "new"))
+    found = load_file(Path(recipe.start, "model.safetensors"))
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in found.items())
 
 
 def test_init_pins_it(asked: Setting, hub: Path, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_narrow_generator_needs_its_own_folder(setting: Setting, tmp_path: Pat
     asked = setting.asks(ELECTRA, pair("shared"), tmp_path)
     export(asked, tmp_path)
     alone = setting.asks(ELECTRA, pair("shared"), tmp_path / "discriminator")
-    with pytest.raises(RunError, match=r"\bhidden is 16\b.*\b32\b.*\n.*generator/.*discriminator/"):
+    with pytest.raises(RunError, match=r"\bhidden\b.*\b16\b.*\b32\b.*\n.*generator/"):
         check_start(alone.run.recipe)
 
 
@@ -150,7 +150,7 @@ def test_a_generator_as_wide_can_be_electras_too(setting: Setting, tmp_path: Pat
 def test_a_generator_deeper_than_the_discriminator_is_refused(setting: Setting, tmp_path: Path) -> None:
     publish(known(setting), tmp_path)
     deep = DEBERTA_V2.model_copy(update={"generator_layers": 3})
-    with pytest.raises(RunError, match=r"\blayers is 3\b.*\b2\b"):
+    with pytest.raises(RunError, match=r"\blayers\b.*\b3\b.*\b2\b"):
         check_start(setting.asks(deep, pair(), tmp_path).run.recipe)
 
 
@@ -158,5 +158,5 @@ def test_an_unknown_parameter_of_the_encoder_is_refused(setting: Setting, tmp_pa
     publish(known(setting), tmp_path)
     stored = load_file(tmp_path / WEIGHTS)
     save_file(stored | {"deberta.encoder.layer.0.scale": torch.ones(1)}, tmp_path / WEIGHTS)
-    with pytest.raises(ModelError, match=r"unknown deberta\.encoder\.layer\.0\.scale"):
+    with pytest.raises(ModelError, match=r"\bunknown\b.*deberta\.encoder\.layer\.0\.scale"):
         check_start(setting.asks(DEBERTA_V2, pair(), tmp_path).run.recipe)

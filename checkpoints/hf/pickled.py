@@ -1,0 +1,152 @@
+"""Converts a `pytorch_model.bin` to safetensors, in a confined process (`checkpoints.hf.pickled_process`).
+
+Only `init` does so, for `start:`. Everything else reads safetensors only.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError, safe_open
+
+from checkpoints.hf.folder import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
+from checkpoints.hf.headers import stored_shapes
+from data_service.formats import foreign_json
+from data_service.processes import temporary_folder
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
+from encoder_core.errors import ModelError
+
+_SHARD = re.compile(r"pytorch_model-[\w-]{1,80}\.bin")
+_CODE = "import sys\nfrom checkpoints.hf.pickled_process import main\nmain(*map(int, sys.argv[1:]))"
+_CHUNK = 64 << 20  # bytes
+_PATIENCE_S = 120.0
+_SLOWEST = 5 << 20  # bytes a second
+_LAST_WORDS = 4096  # bytes
+_REMEDY = (
+    "use a folder with model.safetensors; or, if you trust this file, load it with transformers where nothing can be "
+    "lost, and call save_pretrained(folder)"
+)
+
+
+def convert_network(network: Store, folder: Path) -> None:
+    """Write the pickled weights at the root of `network` into the local `folder`, as safetensors.
+
+    Raises:
+        ModelError: a file holds anything but names and plain tensors, is damaged, or is missing; or this machine
+            cannot confine a process.
+        StoreError: the store cannot be read.
+    """
+    if network.size(PICKLE) is not None:
+        _convert(network, PICKLE, folder / WEIGHTS)
+        stored_shapes(LocalStore(folder))
+        return
+    shards = {
+        file: file.replace("pytorch_", "", 1).removesuffix(".bin") + ".safetensors"
+        for file in _shards(network)
+    }
+    for file, safe in shards.items():
+        _convert(network, file, folder / safe)
+    names = {name: safe for safe in shards.values() for name in _names(folder / safe)}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    stored_shapes(LocalStore(folder))
+
+
+def _shards(network: Store) -> list[str]:
+    try:
+        files = set(foreign_json(network.get(PICKLE_INDEX))["weight_map"].values())
+        known = all(_SHARD.fullmatch(file) for file in files)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        files, known = set[str](), False
+    if not files or not known:
+        raise ModelError(
+            f"{network.uri.rstrip('/')}/{PICKLE_INDEX} is not an index of weights",
+            remedy="download the file again",
+        )
+    return sorted(files)
+
+
+def _convert(network: Store, file: str, target: Path) -> None:
+    where = f"{network.uri.rstrip('/')}/{file}"
+    size = network.size(file)
+    if size is None:
+        raise ModelError(f"{where} does not exist", remedy="download the missing file into the folder")
+    with _local(network, file, size) as source, source.open("rb") as given:
+        reason = _run(given, target, size)
+    if reason is None:
+        try:
+            _names(target)
+        except SafetensorError:
+            reason = "the process that read it wrote something else than weights"
+    if reason is not None:
+        raise ModelError(f"{where} is refused: {reason}", remedy=_REMEDY)
+
+
+def _names(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+@contextmanager
+def _local(network: Store, file: str, size: int) -> Iterator[Path]:
+    if isinstance(network, LocalStore):
+        yield Path(network.root, file)
+        return
+    with temporary_folder("pickle") as folder:
+        with (folder / file).open("wb") as copy:
+            for start in range(0, size, _CHUNK):
+                copy.write(network.get_range(file, start, min(_CHUNK, size - start)))
+        yield folder / file
+
+
+def _run(given: BinaryIO, target: Path, size: int) -> str | None:
+    """Run the process that converts `given` into `target`. Return why it did not; None if it did."""
+    seconds = _PATIENCE_S + size / _SLOWEST
+    with target.open("wb") as made, tempfile.TemporaryFile() as report:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, str(size), str(os.getpid())],
+            stdin=given,
+            stdout=made,
+            stderr=report,
+            start_new_session=True,
+            env=_environment(),
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"it was not read after {seconds:.0f} s"
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return None if code == 0 else _reason(report, code)
+
+
+def _environment() -> dict[str, str]:
+    """Of this process's environment the child gets nothing but where programs and libraries lie."""
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return kept | {
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def _reason(report: BinaryIO, code: int) -> str:
+    report.seek(max(0, report.seek(0, os.SEEK_END) - _LAST_WORDS))
+    line = report.read().rpartition(b"\n")[2]
+    try:
+        said = json.loads(line)["refused"]
+    except (ValueError, KeyError, TypeError):
+        said = f"the process that read it ended with {code}"
+    return "".join(letter for letter in str(said)[:300] if letter.isprintable())

@@ -1,0 +1,198 @@
+"""The process that opens a `pytorch_model.bin`. No other file of ours calls `torch.load`.
+
+Such a file is a pickle, whose author may be anybody. `weights_only` reads nothing but tensors and plain containers. As
+that is a promise of one library, the process first gives up all that it does not need: descriptors beyond input, output
+and report, memory and time beyond what the file's size explains, and, by a seccomp filter, every system call but those
+that read, write, and manage memory. It can open no file, start no process, and reach no network.
+
+Descriptors: 0 the pickle, 1 the safetensors file to be written, 2 one line of JSON that says why there is none.
+"""
+
+import ctypes
+import io
+import json
+import os
+import pickle
+import platform
+import re
+import resource
+import signal
+import sys
+from collections import OrderedDict
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+_INPUT, _OUTPUT, _REPORT = 0, 1, 2
+_MIB = 1 << 20
+_ROOM = 512 * _MIB  # bytes of memory beyond the file's
+_SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 1, 38, 22, 2  # of prctl(2)
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of seccomp's small machine
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # the call is made; it fails with EPERM
+_NUMBER, _MACHINE = 0, 4  # offsets in what a filter sees of a call
+
+# read, write, close, fstat, newfstatat, lseek, pread64, mmap, mprotect, munmap, mremap, madvise, brk, rt_sigaction,
+# rt_sigprocmask, rt_sigreturn, sched_yield, futex, clock_gettime, getrandom, exit, exit_group
+_CALLS = {
+    "x86_64": (
+        0xC000003E,
+        (0, 1, 3, 5, 262, 8, 17, 9, 10, 11, 25, 28, 12, 13, 14, 15, 24, 202, 228, 318, 60, 231),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (63, 64, 57, 80, 79, 62, 67, 222, 226, 215, 216, 233, 214, 134, 135, 139, 124, 98, 113, 278, 93, 94),
+    ),
+}
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_NAMED = re.compile(r"GLOBAL ([\w.]{1,80})")
+
+
+class Refused(Exception):
+    """The file is not weights, or the process cannot be confined; the text says why."""
+
+
+def main(size: int, parent: int) -> NoReturn:
+    """Convert the file of `size` bytes; ends the process."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    try:
+        _rehearse()
+        _confine(size)
+        _write(_checked(_loaded(os.fdopen(_INPUT, "rb", closefd=False))))
+    except BaseException as error:
+        os.write(_REPORT, json.dumps({"refused": _said(error)}).encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def _loaded(file: Any) -> Any:
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _rehearse() -> None:
+    """Load small files of both formats, and one that is refused, so that all that torch imports late is here."""
+    for zipped in (True, False):
+        file = io.BytesIO()
+        torch.save({"a": torch.ones(2, dtype=torch.bfloat16)}, file, _use_new_zipfile_serialization=zipped)
+        file.seek(0)
+        _bytes(_loaded(file)["a"])
+    for foreign in (b"\x80\x02cos\nsystem\n.", b""):
+        try:
+            _loaded(io.BytesIO(foreign))
+        except (pickle.UnpicklingError, EOFError, RuntimeError):
+            continue
+
+
+def _confine(size: int) -> None:
+    sys.stdout = sys.stderr = io.StringIO()
+    os.closerange(_REPORT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    pages = os.sysconf("SC_PAGE_SIZE")
+    with open("/proc/self/statm") as statm:
+        held = int(statm.read().split()[0]) * pages
+    seconds = int(sum(os.times()[:2])) + 60 + size // (10 * _MIB)
+    limits = {
+        resource.RLIMIT_AS: held + 2 * size + _ROOM,
+        resource.RLIMIT_FSIZE: 2 * size + 64 * _MIB,
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_NOFILE: _REPORT + 1,
+    }
+    for kind, limit in limits.items():
+        resource.setrlimit(kind, (limit, limit))
+    _filter()
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("code", ctypes.c_ushort),
+        ("yes", ctypes.c_ubyte),
+        ("no", ctypes.c_ubyte),
+        ("k", ctypes.c_uint),
+    ]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.POINTER(_Step))]
+
+
+def _filter() -> None:
+    """Let the kernel refuse all system calls but `_CALLS`, from here on (seccomp, filter mode)."""
+    if platform.machine() not in _CALLS:
+        raise Refused(f"a process cannot be confined on {platform.machine()}")
+    machine, calls = _CALLS[platform.machine()]
+    steps = [
+        (_LOAD, 0, 0, _MACHINE),
+        (_EQUAL, 1, 0, machine),
+        (_RETURN, 0, 0, _REFUSE),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    for left, number in zip(range(len(calls), 0, -1), calls, strict=True):
+        steps.append((_EQUAL, left, 0, number))
+    steps += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    program = _Program(len(steps), (_Step * len(steps))(*(_Step(*step) for step in steps)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    confined = libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    if not confined or libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0:
+        raise Refused(f"this kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
+
+
+def _checked(found: Any) -> dict[str, Tensor]:
+    """Return the file's content if it is names and plain tensors. Raises Refused."""
+    if type(found) not in (dict, OrderedDict):
+        raise Refused(f"it holds a {type(found).__name__[:80]}, not tensors by name")
+    for name, value in found.items():
+        if type(name) is not str or not name or len(name) > 500:
+            raise Refused("a name in it is not a text of 1 to 500 characters")
+        if type(value) is not Tensor:
+            raise Refused(f"{name!r:.80} is a {type(value).__name__[:80]}, not a plain tensor")
+        if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _TYPES:
+            raise Refused(f"{name!r:.80} is a tensor of another kind: {value.dtype}, {value.layout}")
+    tensors: dict[str, Tensor] = found
+    return tensors
+
+
+def _write(tensors: dict[str, Tensor]) -> None:
+    header, end = dict[str, Any](), 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    text += b" " * (-len(text) % 8)
+    for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())):
+        left = memoryview(part)
+        while len(left):
+            left = left[os.write(_OUTPUT, left[: 64 * _MIB]) :]
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """Return a tensor's bytes, little-endian, in the order of its indices."""
+    values: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(values)
+
+
+def _said(error: BaseException) -> str:
+    """Return why a file is refused. torch's own texts advise to open it without protection, so they are not shown."""
+    if isinstance(error, Refused):
+        return str(error)
+    if isinstance(error, MemoryError) or "alloc" in str(error):
+        return "it needs more memory than its size explains"
+    named = _NAMED.search(str(error))
+    return f"it holds {named[1]}" if named else f"it cannot be read as weights ({type(error).__name__})"

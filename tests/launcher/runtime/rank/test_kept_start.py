@@ -1,0 +1,95 @@
+"""Pickled weights of a start become safetensors of the run, once, at `init`; what is refused leaves no run."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from checkpoints.hf.load import load_pretrained
+from data_service.store.open import open_store
+from encoder_core.errors import ModelError
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from launcher.runtime.rank.kept_start import keep_start
+from launcher.runtime.recipe.objective import RecipeObjective
+from launcher.runtime.run.create import create_run
+from tests.support.models.parity import parameters_of
+from tests.support.runs.starts import BERT, ELECTRA, MLM, Setting, export
+from tests.support.stores.s3 import S3Server
+
+
+def pickle_in(folder: Path) -> dict[str, torch.Tensor]:
+    """Replace the folder's safetensors by a pytorch_model.bin of the same tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return tensors
+
+
+def test_the_run_keeps_safetensors(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
+    exported = parameters_of(export(asked, tmp_path / "published"))
+    pickle_in(tmp_path / "published")
+    recipe = keep_start(asked.run.recipe, str(tmp_path / "new"))
+    copy = tmp_path / "new/start/published"
+    assert recipe.start == str(copy)
+    assert not (copy / "pytorch_model.bin").exists()
+    assert (copy / "tokenizer.json").exists()
+    run = create_run(recipe, str(tmp_path / "new"), datetime.now(UTC))
+    model, start = setting.asks(BERT, run.recipe.objective, run.recipe.start).begin()
+    assert start.record["fresh"] == []
+    assert all(torch.equal(p, exported[name]) for name, p in parameters_of(model).items())
+
+
+@pytest.mark.long
+def test_a_pair_in_a_bucket_one_of_them_pickled(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
+    uri = f"s3://{s3.new_bucket()}/pair"
+    asked = setting.asks(ELECTRA, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()), uri)
+    export(asked, tmp_path / "pair")
+    pickle_in(tmp_path / "pair/generator")
+    for path in (path for path in (tmp_path / "pair").rglob("*") if path.is_file()):
+        open_store(uri).put_file(path.relative_to(tmp_path / "pair").as_posix(), path)
+    recipe = keep_start(asked.run.recipe, str(tmp_path / "new"))
+    _, start = setting.asks(ELECTRA, asked.run.recipe.objective, recipe.start).begin()
+    assert start.record["fresh"] == []
+
+
+@pytest.mark.long
+def test_what_is_refused_leaves_nothing(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
+    export(asked, tmp_path / "published")
+    pickle_in(tmp_path / "published")
+
+    class Calling:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "mark"),)
+
+    torch.save({"weight": Calling()}, tmp_path / "published/pytorch_model.bin")
+    with pytest.raises(
+        ModelError, match=r"published/pytorch_model\.bin .*\b(posix|os)\.mkdir\n"
+    ):
+        keep_start(asked.run.recipe, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.long
+def test_weights_of_another_shape_are_refused_by_the_places_name(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
+    export(asked, tmp_path / "published")
+    tensors = pickle_in(tmp_path / "published")
+    kept = {name: value for name, value in tensors.items() if ".layer.1." not in name}
+    torch.save(kept, tmp_path / "published/pytorch_model.bin")
+    with pytest.raises(ModelError, match=rf"^{tmp_path}/published\b.*missing .*layer\.1\."):
+        keep_start(asked.run.recipe, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_whoever_else_reads_a_folder_refuses_pickles(setting: Setting, tmp_path: Path) -> None:
+    export(setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path), tmp_path)
+    pickle_in(tmp_path)
+    with pytest.raises(ModelError, match=r"model\.safetensors\n.*\binit\b"):
+        load_pretrained(tmp_path)
