@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from encoder_core.random_draws import token_keys
@@ -41,6 +41,9 @@ class Batch:
             those that stand in place of text that was taken out of a corpus.
         pair_rows: [P] int64, ascending rows whose pairs are classified; None: all. Left out are those of which some
             text was taken out of a corpus: their label speaks of it.
+        rates: [R] float32, probability with which each token of a row's text was hidden (masked diffusion); None
+            otherwise.
+        maskable: [R] int64, number of tokens of each row that could be hidden; None without `rates`.
         host: the same batch in the host's memory, where it was made; None if it was not moved (`to`).
     """
 
@@ -60,6 +63,8 @@ class Batch:
     group: int = 1
     kept: Int[Tensor, " kept"] | None = None
     pair_rows: Int[Tensor, " pairs"] | None = None
+    rates: Float[Tensor, " rows"] | None = None
+    maskable: Int[Tensor, " rows"] | None = None
     host: "Batch | None" = None
 
     def to(self, device: torch.device) -> "Batch":
@@ -153,6 +158,8 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
         numbers=numbers[rows],
         kept=kept,
         pair_rows=None if pairs is None else moved_R[pairs[chosen_R[pairs]]],
+        rates=_moved(batch.rates, rows),
+        maskable=_moved(batch.maskable, rows),
     )
 
 

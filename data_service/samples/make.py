@@ -32,7 +32,7 @@ from data_service.samples.pairs import (
 )
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples, holes_of
-from data_service.samples.selection import Slots, fixed_positions, token_units, word_units
+from data_service.samples.selection import fixed_positions, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import (
     RepeatedSentences,
@@ -103,6 +103,7 @@ def make_rows(
     key: Key,
     tables: MaskingTables = NO_TABLES,
     source: int = 0,
+    rates: NDArray[np.float64] | None = None,
 ) -> Samples:
     """Return rows `start` to `stop` of a block, ready to train on.
 
@@ -114,6 +115,7 @@ def make_rows(
         key: key of the draws of this block in this masking epoch; see `block_key`.
         tables: tables that the spec's masking needs besides the block.
         source: number of the source that the block belongs to.
+        rates: [N] float64, the rate of each row's masks, if they differ.
     """
     match spec.masking:
         case RowMasking() as masking:
@@ -127,6 +129,7 @@ def make_rows(
                 masking=masking,
                 key=key,
                 tables=tables,
+                rates=rates,
             )
             return _in_languages(masked, spec, source)
         case PermutedPrediction() as permuted:
@@ -158,12 +161,15 @@ def _masked(
     masking: RowMasking,
     key: Key,
     tables: MaskingTables,
+    rates: NDArray[np.float64] | None,
 ) -> Samples:
     starts_word, unigram = tables.starts_word, tables.unigram
     assert masking.level is None or starts_word is not None  # `Corpora` gives what the masking needs
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
-    slots = Slots.of(rows.edges[start : stop + 1], start, masking.rate)
+    densest = spec.densest_masking
+    assert isinstance(densest, RowMasking)
+    slots = densest.slots(rows.edges[start : stop + 1], start)
     fixed = fixed_positions(text, spec.never_masked)
     units = token_units(laid_out.edges, fixed)
     if starts_word is not None:
@@ -173,7 +179,7 @@ def _masked(
     vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables)
+    maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates)
     samples = rows.label(masking.mask(maskable), start, stop)
     if block.removed is None:
         return samples

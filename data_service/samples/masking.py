@@ -1,7 +1,7 @@
 """Masking, the host half of an objective: it chooses the tokens of a row that are predicted, and replaces them.
 
-`RowMasking` is the interface for packed rows, `MlmMasking` is masked language modelling. `NoMasking` masks nothing, for
-contrastive training, which compares the vectors of whole texts.
+`RowMasking` is the interface for packed rows, `MlmMasking` is masked language modelling; masked diffusion has a file of
+its own (`diffusion.py`). `NoMasking` masks nothing, for contrastive training, which compares vectors of whole texts.
 """
 
 import math
@@ -64,6 +64,8 @@ class MaskableRows:
         vocabulary: ids that may be written.
         key: key of the block's draws in this masking epoch.
         tables: tables that the masking needs.
+        rates: [N] float64, the share of each row's tokens to predict, if rows differ (`Annealing`); None: the
+            masking's own.
     """
 
     rows: LaidOut
@@ -72,6 +74,7 @@ class MaskableRows:
     vocabulary: Vocabulary
     key: Key
     tables: MaskingTables = NO_TABLES
+    rates: NDArray[np.float64] | None = None
 
 
 class RowMasking(BaseModel, ABC):
@@ -82,13 +85,11 @@ class RowMasking(BaseModel, ABC):
 
     Attributes:
         kind: name of the masking in a stream's spec.
-        rate: share of a row's maskable tokens to predict.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
-    rate: float = Field(gt=0, le=0.8)
 
     @property
     def level(self) -> Level | None:
@@ -99,17 +100,40 @@ class RowMasking(BaseModel, ABC):
         """Return the epoch whose draws are used in `epoch`."""
         return epoch
 
+    @abstractmethod
+    def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
+        """Return the places of each row's draws. Arguments as for `Slots.of`."""
+
+    @abstractmethod
     def expected(self, length: int, maskable: int) -> float:
         """Return the mean number of targets in a row of `length` tokens, of which `maskable` are not special."""
-        return self.rate * maskable
 
+    @abstractmethod
     def most(self, tokens: int) -> float:
         """Return the largest number of targets in a row of `tokens` tokens."""
-        return self.rate * tokens + 1
 
     @abstractmethod
     def mask(self, rows: MaskableRows) -> Samples:
         """Return the rows with their targets."""
+
+
+class FixedRateMasking(RowMasking):
+    """A masking that predicts the same share of every row.
+
+    Attributes:
+        rate: share of a row's maskable tokens to predict.
+    """
+
+    rate: float = Field(gt=0, le=0.8)
+
+    def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
+        return Slots.of(edges, first_row, self.rate)
+
+    def expected(self, length: int, maskable: int) -> float:
+        return self.rate * maskable
+
+    def most(self, tokens: int) -> float:
+        return self.rate * tokens + 1
 
 
 class NoMasking(BaseModel):
@@ -137,7 +161,7 @@ MaskingUnit = Literal["token", "whole_word", "ngram", "span", "phrase", "entity"
 _LONGEST_NGRAM, _LONGEST_SPAN, _SPAN_P = 3, 10, 0.2
 
 
-class MlmMasking(RowMasking):
+class MlmMasking(FixedRateMasking):
     """Masked language modelling (Devlin et al. 2019, section 3.1; Liu et al. 2019, section 4.1).
 
     Attributes:
@@ -228,21 +252,20 @@ class MlmMasking(RowMasking):
 
 
 def budgets(
-    masking: MlmMasking, counted: NDArray[np.int64], maskable: NDArray[np.int64], first_row: int, key: Key
+    masking: MlmMasking, wanted: NDArray[np.float64], maskable: NDArray[np.int64], first_row: int, key: Key
 ) -> NDArray[np.int64]:
     """Return [N] int64, the number of targets in each row.
 
     Args:
         masking: settings that decide the number.
-        counted: [N] int64, number of tokens of each row that `masking.rate` is a share of.
+        wanted: [N] float64, number of targets before rounding: the rate times the tokens that it is a share of.
         maskable: [N] int64, number of tokens of each row that can be targets.
         first_row: number of the first row in its block.
         key: key of the draws.
     """
-    wanted = masking.rate * counted
     match masking.count:
         case "stochastic":
-            uniform = draws32(key, first_row, first_row + len(counted)) / _DRAWS
+            uniform = draws32(key, first_row, first_row + len(wanted)) / _DRAWS
             counts = np.floor(wanted + uniform).astype(np.int64)
         case "bert" | "drawn":
             counts = np.maximum(np.rint(wanted), 1).astype(np.int64)
@@ -263,7 +286,8 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     sizes = units.sizes
     maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
     counted = np.diff(rows.offsets) if masking.count_special else maskable
-    counts = budgets(masking, counted, maskable, slots.first_row, _purpose(key, "counts"))
+    wanted = (masking.rate if found.rates is None else found.rates) * counted
+    counts = budgets(masking, wanted, maskable, slots.first_row, purpose(key, "counts"))
     counts = np.minimum(
         counts, slots.counts
     )  # a draw for each: they differ only in rows of hardly anything but separators
@@ -273,7 +297,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
     positions = rows.places(text, per_row)
     target_ids = rows.tokens[positions]
-    draws = _row_draws(per_row, slots, _purpose(key, "replacements"))
+    draws = _row_draws(per_row, slots, purpose(key, "replacements"))
     if masking.replace.similar:
         assert similar is not None  # `Corpora` gives what the masking needs
         assert sizes is not None
@@ -293,8 +317,8 @@ def _select(
     match masking.unit:
         case "token" | "whole_word" | "phrase" | "entity":
             if masking.count == "drawn":
-                return select_drawn(units, counts, slots, _purpose(key, "drawn"))
-            return select(units, counts, slots, _purpose(key, "targets"))
+                return select_drawn(units, counts, slots, purpose(key, "drawn"))
+            return select(units, counts, slots, purpose(key, "targets"))
         case "ngram":
             weights, longest = masking.ngram_weights, masking.longest or _LONGEST_NGRAM
             lengths = ngram_lengths(longest) if weights is None else Lengths.weighted(np.array(weights))
@@ -305,7 +329,7 @@ def _select(
                 budgets=counts,
                 slots=slots,
                 stretches=ngrams,
-                key=_purpose(key, "ngrams"),
+                key=purpose(key, "ngrams"),
             )
         case "span":
             lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _LONGEST_SPAN)
@@ -316,7 +340,7 @@ def _select(
                 budgets=counts,
                 slots=slots,
                 stretches=spans,
-                key=_purpose(key, "spans"),
+                key=purpose(key, "spans"),
             )
         case _:
             assert_never(masking.unit)
@@ -336,5 +360,6 @@ def _leaders(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))
 
 
-def _purpose(key: Key, purpose: str) -> Key:
-    return stream_key(key.hex(), purpose)
+def purpose(key: Key, name: str) -> Key:
+    """Return the key of the draws for one purpose, from the key of a block's draws."""
+    return stream_key(key.hex(), name)

@@ -37,6 +37,9 @@ class Samples:
             with it, or if rows are not examples.
         holes: [H] int64, sorted indices in `tokens` at which nothing is learned: padding ids in place of removed
             documents, and all tokens of a row without other text. None if the blocks have no removed documents.
+        rates: [N] float32, probability with which each token of the row's text was hidden (masked diffusion); None
+            otherwise.
+        maskable: [N] int32, number of tokens of each row that could be hidden; None without `rates`.
     """
 
     tokens: Tokens
@@ -52,6 +55,8 @@ class Samples:
     text_starts: NDArray[np.int32] | None = None
     cls_last: NDArray[np.bool_] | None = None
     holes: NDArray[np.int64] | None = None
+    rates: NDArray[np.float32] | None = None
+    maskable: NDArray[np.int32] | None = None
 
     @property
     def rows(self) -> int:
@@ -77,6 +82,8 @@ class _ByRow(TypedDict):
     reversed_rows: NDArray[np.bool_] | None
     text_starts: NDArray[np.int32] | None
     cls_last: NDArray[np.bool_] | None
+    rates: NDArray[np.float32] | None
+    maskable: NDArray[np.int32] | None
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
@@ -130,6 +137,8 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         reversed_rows=_join([part.reversed_rows for part in parts]),
         text_starts=_join([part.text_starts for part in parts]),
         cls_last=_join([part.cls_last for part in parts]),
+        rates=_join([part.rates for part in parts]),
+        maskable=_join([part.maskable for part in parts]),
     )
 
 
@@ -193,6 +202,8 @@ def _by_row(samples: Samples, rows: NDArray[np.int64] | slice) -> _ByRow:
         reversed_rows=of(samples.reversed_rows),
         text_starts=of(samples.text_starts),
         cls_last=of(samples.cls_last),
+        rates=of(samples.rates),
+        maskable=of(samples.maskable),
     )
 
 

@@ -98,7 +98,8 @@ class Slots:
     """The places of each row's draws in the streams of its block.
 
     Attributes:
-        edges: [N + 1] int64, numbers of draws; row i has draws edges[i] to edges[i + 1], at least rate * tokens + 1.
+        edges: [N + 1] int64, numbers of draws; row i has draws edges[i] to edges[i + 1]: of a fixed rate at least
+            rate * tokens + 1.
         first_row: number of the first row in its block.
     """
 

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes, check_lanes
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.packing import Packed
@@ -36,6 +38,7 @@ _LATER = (
     "languages",
     "translations",
     "stages",
+    "annealing",
 )  # fields that came later: left out where nobody set them
 
 
@@ -46,7 +49,9 @@ class _Config(BaseModel):
 Input = Annotated[Packed | Pairs | Lanes | Translations | Texts, Field(discriminator="packing")]
 """How documents become rows: the settings under a recipe's `input`."""
 
-Masking = Annotated[MlmMasking | PermutedPrediction | NoMasking, Field(discriminator="kind")]
+Masking = Annotated[
+    MlmMasking | PermutedPrediction | DiffusionMasking | NoMasking, Field(discriminator="kind")
+]
 """What is predicted, and what stands in its place."""
 
 
@@ -91,8 +96,10 @@ class Stage(_Config):
         units: number of samples, or of tokens of samples, in an epoch of the stage.
         in_tokens: whether units are tokens.
         epochs: number of epochs of the stage.
-        weights: shares of the sources by tokens of text; 0: not read in this stage. Empty: the sources' own weights, or
-            in proportion to their text.
+        weights: shares of the sources by tokens of text; 0: not read in this stage; None: in proportion to size **
+            (1 / T), of what the numbers, then parts of 1, leave. Empty: the sources' own weights, or in proportion to
+            their text.
+        temperature: T; None: the stream's.
         most_readings: largest number of readings of any source from the beginning of the first stage to the end of this
             one; None for no limit.
     """
@@ -102,8 +109,46 @@ class Stage(_Config):
     units: PositiveInt
     in_tokens: bool = False
     epochs: PositiveInt = 1
-    weights: tuple[NonNegativeFloat, ...] = ()
+    weights: tuple[NonNegativeFloat | None, ...] = ()
+    temperature: float | None = Field(default=None, ge=1)
     most_readings: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _automatic_sources_have_a_part(self) -> Self:
+        numbers = [weight for weight in self.weights if weight is not None]
+        if len(numbers) < len(self.weights):
+            if sum(numbers) >= 1:
+                raise ValueError("beside weights of None the others add up to less than 1")
+        elif self.temperature is not None and self.weights:
+            raise ValueError("a stage has a temperature for sources without a weight")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out a temperature of None, so that older specs keep their JSON."""
+        return {
+            name: value for name, value in serialize(self).items() if (name, value) != ("temperature", None)
+        }
+
+
+class Annealing(_Config):
+    """A rate of masks that goes evenly from the masking's own to `end`, from sample to sample.
+
+    Attributes:
+        end: rate after the last sample.
+        samples: number of samples from the masking's own rate to `end`.
+        before: number of them that precede the stream's first sample.
+    """
+
+    end: float = Field(gt=0, le=0.8)
+    samples: PositiveInt
+    before: NonNegativeInt = 0
+
+    def rates(self, start: float, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the rate of each of `samples`, numbered from the beginning of epoch 0. `start`: the masking's own."""
+        done = np.minimum((self.before + samples) / self.samples, 1.0)
+        rates: NDArray[np.float64] = start + (self.end - start) * done
+        return rates
 
 
 class WindowSize(_Config):
@@ -155,6 +200,7 @@ class StreamSpec(_Config):
         similar: table of similar words, if words are replaced by similar ones.
         stages: all phases up to the stream's own, which is the last: each source continues where the earlier phases
             ended (`data_service.stream.stages`). Empty: each source begins anew.
+        annealing: how the rate of masks changes from sample to sample; None: it does not.
         special: ids of the special tokens, by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
         vocab_size: number of ids.
@@ -175,6 +221,7 @@ class StreamSpec(_Config):
     layout: TextLayout = "cls_first"
     similar: SimilarSource | None = None
     stages: tuple[Stage, ...] = ()
+    annealing: Annealing | None = None
     special: SpecialIds
     never_masked: tuple[NonNegativeInt, ...]
     vocab_size: PositiveInt
@@ -219,6 +266,12 @@ class StreamSpec(_Config):
         return self
 
     @model_validator(mode="after")
+    def _rates_can_change(self) -> Self:
+        if self.annealing is not None and not isinstance(self.masking, MlmMasking):
+            raise ValueError("masks of another kind than mlm have no rate that changes")
+        return self
+
+    @model_validator(mode="after")
     def _stages_agree(self) -> Self:
         if not self.stages:
             return self
@@ -227,7 +280,8 @@ class StreamSpec(_Config):
         if self.stages[-1].length != self.length:
             raise ValueError("the last stage is the stream's own, and has rows of its length")
         for stage in self.stages:
-            if stage.weights and (len(stage.weights) != len(self.sources) or not any(stage.weights)):
+            reads = any(weight is None or weight > 0 for weight in stage.weights)
+            if stage.weights and (len(stage.weights) != len(self.sources) or not reads):
                 raise ValueError("a stage has a weight for each source, or none, and not only zeros")
         return self
 
@@ -237,6 +291,13 @@ class StreamSpec(_Config):
         fields = type(self).model_fields
         unset = {name for name in _LATER if getattr(self, name) == fields[name].default}
         return {name: value for name, value in serialize(self).items() if name not in unset}
+
+    @property
+    def densest_masking(self) -> Masking:
+        """The masking, with the highest rate that it has in this stream."""
+        if self.annealing is None or not isinstance(self.masking, MlmMasking):
+            return self.masking
+        return self.masking.model_copy(update={"rate": max(self.masking.rate, self.annealing.end)})
 
     @property
     def reads_translations(self) -> bool:

@@ -55,15 +55,18 @@ def linear_cross_entropy(
     *,
     temperature: float | None = None,
     keys: Int[Tensor, " targets"] | None = None,
+    weights: Float[Tensor, " targets"] | None = None,
 ) -> CrossEntropySums:
     """Return sums over targets of -log softmax(logits)[id] and of argmax == id, where logits = features weight' + bias.
+
+    With `weights` each target's loss is multiplied by its own. They get no gradient.
 
     `bias` may be None. With a temperature an id is drawn for each target from softmax(logits / temperature), by
     inversion of uniform numbers that belong to the target's key (`encoder_core/random_draws.py`). M may be 0.
     """
     draws = features.new_zeros(0) if keys is None else uniforms(keys, draw_key(), 2)
     loss_sum, correct, sampled = _apply(
-        features, weight, bias, ids, temperature, draws, torch.is_grad_enabled()
+        features, weight, bias, ids, temperature, draws, weights, torch.is_grad_enabled()
     )
     return CrossEntropySums(loss_sum, correct, None if temperature is None else sampled)
 
@@ -78,6 +81,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ids: Tensor,
         temperature: float | None,
         draws: Tensor,
+        weights: Tensor | None,
         wants_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(features.dtype, torch.float32)
@@ -90,12 +94,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scores = _scores(features)
         for chunk in chunks(len(ids), weight.shape[0], weight.device):
             scored = scores(F.linear(features[chunk], weight, bias), ids[chunk])
-            loss_sum += scored.losses_c.sum()
+            own_c = None if weights is None else weights[chunk].to(wide)
+            loss_sum += (scored.losses_c if own_c is None else scored.losses_c * own_c).sum()
             correct += scored.correct_c.sum()
             if temperature is not None:
                 sampled[chunk] = _sample(scored.log_p_cV()[:, :own], draws[chunk], temperature)
             if gradients is not None:
-                gradients.add(chunk, *scored.to_gradient(biased=bias is not None))
+                d_cV, by_bias_V = scored.to_gradient(biased=bias is not None and own_c is None)
+                gradients.add(chunk, d_cV if own_c is None else d_cV.mul_(own_c[:, None]), by_bias_V)
         if gradients is not None:
             by_bias = gradients.bias[:own] if owns_bias and gradients.bias is not None else None
             ctx.save_for_backward(gradients.features, gradients.weight[:own], by_bias)
@@ -107,7 +113,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad: Tensor, *_: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None, None, None]:
         # In place: the weight's is the largest array of many a step. A second pass is refused by autograd.
         features, weight, bias = (
             None if saved is None else saved.mul_(grad).to(dtype)
@@ -115,7 +121,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
         assert features is not None
         assert weight is not None
-        return features, weight, bias, None, None, None, None
+        return features, weight, bias, None, None, None, None, None
 
 
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply

@@ -71,13 +71,20 @@ class MaskedLanguageModelHead(nn.Module):
         ids_M: Int[Tensor, " targets"],
         temperature: float | None = None,
         keys_M: Int[Tensor, " targets"] | None = None,
+        weights_M: Float[Tensor, " targets"] | None = None,
     ) -> CrossEntropySums:
-        """Return the sums over the targets; with a temperature also an id drawn for each by its key (see
-        `linear_cross_entropy`).
+        """Return the sums over the targets, of losses times `weights_M`; with a temperature also an id drawn for each
+        by its key (see `linear_cross_entropy`).
         """
         features_ME = self.features(hidden_TH.index_select(0, positions_M))
         return linear_cross_entropy(
-            features_ME, self.decoder.weight, self.decoder.bias, ids_M, temperature=temperature, keys=keys_M
+            features_ME,
+            self.decoder.weight,
+            self.decoder.bias,
+            ids_M,
+            temperature=temperature,
+            keys=keys_M,
+            weights=weights_M,
         )
 
 

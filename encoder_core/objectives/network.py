@@ -10,12 +10,14 @@ from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
+from encoder_core.objectives.diffusion import DiffusedTokens
 from encoder_core.objectives.distil import Distillation, LayersAlike, StatesAlike
 from encoder_core.objectives.mlm import MaskedTokens, tied_head
 from encoder_core.objectives.multitask import MultitaskModel, mask_decoder
 from encoder_core.objectives.sentence_pairs import SentencePair
 from encoder_core.objectives.span_boundary import SpanBoundary
 from encoder_core.objectives.term import HeadTerm
+from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.sentence_pairs import NspConfig, PairConfig, SopConfig
@@ -34,6 +36,8 @@ def head_term(term: HeadConfig, model: ModelConfig, word: nn.Embedding) -> HeadT
     match term:
         case MlmConfig():
             return MaskedTokens(term, tied_head(model, word))
+        case DiffusionConfig():
+            return DiffusedTokens(term, tied_head(model, word))
         case PairConfig():
             return SentencePair(term, PairHead(model.hidden))
         case SboConfig():

@@ -10,10 +10,9 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.term import HeadConfig, LateWeight, Refusal, Setting
 
 
-class MlmConfig(LateWeight, HeadConfig):
-    """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
+class TokenPrediction(HeadConfig):
+    """A term that predicts the original ids of hidden tokens, with the masked language model's head."""
 
-    name = "mlm"
     exported = "mlm"
     reads = "targets"
 
@@ -34,8 +33,9 @@ class MlmConfig(LateWeight, HeadConfig):
         if isinstance(setting.model, XlnetConfig):
             yield Refusal(
                 ("objective",),
-                "a model of family xlnet is not trained by mlm: it predicts tokens in a random order, without masks",
-                "use plm for xlnet, and mlm for every other family",
+                f"a model of family xlnet is not trained by {self.name}: it predicts tokens in a random order, without "
+                "masks",
+                f"use plm for xlnet, and {self.name} for every other family",
             )
         elif rows is not None and rows.lanes:
             yield Refusal(
@@ -49,3 +49,9 @@ class MlmConfig(LateWeight, HeadConfig):
                 f"{rows.packing} rows hold whole texts to be compared, but the objective predicts tokens",
                 "set objective to contrastive, or input.packing to full_sentences",
             )
+
+
+class MlmConfig(LateWeight, TokenPrediction):
+    """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
+
+    name = "mlm"

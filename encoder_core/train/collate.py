@@ -41,6 +41,10 @@ class HostRows(Protocol):
     def cls_last(self) -> NDArray[np.bool_] | None: ...
     @property
     def holes(self) -> NDArray[np.int64] | None: ...
+    @property
+    def rates(self) -> NDArray[np.float32] | None: ...
+    @property
+    def maskable(self) -> NDArray[np.int32] | None: ...
 
 
 def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
@@ -88,6 +92,8 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         reversed_rows=None if rows.reversed_rows is None else tensor(rows.reversed_rows, np.bool_),
         numbers=tensor(np.arange(first * group, first * group + len(offsets) - 1)),
         group=group,
+        rates=None if rows.rates is None else tensor(rows.rates, np.float32),
+        maskable=None if rows.maskable is None else tensor(rows.maskable),
     )
     if rows.holes is not None and len(rows.holes):
         return _without_holes(on_host, rows, group).to(device)

@@ -238,7 +238,7 @@ def test_a_key_of_a_phase(packages: Scratch) -> None:
     layer = "encoder_core/layers/dropout.py"
     packages.replace(layer, "\n\ndef dropout(\n", f"{SETTER}\n\ndef dropout(\n")
     loop = "encoder_core/train/loop.py"
-    packages.replace(loop, '{"rope_base": ', '{"dropout": set_dropout, "rope_base": ')
+    packages.replace(loop, '    "rope_base": ', '    "dropout": set_dropout,\n    "rope_base": ')
     imported, layers = "from encoder_core.train.engine import ", "dropout"
     packages.replace(loop, imported, f"from encoder_core.layers.{layers} import set_dropout\n{imported}")
     assert packages.run(IDENTITY) == plain

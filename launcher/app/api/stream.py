@@ -80,6 +80,9 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         order           [R, L] int64, only if prediction is permuted (XLNet): a token's content may attend to tokens
                         of the same or a lower number, its prediction to tokens of a lower number; -1 in padding
         reversed_rows   [R] bool, with `order`: rows laid out from the last token to the first
+        rates           [R] float32, only for masked diffusion: probability with which each token of a row was hidden;
+                        the loss of the row is divided by it
+        maskable        [R] int64, with `rates`: number of tokens of each row that could be hidden
         group           [] int64, only if rows are texts of examples (contrastive training): every `group` rows are
                         one example: query, positive, negatives; R is a multiple of it
 
@@ -210,7 +213,12 @@ def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
         found["position_ids"] = lay(batch.restarted, 0)
     if batch.order is not None:
         found["order"] = lay(batch.order, -1)
-    singles = {"pair_labels": batch.pair_labels, "reversed_rows": batch.reversed_rows}
+    singles = {
+        "pair_labels": batch.pair_labels,
+        "reversed_rows": batch.reversed_rows,
+        "rates": batch.rates,
+        "maskable": batch.maskable,
+    }
     if batch.group > 1:
         found["group"] = torch.tensor(batch.group)
     return found | {name: values for name, values in singles.items() if values is not None}

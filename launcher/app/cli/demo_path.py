@@ -22,10 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from pydoc_data import topics
 
-import torch
 from rich.console import Console
 
-from checkpoints.hf.load import load_pretrained
 from data_service.errors import TokenizerError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.encodings import UTF_8
@@ -34,11 +32,9 @@ from data_service.ingest.options import BuildOptions
 from data_service.printable import shell_word
 from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
-from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
-from encoder_core.batch import Batch
-from encoder_core.objectives.network import masked_language_model
 from launcher.after.export.export import export_run
+from launcher.after.fill.fill import MaskFiller
 from launcher.app.cli.corpus_shown import BuildWatch, heldout_note
 from launcher.app.cli.options import settings
 from launcher.app.cli.texts import automatic_workers, sample_texts
@@ -112,61 +108,6 @@ def _is_new(paragraph: str, seen: set[bytes]) -> bool:
         return False
     seen.add(digest)
     return True
-
-
-MASK = "<mask>"
-
-
-@dataclass(frozen=True)
-class Guess:
-    """A candidate for the mask, and its probability among all ids."""
-
-    text: str
-    probability: float
-
-
-def fill_mask(folder: Path, sentence: str, count: int) -> list[Guess]:
-    """Return the `count` likeliest tokens for the one `<mask>` in `sentence`, by the exported model in `folder`.
-
-    Raises:
-        TokenizerError: the sentence does not have exactly one mask.
-        ModelError: `folder` holds no model.
-    """
-    tokenizer = load_tokenizer(str(folder))
-    pretrained = load_pretrained(folder)
-    model = masked_language_model(pretrained.config)
-    model.load_state_dict(pretrained.tensors | _tied(pretrained.tensors, model), strict=True)
-    model.eval()
-    with torch.no_grad():
-        (logits,) = model.logits(_batch(tokenizer, sentence))
-    best = torch.topk(logits.softmax(-1), count)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Guess(tokenizer.decode([token]), probability) for token, probability in pairs]
-
-
-def _tied(tensors: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return tensors by the names of parameters that share their tensor with a stored one."""
-    stored = {id(parameter): name for name, parameter in model.named_parameters()}
-    names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    return {name: tensors[first] for name, first in names.items() if name not in tensors}
-
-
-def _batch(tokenizer: Tokenizer, sentence: str) -> Batch:
-    before, mask, after = sentence.partition(MASK)
-    if not mask or MASK in after:
-        raise TokenizerError(f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once")
-    special = tokenizer.special
-    left = [int(token) for token in tokenizer.encode(before.rstrip(" "))]  # the space is the masked word's
-    right = [int(token) for token in tokenizer.encode(after)]
-    ids = torch.tensor([special.cls, *left, special.mask, *right, special.sep])
-    return Batch(
-        tokens=ids,
-        cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32),
-        max_length=len(ids),
-        positions=torch.arange(len(ids)),
-        target_positions=torch.tensor([1 + len(left)]),
-        target_ids=torch.tensor([special.mask]),
-    )
 
 
 _VOCABULARY = 2048
@@ -342,8 +283,9 @@ class Demo:
             self._say(
                 f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer"
             )
+            filler = MaskFiller(folder)
             for sentence in _SENTENCES:
-                guesses = fill_mask(folder, sentence, 4)
+                guesses = filler.guesses(sentence, 4)
                 shown = ", ".join(f"{guess.text.strip()!r} {guess.probability:.0%}" for guess in guesses)
                 self._say(f"{sentence}\n        {shown}")
 

@@ -30,6 +30,7 @@ from launcher.app.cli import (
     embed,
     estimate,
     evaluate,
+    fill,
     finetune,
     launch,
     recipe,
@@ -126,6 +127,7 @@ embed.register(app)
 diagnose.register(app)
 doctor.register(app)
 burnin.register(app)
+fill.register(app)
 finetune.register(app)
 evaluate.register(app)
 

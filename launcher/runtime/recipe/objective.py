@@ -9,6 +9,7 @@ from typing import Self, get_args
 
 from pydantic import model_serializer, model_validator
 
+from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.pairs import OrderedPairs, SegmentPairs, SentencePairs
@@ -20,6 +21,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.plm import PlmConfig
@@ -42,6 +44,10 @@ class MlmTerm(MlmConfig, MlmMasking):
         digests of old recipes must not change."""
         former = {"weight": 1.0, "ngram_weights": None}
         return {name: value for name, value in serialize(self).items() if (name, value) not in former.items()}
+
+
+class DiffusionTerm(DiffusionConfig, DiffusionMasking):
+    """Masked diffusion: its settings for the device and for the host."""
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
@@ -74,6 +80,7 @@ class RecipeObjective(Choice):
 
     Attributes:
         mlm: masked tokens (BERT and most others); the masks of the generator with `rtd`.
+        diffusion: tokens of rows that are hidden at rates between 0 and 1 (MDLM, LLaDA). Stands alone.
         nsp: whether the second segment follows the first (BERT). Needs input of segment or sentence pairs.
         sop: whether two segments are in order (ALBERT). Needs input of ordered pairs.
         sbo: masked spans from their boundaries (SpanBERT).
@@ -87,6 +94,7 @@ class RecipeObjective(Choice):
     """
 
     mlm: MlmTerm | None = None
+    diffusion: DiffusionTerm | None = None
     nsp: NspConfig | None = None
     sop: SopConfig | None = None
     sbo: SboConfig | None = None

@@ -199,6 +199,8 @@ TERM = (
     TermMetric("precision", "of the tokens called replaced", _percent),
     TermMetric("recall", "of the tokens replaced", _percent),
     TermMetric("replaced", "share of tokens that were", _percent),
+    TermMetric("bits", "bound of the text's, per token"),
+    TermMetric("hidden_accuracy", "share of hidden tokens", _percent),
     TermMetric("positive_similarity", "mean of queries"),
     TermMetric("negative_similarity", "mean of queries"),
 )

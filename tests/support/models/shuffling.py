@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from data_service.rng import stream_key
-from data_service.samples.masking import MaskableRows, RowMasking
+from data_service.samples.masking import FixedRateMasking, MaskableRows
 from data_service.samples.samples import Samples
 from data_service.samples.selection import select
 
 
-class TokenShuffling(RowMasking):
+class TokenShuffling(FixedRateMasking):
     """Each chosen token moves to the place of the one before it, the first to that of the last."""
 
     kind: Literal["shuffled"] = "shuffled"

@@ -74,6 +74,7 @@ RIGHT = {
     "--set zero=1 --failures",
     "evaluate": "{model} sst2 --results {new} --task sst2 --seeds 1 --set lr=1e-3 --step 3 --cpus-per-cell 1 "
     "--gpus-per-cell 0",
+    "fill": "{model} <mask> --step 3 --steps 2 --temperature 0.5 --seed 1 --count 2",
     "finetune": "{model} sst2 --out {new} --data {data} --set lr=1e-3 --seed 3 --threads 1 --step 3",
     "init": "quickstart {new} --corpus {corpus} --set seed=3 --tokenizer {tokenizer}",
     "launch aws-batch": "{run} --image i --instance-type p4d.24xlarge --vpc vpc-1 --subnet s-1 --efa 1 --disk 10GiB "
@@ -265,6 +266,7 @@ def test_what_is_right_goes_on(places: dict[str, str]) -> None:
         "evaluate",
         "compare",
         "diagnose",
+        "fill",
         "recipe from",
     }
     lines = [[*command.split(), *RIGHT[command].split()] for command in sorted(heavy)]

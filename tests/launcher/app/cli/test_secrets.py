@@ -87,6 +87,7 @@ COMMANDS = (
     "finetune {uri} sst2",
     "embed eval {uri} stsb",
     "diagnose {uri}",
+    "fill {uri} <mask>",
     "doctor {uri}",
 )  # fmt: skip
 

@@ -1,0 +1,65 @@
+"""Masked diffusion: each row has a rate of its own, and each of its tokens is hidden with that probability.
+
+This is the forward process of Sahoo et al. 2024 (MDLM, arXiv 2406.07524, section 3.1, with the linear schedule alpha =
+1 - t) and of Nie et al. 2025 (LLaDA, arXiv 2502.09992, section 2.1): t is uniform between 0 and 1, every token becomes
+the mask token with probability t, independently of the others, and nothing else stands in its place.
+
+Both papers' code draws no rate below 0.001, because the loss of a row is divided by its rate. Rates of different rows
+are independent, as in LLaDA's code; MDLM's spreads those of a batch evenly, which a row that knows only its own key
+cannot do.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.rng import draws32
+from data_service.samples.masking import MaskableRows, RowMasking, purpose
+from data_service.samples.samples import Samples
+from data_service.samples.selection import Slots
+
+LEAST_RATE = 1e-3
+_DRAWS = 1 << 32
+
+
+class DiffusionMasking(RowMasking):
+    """Masks of masked diffusion. Nothing can be set; each reading of a row has another rate and other masks."""
+
+    kind: Literal["diffusion"] = "diffusion"
+
+    @property
+    def unit(self) -> Literal["token"]:
+        """The unit: single tokens."""
+        return "token"
+
+    def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
+        """Return the places of each row's draws: one for each token of its text."""
+        return Slots(edges, first_row)
+
+    def expected(self, length: int, maskable: int) -> float:
+        return (1 + LEAST_RATE) / 2 * maskable
+
+    def most(self, tokens: int) -> float:
+        return tokens
+
+    def mask(self, rows: MaskableRows) -> Samples:
+        laid_out, units, slots = rows.rows, rows.units, rows.slots
+        rates = row_rates(
+            draws32(purpose(rows.key, "rates"), slots.first_row, slots.first_row + len(slots.counts))
+        )
+        draws = draws32(purpose(rows.key, "hidden"), int(slots.edges[0]), int(slots.edges[-1]))
+        hidden = draws < np.repeat(rates.astype(np.float64) * _DRAWS, slots.counts)
+        maskable = units.text(np.arange(int(units.edges[-1])))
+        text = maskable[hidden[maskable]]
+        positions = laid_out.places(text, np.diff(np.searchsorted(text, laid_out.edges)))
+        target_ids = laid_out.tokens[positions]
+        laid_out.tokens[positions] = rows.vocabulary.mask
+        counts = np.diff(units.edges).astype(np.int32)
+        return Samples(laid_out.tokens, laid_out.offsets, positions, target_ids, rates=rates, maskable=counts)
+
+
+def row_rates(draws: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Return [N] float32, a rate for each of N uniform draws: uniform between `LEAST_RATE` and 1."""
+    uniform = (draws.astype(np.float64) + 0.5) / _DRAWS
+    return (LEAST_RATE + (1 - LEAST_RATE) * uniform).astype(np.float32)

@@ -1,0 +1,58 @@
+"""Masked diffusion: predicts the original ids of hidden tokens, each row's losses divided by the rate at which it was
+hidden.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from encoder_core.batch import Batch
+from encoder_core.errors import TrainingError
+from encoder_core.heads.prediction import MaskedLanguageModelHead
+from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.terms.diffusion import DiffusionConfig
+
+
+class DiffusedTokens(HeadTerm):
+    """Cross-entropy of the original ids at hidden tokens, divided by the row's rate (Sahoo et al. 2024, section 3, in
+    continuous time; Nie et al. 2025, section 2.1).
+
+    The summands are all tokens that could be hidden, as in LLaDA's code, so the mean is in nats per token of text: an
+    unbiased estimate, over the rates and masks that were drawn, of an upper bound of the text's negative
+    log-likelihood. Metrics: "bits", the same in bits; "filled" and "hidden", of the hidden tokens the ones whose
+    likeliest id is the original one, and all.
+    """
+
+    def __init__(self, config: DiffusionConfig, head: MaskedLanguageModelHead) -> None:
+        super().__init__(config, {"head": head})
+        self.head = head
+
+    def targets(self, batch: Batch) -> int:
+        counts = batch.on_host.maskable
+        return 0 if counts is None else int(counts.sum())
+
+    def sums(self, states: States, batch: Batch) -> TermSums:
+        hidden_MH = states.at_targets
+        at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
+        found = self.head(hidden_MH, at_M, batch.target_ids, weights_M=_weights(batch))
+        metrics = {
+            "bits": found.loss_sum.detach() / math.log(2),
+            "filled": found.correct,
+            "hidden": torch.full_like(found.correct, len(at_M)),
+        }
+        return TermSums(found.loss_sum, self.targets(batch), metrics)
+
+
+def _weights(batch: Batch) -> Float[Tensor, " targets"]:
+    """Return one over the rate of each target's row. Raises TrainingError: rows with targets have no rate."""
+    if batch.rates is None:
+        if batch.target_positions.numel():
+            raise TrainingError(
+                "rows whose tokens were not hidden at a rate of their own cannot train masked diffusion",
+                remedy="set objective.diffusion in the recipe, with which the data service draws rates",
+            )
+        return torch.zeros(0, device=batch.tokens.device)
+    row_M = torch.searchsorted(batch.cu_seqlens, batch.target_positions.to(torch.int32), right=True) - 1
+    return batch.rates.double().reciprocal().index_select(0, row_M)

@@ -1,0 +1,136 @@
+"""Fills masks in a text with an exported masked language model: the likeliest tokens for one mask, or all masks of a
+text, the surest first.
+
+The second is the reverse process of masked diffusion (Nie et al. 2025, LLaDA, arXiv 2502.09992, section 2.4): in each
+step all masked tokens are predicted, the most confident predictions stay, and the others are masked again. It works
+with any masked language model; one that masked diffusion trained has seen rows with as many masks.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from checkpoints.hf.load import load_pretrained
+from data_service.errors import TokenizerError
+from data_service.rng import draws64, stream_key
+from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
+from launcher.after.fill.masked_text import MASK, MaskedText, read_masks
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A candidate for the mask, and its probability among all ids."""
+
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the masks of a text are filled.
+
+    Attributes:
+        steps: number of predictions of all masks that are left; each fills as many as the others, to one. At most one
+            a mask. None: one a mask.
+        temperature: temperature at which ids are drawn; 0: the likeliest.
+        seed: seed of the draws.
+    """
+
+    steps: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class MaskFiller:
+    """The masked language model in a folder in the transformers format, on the CPU.
+
+    Raises:
+        ModelError: the folder holds no model, or one that predicts no masked tokens.
+        TokenizerError: it has no tokenizer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = load_tokenizer(str(folder))
+        pretrained = load_pretrained(folder)
+        self._longest = pretrained.config.max_length
+        self._model = masked_language_model(pretrained.config)
+        self._model.load_state_dict(pretrained.tensors | _tied(pretrained.tensors, self._model), strict=True)
+        self._model.eval()
+
+    def guesses(self, sentence: str, count: int) -> list[Guess]:
+        """Return the `count` likeliest tokens for the one mask in `sentence`. Raises TokenizerError: it has not exactly
+        one."""
+        text = read_masks(sentence, self._tokenizer, self._longest) if MASK in sentence else None
+        if text is None or len(text.masked) != 1:
+            raise TokenizerError(
+                f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once"
+            )
+        (logits_V,) = self._logits(text)
+        best = torch.topk(logits_V.softmax(-1), count)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [Guess(self._tokenizer.decode([token]), probability) for token, probability in pairs]
+
+    def fill(self, sentence: str, sampling: Sampling) -> str:
+        """Return `sentence` with all masks filled. Equal arguments give equal text. Raises TokenizerError as
+        `read_masks`."""
+        text = read_masks(sentence, self._tokenizer, self._longest)
+        steps = min(sampling.steps or len(text.masked), len(text.masked))
+        total = len(text.masked)
+        for step in range(steps):
+            keep = total // steps + (step < total % steps)
+            draws = draws64(stream_key("unmask", sampling.seed, step), 0, len(text.ids))
+            draws_M = torch.from_numpy((draws[list(text.masked)] >> np.uint64(11)) / 2.0**53)
+            ids_M, confidence_M = predict(
+                self._logits(text), _special(self._tokenizer), sampling.temperature, draws_M
+            )
+            surest = torch.sort(confidence_M, descending=True, stable=True).indices[:keep].tolist()
+            text = text.filled({text.masked[mask]: int(ids_M[mask]) for mask in surest})
+        return text.text(self._tokenizer)
+
+    @torch.no_grad()
+    def _logits(self, text: MaskedText) -> Float[Tensor, "masks vocab"]:
+        return self._model.logits(text.batch())
+
+
+def predict(
+    logits_MV: Float[Tensor, "masks vocab"],
+    never: Int[Tensor, " special"],
+    temperature: float,
+    draws_M: Float[Tensor, " masks"],
+) -> tuple[Int[Tensor, " masks"], Float[Tensor, " masks"]]:
+    """Return an id for each mask, and its probability at temperature 1, in fp64.
+
+    Args:
+        logits_MV: scores of all ids.
+        never: ids that are not predicted.
+        temperature: 0: the likeliest id; else an id is drawn from softmax(logits / temperature), by inversion.
+        draws_M: uniform numbers from 0 to 1, fp64.
+    """
+    scores_MV = logits_MV.double().index_fill(1, never, float("-inf"))
+    if temperature > 0:
+        cumulated_MV = (scores_MV / temperature).softmax(-1).cumsum(-1)
+        wanted_M1 = draws_M[:, None] * cumulated_MV[:, -1:]
+        ids_M = torch.searchsorted(cumulated_MV, wanted_M1, right=True)[:, 0].clamp(
+            max=logits_MV.shape[1] - 1
+        )
+    else:
+        ids_M = scores_MV.argmax(-1)
+    return ids_M, scores_MV.softmax(-1).gather(1, ids_M[:, None])[:, 0]
+
+
+def _special(tokenizer: Tokenizer) -> Tensor:
+    return torch.from_numpy(tokenizer.special_mask.nonzero()[0])
+
+
+def _tied(tensors: dict[str, Tensor], model: MultitaskModel) -> dict[str, Tensor]:
+    """Return tensors by the names of parameters that share their tensor with a stored one."""
+    stored = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    return {name: tensors[first] for name, first in names.items() if name not in tensors}

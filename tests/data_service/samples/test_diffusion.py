@@ -1,0 +1,113 @@
+"""Masks of masked diffusion: a rate for each row, uniform; each token hidden with it, by itself; nothing special."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_service.rng import Key, stream_key
+from data_service.samples.diffusion import LEAST_RATE, DiffusionMasking
+from data_service.samples.make import make_rows
+from data_service.samples.packing import Packed, pack
+from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.types import Block
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block, spec_of, targets_per_row
+
+SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
+SPEC = spec_of(SOURCE, length=64, masking=DiffusionMasking(), input={"packing": "full_sentences"})
+
+
+def make(block: Block, key: Key, start: int = 0, stop: int | None = None) -> Samples:
+    assert isinstance(SPEC.input, Packed)
+    rows = pack(block, SPEC.input.packing, SPEC.length)
+    return make_rows(block, rows, start, len(rows) if stop is None else stop, SPEC, key)
+
+
+def rates(samples: Samples) -> np.ndarray:
+    assert samples.rates is not None
+    return samples.rates
+
+
+def maskable(samples: Samples) -> np.ndarray:
+    assert samples.maskable is not None
+    return samples.maskable
+
+
+@given(st.integers(0, 1000), st.integers(1, 900))
+def test_the_text_is_all_there_and_hidden_tokens_are_masks(seed: int, tokens: int) -> None:
+    block = random_block(seed=seed, tokens=tokens)
+    samples = make(block, stream_key("text", seed))
+    restored = samples.tokens.copy()
+    restored[samples.target_positions] = samples.target_ids
+    special = np.isin(restored, NEVER_MASKED)
+    np.testing.assert_array_equal(restored[~special], block.tokens)
+    assert not special[samples.target_positions].any()
+    assert (samples.tokens[samples.target_positions] == SPECIAL.mask).all()
+    np.testing.assert_array_equal(np.add.reduceat(~special, samples.offsets[:-1]), maskable(samples))
+    assert ((rates(samples) >= LEAST_RATE) & (rates(samples) <= 1)).all()
+
+
+@given(st.integers(0, 100), st.data())
+def test_a_row_is_the_same_alone_and_among_others(seed: int, data: st.DataObject) -> None:
+    block, key = random_block(seed=seed, tokens=700), stream_key("alone", seed)
+    whole = make(block, key)
+    row = data.draw(st.integers(0, whole.rows - 1))
+    alone, cut = make(block, key, row, row + 1), slice_rows(whole, row, row + 1)
+    (dealt,) = deal_rows(join_rows([whole, alone]), [np.array([row])])
+    for found in (cut, dealt):
+        for name in ("tokens", "target_positions", "target_ids", "rates", "maskable"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
+
+
+@pytest.fixture(scope="module")
+def many() -> Samples:
+    """Some 20,000 rows."""
+    return join_rows(
+        [make(random_block(seed=seed, tokens=60_000), stream_key("many", seed)) for seed in range(20)]
+    )
+
+
+def test_rates_are_uniform(many: Samples) -> None:
+    """The empirical distribution is nowhere further from the uniform one than one in a thousand samples would be."""
+    drawn = np.sort(rates(many).astype(np.float64))
+    count = len(drawn)
+    assert count > 15_000
+    expected = (drawn - LEAST_RATE) / (1 - LEAST_RATE)
+    steps = np.arange(count + 1) / count
+    distance = max(np.abs(steps[1:] - expected).max(), np.abs(steps[:-1] - expected).max())
+    assert distance < 1.95 / np.sqrt(count)  # Kolmogorov's, at 0.001
+    assert abs(np.corrcoef(rates(many)[1:], rates(many)[:-1])[0, 1]) < 4 / np.sqrt(count)
+
+
+def test_tokens_are_hidden_with_the_rate_of_their_row_and_independently(many: Samples) -> None:
+    """The number hidden in a row is binomial: its standard scores have mean 0 and variance 1; places do not matter."""
+    p, n = rates(many).astype(np.float64), maskable(many).astype(np.float64)
+    scores = (targets_per_row(many) - n * p) / np.sqrt(n * p * (1 - p))
+    ordinary = (p > 0.05) & (p < 0.95) & (n > 20)
+    scores = scores[ordinary]
+    count = len(scores)
+    assert abs(scores.mean()) < 4 / np.sqrt(count)
+    assert abs(scores.var() - 1) < 4 * np.sqrt(2 / count) + 0.01
+    hidden = np.zeros(len(many.tokens), dtype=np.bool_)
+    hidden[many.target_positions] = True
+    first = hidden[many.offsets[:-1] + 1]
+    assert abs((first - p).mean()) < 4 * np.sqrt((p * (1 - p)).mean() / len(p))
+
+
+def test_other_readings_have_other_rates_and_masks() -> None:
+    block = random_block(seed=1, tokens=900)
+    one, other = (make(block, stream_key("epoch", epoch)) for epoch in (0, 1))
+    assert (rates(one) != rates(other)).all()
+    assert one.target_positions.tolist() != other.target_positions.tolist()
+    assert [SPEC.masking.mask_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
+
+
+def test_a_spec_says_it_in_json() -> None:
+    assert StreamSpec.model_validate_json(SPEC.model_dump_json()) == SPEC
+    assert SPEC.fingerprint != spec_of(SOURCE, length=64, input={"packing": "full_sentences"}).fingerprint
+
+
+def test_about_half_of_the_tokens_are_expected(many: Samples) -> None:
+    expected = sum(SPEC.masking.expected(0, count) for count in maskable(many).tolist())
+    assert len(many.target_ids) == pytest.approx(expected, rel=0.02)

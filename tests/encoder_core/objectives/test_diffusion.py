@@ -1,0 +1,155 @@
+"""Masked diffusion against a plain statement of its loss, and apart as together."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from encoder_core.batch import Batch, with_rows
+from encoder_core.errors import ModelError, TrainingError
+from encoder_core.families.bert import BertConfig
+from encoder_core.families.deberta import DebertaConfig
+from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.objectives.compose import compose
+from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.terms.diffusion import DiffusionConfig
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.train.collate import idle_batch
+from encoder_core.train.metrics import means
+from encoder_core.train.step import Sums
+from tests.support.models.parity import make_batch, random_weights
+
+SIZES: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 2,
+    "feed_forward": 32,
+    "max_length": 32,
+    "vocab": 50,
+}
+CONFIGS = (BertConfig(**SIZES), DebertaConfig(**SIZES), ModernBertConfig(**SIZES, local_attention=8))
+
+
+def model(config: object, dtype: torch.dtype = torch.float64) -> MultitaskModel:
+    torch.manual_seed(0)
+    module = random_weights(compose(config, {"diffusion": DiffusionConfig()}))  # type: ignore[arg-type]
+    assert isinstance(module, MultitaskModel)
+    return module.to(dtype).eval()
+
+
+def batch_of(lengths: list[int], share: float = 0.5) -> Batch:
+    batch = make_batch(lengths, 50, share=share)
+    rates = torch.from_numpy(np.random.default_rng(3).uniform(0.01, 1, len(lengths)).astype(np.float32))
+    return replace(batch, rates=rates, maskable=torch.tensor(lengths) - 2)
+
+
+def stated(network: MultitaskModel, batch: Batch) -> float:
+    """The loss, in fp64: of each row's hidden tokens -log p, over the row's rate; the mean over all tokens that could
+    be hidden."""
+    assert batch.rates is not None
+    assert batch.maskable is not None
+    logits = network.double().logits(batch).double()
+    total, edges = 0.0, batch.cu_seqlens.tolist()
+    for row, (first, last) in enumerate(pairwise(edges)):
+        for number, place in enumerate(batch.target_positions.tolist()):
+            if first <= place < last:
+                scores = logits[number].tolist()
+                peak = max(scores)
+                log_sum = peak + math.log(math.fsum(math.exp(score - peak) for score in scores))
+                total += (log_sum - scores[int(batch.target_ids[number])]) / float(batch.rates[row])
+    return total / int(batch.maskable.sum())
+
+
+def found(network: MultitaskModel, batch: Batch) -> dict[str, float]:
+    sums = Sums()
+    sums.add(network(batch))
+    return means(sums.collect())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.family)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_the_loss_is_the_papers(config: object, dtype: torch.dtype, tolerance: float) -> None:
+    batch = batch_of([5, 30, 9, 3])
+    figures = found(model(config, dtype), batch)
+    expected = stated(model(config), batch)
+    assert figures["diffusion_loss"] == pytest.approx(expected, rel=tolerance)
+    assert figures["diffusion_bits"] == pytest.approx(expected / math.log(2), rel=tolerance)
+    assert figures.keys() == {"loss", "diffusion_loss", "diffusion_bits", "diffusion_hidden_accuracy"}
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    batch = batch_of([5, 30, 9])
+    network = model(CONFIGS[0])
+    (term,) = network(batch).terms
+    term.loss_sum.backward()
+    ours = {name: parameter.grad for name, parameter in network.named_parameters()}
+    network.zero_grad()
+    losses = F.cross_entropy(network.logits(batch), batch.target_ids, reduction="none")
+    assert batch.rates is not None
+    row = torch.bucketize(batch.target_positions, batch.cu_seqlens.long(), right=True) - 1
+    (losses / batch.rates.double()[row]).sum().backward()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_apart_sum_to_rows_together() -> None:
+    network, together = model(CONFIGS[0]), batch_of([5, 24, 7, 12])
+    apart = [network(with_rows(together, torch.tensor(rows))).terms[0] for rows in ([0, 2], [1, 3])]
+    (whole,) = network(together).terms
+    torch.testing.assert_close(sum(term.loss_sum for term in apart), whole.loss_sum)
+    assert sum(term.targets for term in apart) == whole.targets == sum([5, 24, 7, 12]) - 8
+
+
+def test_what_hides_nothing_and_an_idle_batch_reach_every_parameter() -> None:
+    network = model(CONFIGS[0]).train()
+    none = torch.zeros(0, dtype=torch.int64)
+    bare = replace(batch_of([6]), target_positions=none, target_ids=none)
+    for batch, targets in ((bare, 4), (idle_batch(torch.device("cpu")), 0)):
+        network.zero_grad()
+        (term,) = network(batch).terms
+        assert (term.targets, term.loss_sum.item()) == (targets, 0)
+        term.loss_sum.backward()
+        assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_rows_without_rates_are_refused() -> None:
+    with pytest.raises(TrainingError, match=r"\brates?\b"):
+        model(CONFIGS[0])(make_batch([5, 9], 50))
+
+
+def test_it_stands_alone_and_not_on_xlnet() -> None:
+    both = {"mlm": MlmConfig(), "diffusion": DiffusionConfig()}
+    with pytest.raises(ModelError, match=r"\bdiffusion\b.*\bmlm\b"):
+        compose(CONFIGS[0], both)
+    with pytest.raises(ModelError, match=r"\bxlnet\b.*\bdiffusion\b"):
+        compose(
+            XlnetConfig(layers=1, hidden=16, heads=2, feed_forward=32, vocab=50),
+            {"diffusion": both["diffusion"]},
+        )
+
+
+def test_weights_weigh_the_losses_of_targets_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from encoder_core.heads.cross_entropy import linear_cross_entropy
+    from encoder_core.layers import sizes
+
+    generator = torch.Generator().manual_seed(2)
+    features, weight, bias = (
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in ((11, 6), (13, 6), (13,))
+    )
+    tensors = (features, weight, bias)
+    ids, weights = torch.randint(13, (11,), generator=generator), torch.rand(11, generator=generator) * 9
+    losses = F.cross_entropy(F.linear(features, weight, bias), ids, reduction="none")
+    expected = (losses * weights.double()).sum()
+    wanted = torch.autograd.grad(0.4 * expected, tensors)
+    monkeypatch.setitem(sizes.CHUNKS, "cpu", 13 * 4)
+    sums = linear_cross_entropy(features, weight, bias, ids, weights=weights)
+    torch.testing.assert_close(sums.loss_sum, expected, rtol=1e-12, atol=0)
+    for gradient, other in zip(torch.autograd.grad(0.4 * sums.loss_sum, tensors), wanted, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-11, atol=1e-13)

@@ -1,0 +1,135 @@
+"""Filling masks with an exported model by our own code: the candidates that transformers' model gives, and texts as the
+rule of unmasking, written once more on transformers' model, fills them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoints.hf.export import export_model
+from data_service.errors import TokenizerError
+from data_service.store.open import open_store
+from data_service.tokenizers.load import load_tokenizer
+from encoder_core.errors import ModelError
+from encoder_core.families.roberta import RobertaConfig
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.plm import permuted_language_model
+from launcher.after.fill.fill import MaskFiller, Sampling, predict
+from tests.support.checks.command import maskfleet
+from tests.support.runs.small_runs import prepare_corpus
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model with large weights, so that its candidates differ clearly."""
+    folder = tmp_path_factory.mktemp("export")
+    prepare_corpus(folder)
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
+    config = RobertaConfig(layers=2, hidden=32, heads=2, feed_forward=64, max_length=64)
+    model = masked_language_model(config.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad))
+    torch.manual_seed(0)
+    initialise(model, std=0.5)
+    parameters = dict(model.named_parameters())
+    export_model(
+        lambda name: parameters[name].detach(),
+        config.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad),
+        tokenizer.save_files(),
+        open_store(folder / "model"),
+    )
+    return folder / "model"
+
+
+@pytest.mark.parametrize(
+    "sentence", ["every rank reads its <mask> and the loss falls", "<mask> is lost", "the loss <mask>"]
+)
+def test_candidates_are_those_of_transformers(exported: Path, sentence: str) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(exported), AutoModelForMaskedLM.from_pretrained(exported)
+    encoded = tokenizer(sentence, return_tensors="pt")
+    with torch.no_grad():
+        logits = model.eval()(**encoded).logits
+    place = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
+    best = logits[0, place].softmax(-1).topk(5)
+    guesses = MaskFiller(exported).guesses(sentence, 5)
+    assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert [guess.text for guess in guesses] == [tokenizer.decode([i]) for i in best.indices.tolist()]
+
+
+def test_a_model_that_predicts_no_masks_says_so(tmp_path: Path, exported: Path) -> None:
+    config = XlnetConfig(layers=1, hidden=32, heads=2, feed_forward=64, vocab=320)
+    parameters = dict(permuted_language_model(config).named_parameters())
+    files = {name: (exported / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
+    export_model(lambda name: parameters[name].detach(), config, files, open_store(tmp_path), "plm")
+    with pytest.raises(ModelError, match=r"\bxlnet\b.*\bhead\b"):
+        MaskFiller(tmp_path)
+
+
+@pytest.mark.parametrize("sentence", ["no mask here", "<mask> and <mask>"])
+def test_exactly_one_mask(exported: Path, sentence: str) -> None:
+    with pytest.raises(TokenizerError, match=r"\bone <mask>"):
+        MaskFiller(exported).guesses(sentence, 3)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5, 20])
+def test_the_surest_are_kept_step_by_step(exported: Path, steps: int) -> None:
+    """At temperature 0, by the rule: predict all masks, keep the surest, as many a step as the others to one."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(exported), AutoModelForMaskedLM.from_pretrained(exported)
+    ids = tokenizer("every<mask><mask><mask> reads the<mask><mask>.", return_tensors="pt")["input_ids"]
+    masked = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0].tolist()
+    each = [5 // min(steps, 5) + (step < 5 % min(steps, 5)) for step in range(min(steps, 5))]
+    for keep in each:
+        with torch.no_grad():
+            scores = model.eval()(input_ids=ids).logits[0].double()
+        scores[:, tokenizer.all_special_ids] = float("-inf")
+        best = scores.softmax(-1).max(-1)
+        surest = sorted(masked, key=lambda place: -float(best.values[place]))[:keep]
+        for place in surest:
+            ids[0, place] = best.indices[place]
+            masked.remove(place)
+    assert not masked
+    filled = MaskFiller(exported).fill("every <mask:3> reads the <mask> <mask>.", Sampling(steps=steps))
+    assert filled == tokenizer.decode(ids[0, 1:-1])
+
+
+def test_draws_belong_to_the_seed(exported: Path) -> None:
+    filler = MaskFiller(exported)
+    texts = [filler.fill("<mask:12>", Sampling(steps=6, temperature=1.5, seed=seed)) for seed in (1, 2, 1, 2)]
+    assert texts[0] == texts[2]
+    assert texts[1] == texts[3]
+    assert texts[0] != texts[1]
+
+
+def test_ids_are_drawn_from_the_softmax_at_the_temperature() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, generator=generator)
+    never = torch.tensor([2, 6])
+    draws = torch.rand(40_000, generator=generator, dtype=torch.float64)
+    ids, confidence = predict(logits.expand(len(draws), 7), never, 0.7, draws)
+    allowed = logits.double().index_fill(0, never, float("-inf"))
+    shares = torch.bincount(ids, minlength=7) / len(draws)
+    expected = (allowed / 0.7).softmax(-1)
+    assert (shares - expected).abs().max() < 4 * (expected * (1 - expected) / len(draws)).sqrt().max()
+    assert not shares[never].any()
+    torch.testing.assert_close(confidence, allowed.softmax(-1)[ids])
+
+
+def test_no_mask_and_too_long_a_text_are_refused(exported: Path) -> None:
+    filler = MaskFiller(exported)
+    with pytest.raises(TokenizerError, match="<mask>"):
+        filler.fill("nothing to do", Sampling())
+    with pytest.raises(TokenizerError, match=r"\b66 tokens\b.*\b64\b"):
+        filler.fill("<mask:64>", Sampling())
+
+
+def test_the_command_fills_and_shows_candidates(exported: Path) -> None:
+    filler, many, one = MaskFiller(exported), "the <mask:4> is lost", "<mask> is lost"
+    filled = maskfleet("fill", str(exported), many, "--steps", "2", "--json")
+    assert json.loads(filled) == {"text": filler.fill(many, Sampling(steps=2))}
+    shown = maskfleet("fill", str(exported), one, "--count", "2", "--json").splitlines()
+    assert [json.loads(line)["text"] for line in shown] == [guess.text for guess in filler.guesses(one, 2)]
