@@ -73,6 +73,33 @@ def _shared_out(
     ]
 
 
+def fill_weights(
+    given: Sequence[float | None],
+    sources: Sequence[SourceSpec],
+    sizes: Sequence[int],
+    temperature: float,
+    translations: float | None = None,
+) -> list[float]:
+    """Return `given` with a weight in place of each None.
+
+    The sources without a weight share out what the others, parts of 1, leave, as `weights_of` mixes them by themselves.
+
+    Args:
+        given: weight of each source; None: by size. At least one is None; the others add up to less than 1.
+        sources, sizes, temperature, translations: as for `weights_of`.
+    """
+    own = [size for size, weight in zip(sizes, given, strict=True) if weight is None]
+    unweighted = [
+        source.model_copy(update={"weight": None})
+        for source, weight in zip(sources, given, strict=True)
+        if weight is None
+    ]
+    drawn = weights_of(unweighted, own, temperature, translations) or own
+    left, total = 1 - sum(weight for weight in given if weight is not None), sum(drawn)
+    filled = iter([left * weight / total for weight in drawn])
+    return [next(filled) if weight is None else weight for weight in given]
+
+
 def quotas(
     sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], granule: int
 ) -> tuple[int, ...]:

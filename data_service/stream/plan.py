@@ -216,10 +216,15 @@ Order = Permutation | SpreadOrder | LaneOrder | SourceOrder
 
 @dataclass(frozen=True)
 class Window:
-    """The rows of a window: sample i is row `order.at(i)` of its pieces, one after another."""
+    """The rows of a window: sample i is row `order.at(i)` of its pieces, one after another.
+
+    Attributes:
+        first: number of its first sample, counted from the beginning of epoch 0.
+    """
 
     pieces: tuple[BlockRows, ...]
     order: Order
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -288,7 +293,8 @@ class StreamPlan:
         corpora = (source.manifest_fingerprint for source in self.spec.sources)
         stage = ("stage", len(self.spec.stages)) if self.spec.stages else ()
         name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split, *stage)
-        return Window(tuple(pieces), self._order(tuple(map(len, stretches)), name))
+        first = epoch * self.epoch_layout.samples_per_epoch + self.epoch_layout.start(window)
+        return Window(tuple(pieces), self._order(tuple(map(len, stretches)), name), first)
 
     def _order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> Order:
         if self.spec.one_source is not None:
@@ -350,9 +356,9 @@ def _weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | None:
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     """Return the bytes that `Samples` needs for a row of `tokens` tokens."""
     token = spec.vocabulary.ordinary.itemsize
-    if isinstance(spec.masking, NoMasking):
+    masking = spec.densest_masking
+    if isinstance(masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
-    masking = spec.masking
     targets = masking.most(tokens) if isinstance(masking, RowMasking) else float(masking.predict)
     size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
     return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size

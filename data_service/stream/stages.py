@@ -26,7 +26,7 @@ from data_service.samples.make import cut, structure_key
 from data_service.samples.spec import Stage, StreamSpec
 from data_service.store.base import Store
 from data_service.stream.counts import Counted, RowCounts, Runner, count_rows, ignore, measure_rows, run_here
-from data_service.stream.mixture import shares, weights_of
+from data_service.stream.mixture import fill_weights, shares, weights_of
 from data_service.stream.plan import RowLine, StageShare, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.token_axis import LineTokens, line_tokens
@@ -134,7 +134,14 @@ def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
 
 def stage_weights(spec: StreamSpec, stage: Stage, text: Sequence[int]) -> tuple[float, ...]:
     """Return the weight of each source in a stage, as a share of its tokens of text. The weights add up to 1."""
-    weights = stage.weights or weights_of(spec.sources, text, spec.temperature, spec.translations) or text
+    temperature = stage.temperature or spec.temperature
+    if None in stage.weights:
+        weights: Sequence[float] = fill_weights(
+            stage.weights, spec.sources, text, temperature, spec.translations
+        )
+    else:
+        own = [weight for weight in stage.weights if weight is not None]
+        weights = own or weights_of(spec.sources, text, temperature, spec.translations) or text
     return tuple(weight / sum(weights) for weight in weights)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from data_service.errors import CorpusError
 from data_service.result_cache import RecentResults
 from data_service.samples.make import block_key, cut, make_rows, row_stretches, structure_key
+from data_service.samples.masking import MlmMasking
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
@@ -127,14 +128,33 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
     """
-    made = [_make(corpora, piece, block) for piece, block in _read_ahead(corpora, window.pieces)]
+    rows = window.order.many(np.arange(window.order.size))
+    rates = iter(_rates(corpora.spec, window, rows))
+    made = [_make(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)]
     joined = join_rows(made)
     del made
-    rows = window.order.many(np.arange(window.order.size))
     return deal_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
 
 
-def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
+def _rates(
+    spec: StreamSpec, window: Window, rows: NDArray[np.int64]
+) -> list[NDArray[np.float64]] | list[None]:
+    """Return for each piece of a window the rates of its rows' masks; None if they do not change.
+
+    `rows`: [size] int64, for each sample of the window the number of its row among those of all pieces.
+    """
+    if spec.annealing is None:
+        return [None] * len(window.pieces)
+    assert isinstance(spec.masking, MlmMasking)  # the spec's annealing and masking agree
+    places = np.empty(len(rows), dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    ends = np.cumsum([len(piece) for piece in window.pieces])
+    return np.split(spec.annealing.rates(spec.masking.rate, window.first + places), ends[:-1])
+
+
+def _make(
+    corpora: Corpora, piece: BlockRows, block: Block, rates: NDArray[np.float64] | None = None
+) -> Samples:
     spec = corpora.spec
     rows = cut(block, spec, structure_key(spec, piece.source, piece.block, piece.epoch), piece.source)
     if piece.stop > len(rows):
@@ -153,6 +173,7 @@ def _make(corpora: Corpora, piece: BlockRows, block: Block) -> Samples:
         key=key,
         tables=corpora.masking_tables,
         source=piece.source,
+        rates=rates,
     )
 
 

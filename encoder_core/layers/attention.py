@@ -353,6 +353,17 @@ def set_rotary_base(model: nn.Module, base: float) -> None:
     """Set the base of rotary positions in every layer of `model` that has them and sees the whole row. No weight
     depends on it.
     """
+    _set_rotary_base(model, base, local=False)
+
+
+def set_local_rotary_base(model: nn.Module, base: float) -> None:
+    """Set the base of rotary positions in every layer of `model` that has them and sees a window."""
+    _set_rotary_base(model, base, local=True)
+
+
+def _set_rotary_base(model: nn.Module, base: float, *, local: bool) -> None:
     for module in model.modules():
-        if isinstance(module, SelfAttention) and module.rotary_base is not None and module.window is None:
+        if not isinstance(module, SelfAttention) or module.rotary_base is None:
+            continue
+        if (module.window is not None) == local:
             module.rotary_base = base

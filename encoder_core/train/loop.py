@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from encoder_core.layers.attention import set_rotary_base
+from encoder_core.layers.attention import set_local_rotary_base, set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, Signals, exchange
 from encoder_core.train.memory import Carried, carry, recall
@@ -25,7 +25,10 @@ _PACE = 3  # columns
 
 HANDED_OVER = "handing over"
 """The activity of ranks that have left the last state in memory for other ranks, who go on at once."""
-SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {"rope_base": set_rotary_base}
+SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {
+    "rope_base": set_rotary_base,
+    "local_rope_base": set_local_rotary_base,
+}
 """Functions that change the layers of a model while it trains, by the key of a recipe's phase."""
 
 

@@ -15,6 +15,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.samples.masking import MlmMasking
 from data_service.samples.replacement import Replacement
+from data_service.samples.spec import Annealing
 from data_service.stream.stream import Stream
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.build import schedule
@@ -30,14 +31,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 EXACT = 1e-5  # nats
 PHASES = (
     "phases=["
-    "{steps: 4, length: 32, batch: {sequences: 12, warmup: {start: 4, steps: 3}}, mlm: {rate: 0.3}, "
+    "{steps: 4, length: 32, batch: {sequences: 12, warmup: {start: 4, steps: 3}}, "
+    "mlm: {rate: {start: 0.6, end: 0.2}}, "
     "rope_base: 50, mixture: {weights: {text: 1}}}, "
     "{steps: 4, length: 64, batch: {tokens: 600, warmup: {start: 200, steps: 2}}, lr: 5.0e-4, "
     "weights: {mlm: {start: 0.5, end: 2, steps: 3}}, mixture: {weights: {text: 1, better: 3}}, microbatch: 3},"
     "{steps: 4, length: 48, batch: {sequences: 8}, schedule: {warmup: 1, decay: cosine, restarts: 1}, microbatch: 2, "
     "weights: {mlm: 3}, mlm: {replace: {mask: 1, random: 0, keep: 0}}, rope_base: 9000, "
-    "mixture: {weights: {better: 1}, most_readings: 3}},"
-    "{steps: 4, length: 32, batch: {sequences: 16}, schedule: {decay: one_minus_sqrt}, mlm: {rate: 0.05}}]"
+    "local_rope_base: 70, mixture: {weights: {better: 1}, most_readings: 3}},"
+    "{steps: 4, length: 32, batch: {sequences: 16}, schedule: {decay: one_minus_sqrt}, mlm: {rate: 0.05}, "
+    "mixture: {temperature: 3}}]"
 )
 STEPS, EDGES = 16, (4, 8, 12)
 MODEL = (
@@ -114,11 +117,20 @@ def test_each_phase_is_what_it_says(undisturbed: str) -> None:
     masks = [stream_spec(run, run.tokenizer(), phase).masking for phase in range(4)]
     assert isinstance(base, MlmMasking)
     assert masks == [
-        base.model_copy(update={"rate": 0.3}),
+        base.model_copy(update={"rate": 0.6}),
         base,
         base.model_copy(update={"replace": Replacement(mask=1, random=0, keep=0)}),
         MlmMasking(**base.model_dump() | {"rate": 0.05}),
     ]
+
+
+def test_the_share_of_masked_tokens_falls_within_a_phase(undisturbed: str) -> None:
+    run = open_run(undisturbed)
+    assert stream_spec(run, run.tokenizer(), 0).annealing == Annealing(end=0.2, samples=4 + 6 + 9 + 12)
+    shares = [record["targets"] / record["tokens"] for record in steps_of(undisturbed)[:4]]
+    assert shares == sorted(shares, reverse=True)
+    middle = [0.6 - 0.4 * rows / 31 for rows in (2, 7, 14.5, 25)]
+    assert shares == pytest.approx([rate * 30 / 32 for rate in middle], abs=0.06)
 
 
 def test_sources_are_read_on_in_the_shares_of_each_phase(undisturbed: str) -> None:
@@ -135,7 +147,7 @@ def test_sources_are_read_on_in_the_shares_of_each_phase(undisturbed: str) -> No
         ]
         shares.append(sum(origin.source == 1 for origin in taken) / len(taken))
         places.append([(origin.epoch, origin.source) for origin in taken])
-    assert shares == pytest.approx([0, 0.75, 1, 0.72], abs=0.06)
+    assert shares == pytest.approx([0, 0.75, 1, 0.58], abs=0.06)  # by size 0.72, 2.6 times the other
     for source in (0, 1):
         readings = [[epoch for epoch, its in phase if its == source] for phase in places]
         assert all(max(a) <= min(b) for a, b in pairwise([found for found in readings if found]))
@@ -145,8 +157,10 @@ def test_an_export_has_the_base_of_its_step(undisturbed: str, tmp_path: Path) ->
     run = open_run(undisturbed)
     for step in [mark.step for mark in committed(run.store)]:
         export_run(run, step, str(tmp_path / str(step)))
-        found = json.loads((tmp_path / str(step) / "config.json").read_text())["global_rope_theta"]
-        assert found == (50, 160_000, 9000, 160_000)[(step - 1) // 4], step
+        found = json.loads((tmp_path / str(step) / "config.json").read_text())
+        number = (step - 1) // 4
+        assert found["global_rope_theta"] == (50, 160_000, 9000, 160_000)[number], step
+        assert found["local_rope_theta"] == (10_000, 10_000, 70, 10_000)[number], step
 
 
 def test_killed_within_a_phase_and_at_its_edge(two_corpora: Path, undisturbed: str) -> None:

@@ -12,8 +12,8 @@ from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.document import Path
 from launcher.runtime.recipe.language_checks import language_problems
 from launcher.runtime.recipe.objective_checks import mismatches, text_problems
-from launcher.runtime.recipe.parts import RecipeIssue
-from launcher.runtime.recipe.phases import KEYS, during
+from launcher.runtime.recipe.parts import PhaseMixture, RecipeIssue
+from launcher.runtime.recipe.phases import KEYS, changing_rate, during, is_staged
 from launcher.runtime.recipe.schema import TEACHER, Recipe
 from launcher.runtime.recipe.timeline import term_weights
 
@@ -161,6 +161,8 @@ def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
         mlm = during(recipe, phase).objective.mlm
         if mlm is not None:
             yield from _phase_masks(recipe, mlm, None if phase.mlm is None else index)
+        if mlm is not None and changing_rate(phase) is not None:
+            yield from _changing_masks(recipe, index)
 
 
 def _phase_masks(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
@@ -179,6 +181,24 @@ def _phase_masks(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator
             path,
             f"with the objective's settings: {error.errors()[0]['msg']}",
             "leave out what the objective sets for another unit, or give the phase's replacement too",
+        )
+
+
+def _changing_masks(recipe: Recipe, index: int) -> Iterator[RecipeIssue]:
+    """Yield why the rate of masks cannot change within a phase. It follows the phase's rows, so their number must be
+    known, and they must begin where the phase does."""
+    path: Path = ("phases", index, "mlm", "rate")
+    if recipe.phases[index].batch.tokens is not None:
+        yield RecipeIssue(
+            path,
+            "a rate that changes within a phase follows its rows, and batches of tokens do not say how many they are",
+            "give the batch in sequences, or phases of one rate each",
+        )
+    if not is_staged(recipe):
+        yield RecipeIssue(
+            path,
+            "a rate that changes within a phase needs phases that read on, each of them planned from its first row",
+            f"set phases.{index}.mixture to {{}}, or use phases of one rate each",
         )
 
 
@@ -230,12 +250,30 @@ def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
                 f"the phase weighs {name}, which is not a source of the corpus",
                 f"weigh some of {', '.join(recipe.corpus.sources)}, or add corpus.sources.{name}",
             )
+        yield from _automatic_sources(recipe, phase.mixture, path)
         if weights is not None and not any(weights.values()):
             yield RecipeIssue(
                 (*path, "weights"),
                 "all sources weigh 0, so the phase would read nothing",
                 "give one of them a weight above 0",
             )
+
+
+def _automatic_sources(recipe: Recipe, mixture: PhaseMixture, path: Path) -> Iterator[RecipeIssue]:
+    weights = mixture.weights or {name: source.weight for name, source in recipe.corpus.sources.items()}
+    numbers = [weight for weight in weights.values() if weight != "auto"]
+    if len(numbers) == len(weights) and mixture.temperature is not None:
+        yield RecipeIssue(
+            (*path, "temperature"),
+            "a temperature decides weights that are auto, and in this phase none is",
+            "leave it out, or set weights of the phase to auto",
+        )
+    if numbers and len(numbers) < len(weights) and sum(numbers) >= 1 and mixture.weights:
+        yield RecipeIssue(
+            (*path, "weights"),
+            f"the sources with auto share out what the numbers leave of 1, and these add up to {sum(numbers):g}",
+            "let the numbers add up to less than 1: they are shares of the phase's tokens",
+        )
 
 
 def _corpora(recipe: Recipe) -> Iterator[RecipeIssue]:

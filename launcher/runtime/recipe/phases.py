@@ -14,10 +14,13 @@ from typing import Any
 from data_service.printable import visible
 from data_service.samples.lanes import Lanes
 from encoder_core.families.catalogue import FAMILIES
+from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
-from launcher.runtime.recipe.schema import PhaseMlm, Recipe, RecipePhase
+from launcher.runtime.recipe.parts import FallingRate, PhaseMlm
+from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 Curves = Iterator[tuple[str, list[float]]]
+_NAMED = 3  # largest number of sources by size that the timeline names
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,22 @@ def planned_steps(phase: RecipePhase) -> int:
     return (phase.mixture and phase.mixture.steps) or phase.steps
 
 
-def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float] | None:
-    """Return the share of each source in the tokens of a phase; None if the shares follow from the corpora's sizes."""
-    given = {name: source.weight for name, source in recipe.corpus.sources.items()}
-    weights = {name: weight for name, weight in given.items() if weight != "auto"}
+def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float | None] | None:
+    """Return the share of each source in the tokens of a phase. A share is None if it follows from the corpora's sizes;
+    so is the result if the corpus gives no weights."""
+    weights = {name: source.weight for name, source in recipe.corpus.sources.items()}
     if phase.mixture is not None and phase.mixture.weights is not None:
-        weights = {name: phase.mixture.weights.get(name, 0.0) for name in given}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()} or None
+        weights = {name: phase.mixture.weights.get(name, 0.0) for name in weights}
+    elif "auto" in weights.values():
+        return None
+    numbers = {name: weight for name, weight in weights.items() if weight != "auto"}
+    total = sum(numbers.values()) if len(numbers) == len(weights) else 1.0
+    return {name: numbers[name] / total if name in numbers else None for name in weights}
+
+
+def source_temperature(recipe: Recipe, phase: RecipePhase) -> float:
+    """Return the temperature by which the sources without weights are mixed in a phase."""
+    return (phase.mixture and phase.mixture.temperature) or recipe.mixing.temperature
 
 
 def _no_mixture(recipe: Recipe) -> tuple[str, str] | None:
@@ -148,23 +159,25 @@ def _no_other_corpora(recipe: Recipe) -> tuple[str, str] | None:
 
 def _sources(recipe: Recipe, phase: RecipePhase) -> str:
     """Return as text the shares of the tokens, and how often a source may have been read by the phase's end."""
-    shares = source_shares(recipe, phase)
-    given = (
-        "by size"
-        if shares is None
-        else ", ".join(f"{share:.3g} {name}" for name, share in shares.items() if share)
-    )
+    shares, temperature = source_shares(recipe, phase), source_temperature(recipe, phase)
+    by_size = "by size" if temperature == 1 else f"by size^(1/{temperature:.3g})"
+    given = [by_size]
+    if shares is not None:
+        given = [f"{share:.3g} {name}" for name, share in shares.items() if share]
+        drawn = [name for name, share in shares.items() if share is None]
+        named = ", ".join(drawn) if len(drawn) <= _NAMED else f"{len(drawn)} others"
+        given += [f"{named} {by_size}"] if drawn else []
     most = phase.mixture and phase.mixture.most_readings
-    return visible(given) + (f", read {most:g} times at most" if most else "")
+    return visible(", ".join(given)) + (f", read {most:g} times at most" if most else "")
 
 
 def _share_curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> Curves:
-    shares = [source_shares(recipe, phase) for phase in phases]
-    known = [found for found in shares if found is not None]
-    for name in recipe.corpus.sources if known else ():
-        values = [0.0 if found is None else found[name] for found in shares]
+    found = [source_shares(recipe, phase) for phase in phases]
+    for name in recipe.corpus.sources:
+        shares = [None if of_phase is None else of_phase[name] for of_phase in found]
+        values = [share or 0.0 for share in shares]
         if max(values) > 0:
-            unknown = "; none: by size" if len(known) < len(shares) else ""
+            unknown = "; none: by size" if None in shares else ""
             yield f"share of {visible(name)}, up to {max(values):.3g}{unknown}", values
 
 
@@ -194,10 +207,32 @@ def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
+def _local_rope_base(recipe: Recipe) -> float | None:
+    """Return the rotary base of layers that see a window; None: the model has no such layers."""
+    return recipe.model.local_rope_base if isinstance(recipe.model, ModernBertConfig) else None
+
+
+def _with_local_rope_base(recipe: Recipe, base: float) -> Recipe:
+    if not isinstance(recipe.model, ModernBertConfig):
+        return recipe  # it is refused
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"local_rope_base": base})})
+
+
+def _no_local_rotation(recipe: Recipe) -> tuple[str, str] | None:
+    if isinstance(recipe.model, ModernBertConfig):
+        return None
+    return (
+        f"a model of family {recipe.model.family} has no rotary positions of local layers",
+        "leave it out, or train modernbert",
+    )
+
+
 def _with_masks(recipe: Recipe, own: PhaseMlm) -> Recipe:
     if recipe.objective.mlm is None:
         return recipe  # it is refused
-    changes = {name: value for name, value in own if value is not None}
+    changes = {name: value for name, value in own if value is not None} | (
+        {"rate": own.highest} if own.rate else {}
+    )
     masks = recipe.objective.mlm.model_copy(update=changes)
     return recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"mlm": masks})})
 
@@ -212,8 +247,17 @@ def _no_masks(recipe: Recipe) -> tuple[str, str] | None:
 
 
 def _masks(recipe: Recipe, phase: RecipePhase) -> Mapping[str, object] | None:
-    mlm = during(recipe, phase).objective.mlm
-    return None if mlm is None else {"rate": mlm.rate, **mlm.replace.model_dump()}
+    mlm, changing = during(recipe, phase).objective.mlm, changing_rate(phase)
+    if mlm is None:
+        return None
+    rate = mlm.rate if changing is None else changing.model_dump()
+    return {"rate": rate, **mlm.replace.model_dump()}
+
+
+def changing_rate(phase: RecipePhase) -> FallingRate | None:
+    """Return the rate of masks that changes within the phase; None if it does not."""
+    rate = None if phase.mlm is None else phase.mlm.rate
+    return rate if isinstance(rate, FallingRate) else None
 
 
 def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
@@ -223,7 +267,9 @@ def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
     replace = mlm.replace
     unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
     shares = {"mask": replace.mask, **replace.of_words, "random": replace.random, "kept": replace.keep}
-    return f"{mlm.rate:.3g}{unit}: {', '.join(f'{share:g} {name}' for name, share in shares.items())}"
+    changing = changing_rate(phase)
+    rate = f"{mlm.rate:.3g}" if changing is None else f"{changing.start:.3g} to {changing.end:.3g}"
+    return f"{rate}{unit}: {', '.join(f'{share:g} {name}' for name, share in shares.items())}"
 
 
 # In the order of the timeline's columns.
@@ -257,6 +303,9 @@ KEYS: tuple[PhaseKey, ...] = (
         refusal=_no_other_corpora,
     ),
     layer_key("rope_base", "rope base", _rope_base, _with_rope_base, _no_rotation),
+    layer_key(
+        "local_rope_base", "local rope base", _local_rope_base, _with_local_rope_base, _no_local_rotation
+    ),
     PhaseKey(
         name="mlm",
         title="masks",

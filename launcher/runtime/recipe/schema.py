@@ -19,8 +19,6 @@ from pydantic import (
 )
 from pydantic.types import ByteSize
 
-from data_service.samples.masking import MaskingUnit
-from data_service.samples.replacement import Replacement
 from data_service.samples.spec import Input
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -37,7 +35,7 @@ from launcher.runtime.policies.watchdog import Watchdog
 from launcher.runtime.recipe.evaluation import Tasks
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.operation import Events, Mlflow, Wandb, WeightCheck
-from launcher.runtime.recipe.parts import Choice, PhaseMixture
+from launcher.runtime.recipe.parts import Choice, PhaseMixture, PhaseMlm, Temperature
 
 PLACEHOLDER = "s3://your-bucket/"  # stands in bundled recipes for the user's own bucket
 
@@ -108,7 +106,7 @@ class Mixing(RecipePart):
     """
 
     batches: Literal["mixed", "one_source"] = "mixed"
-    temperature: float = Field(default=1.0, ge=1)
+    temperature: Temperature = 1.0
     translations: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_serializer(mode="wrap")
@@ -152,20 +150,6 @@ class BatchSize(Choice):
         return self
 
 
-class PhaseMlm(Choice):
-    """Masks of a phase that differ from those of the objective.
-
-    Attributes:
-        rate: share of the tokens that are masked.
-        unit: unit that is masked as a whole.
-        replace: what replaces masked tokens.
-    """
-
-    rate: Annotated[float, Field(gt=0, le=0.8)] | None = None
-    unit: MaskingUnit | None = None
-    replace: Replacement | None = None
-
-
 class RecipePhase(Choice):
     """A phase of training. Its settings replace those of the recipe for its steps.
 
@@ -185,6 +169,7 @@ class RecipePhase(Choice):
             one that was read before (`maskfleet corpus append`).
         rope_base: base of the rotary positions in layers that see the whole row (ModernBERT's global layers, all of
             EuroBERT's).
+        local_rope_base: base of the rotary positions in layers that see a window (ModernBERT's local layers).
     """
 
     steps: PositiveInt
@@ -198,6 +183,7 @@ class RecipePhase(Choice):
     mixture: PhaseMixture | None = None
     corpora: Annotated[dict[str, Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     rope_base: Annotated[float, Field(gt=0)] | None = None
+    local_rope_base: Annotated[float, Field(gt=0)] | None = None
 
     @property
     def rows(self) -> int:  # number of rows in a step; for a batch of tokens, as if all were full

@@ -25,7 +25,7 @@ from launcher.runtime.recipe.corpora import phase_of
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.network import meta_module
 from launcher.runtime.recipe.parts import PhaseMixture
-from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares
+from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares, source_temperature
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import phase_at, step_batches
 from launcher.runtime.run.all_inputs import read_all_inputs
@@ -231,14 +231,15 @@ def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
 def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
     """Return what determines the data of steps `begin` to `stop`, a tuple for each phase: number of steps, row length,
     whether batches count tokens, the batches. If sources are read on from phase to phase, also the number of planned
-    steps and the shares of the sources."""
+    steps, the shares of the sources and their temperature."""
     taken, first = list[tuple[object, ...]](), 0
     for phase in recipe.phases:
         steps = min(first + phase.steps, stop) - max(first, begin)
         if steps > 0:
             in_tokens = phase.batch.tokens is not None
             rows = (steps, phase.length, in_tokens, step_batches(recipe, phase))
-            sources = (planned_steps(phase), source_shares(recipe, phase)) if is_staged(recipe) else ()
+            shares = source_shares(recipe, phase), source_temperature(recipe, phase)
+            sources = (planned_steps(phase), *shares) if is_staged(recipe) else ()
             taken.append((*rows, *sources))
         first += phase.steps
     return taken

@@ -14,11 +14,12 @@ from data_service.samples.packing import Packed
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
+from data_service.stream.stages import stage_weights
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.phases import is_staged, source_shares
-from launcher.runtime.recipe.schema import Recipe, RecipePhase
+from launcher.runtime.recipe.phases import is_staged
+from launcher.runtime.recipe.schema import RecipePhase
 from launcher.runtime.recipe.timeline import step_batches, tokens_before
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
@@ -47,17 +48,16 @@ def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
     if sum(sizes.values()) <= COUNTED:
         Stream(stream_spec(run, tokenizer, len(recipe.phases) - 1))
     elif isinstance(recipe.input, Packed) and recipe.input.packing != "doc_sentences":
-        _check_readings(recipe, sizes)
+        _check_readings(run, tokenizer, sizes)
 
 
-def _check_readings(recipe: Recipe, sizes: dict[str, int]) -> None:
-    read = dict.fromkeys(sizes, 0.0)
-    step = 0
+def _check_readings(run: Run, tokenizer: Tokenizer, sizes: dict[str, int]) -> None:
+    recipe, read, step = run.recipe, dict.fromkeys(sizes, 0.0), 0
     for number, phase in enumerate(recipe.phases):
         tokens = FULL * (tokens_before(recipe, step + phase.steps) - tokens_before(recipe, step))
         step += phase.steps
-        total = sum(sizes.values())
-        shares = source_shares(recipe, phase) or {name: size / total for name, size in sizes.items()}
+        spec = stream_spec(run, tokenizer, number)
+        shares = dict(zip(sizes, stage_weights(spec, spec.stages[-1], list(sizes.values())), strict=True))
         most = None if phase.mixture is None else phase.mixture.most_readings
         for name, share in shares.items():
             read[name] += share * tokens / sizes[name]

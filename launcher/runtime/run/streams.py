@@ -13,7 +13,7 @@ from checkpoints.listing import Rewind, Span, rewinds, skips
 from checkpoints.newest import newest_good
 from data_service.samples.lanes import Lanes
 from data_service.samples.similar_words import SimilarSource
-from data_service.samples.spec import SourceSpec, Stage, StreamSpec, WindowSize
+from data_service.samples.spec import Annealing, SourceSpec, Stage, StreamSpec, WindowSize
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -21,7 +21,13 @@ from encoder_core.families.catalogue import language_table
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.runtime.recipe.corpora import corpora_of, corpus_name
 from launcher.runtime.recipe.parts import PhaseMixture
-from launcher.runtime.recipe.phases import during, is_staged, planned_steps, source_shares
+from launcher.runtime.recipe.phases import (
+    changing_rate,
+    during,
+    is_staged,
+    planned_steps,
+    source_shares,
+)
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import step_batches
 from launcher.runtime.run.record import Run
@@ -91,7 +97,24 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     spec = _spec(run, tokenizer, "train", length, window, lanes, phase)
     one_source = rows if run.recipe.mixing.batches == "one_source" else None
     stages = _stages(run, phase) if is_staged(run.recipe) else ()
-    return spec.model_copy(update={"one_source": one_source, "masking": masking, "stages": stages})
+    annealing = _annealing(run, phase)
+    changing = changing_rate(run.recipe.phases[phase])
+    if changing is not None:
+        masking = masking.model_copy(update={"rate": changing.start})
+    return spec.model_copy(
+        update={"one_source": one_source, "masking": masking, "stages": stages, "annealing": annealing}
+    )
+
+
+def _annealing(run: Run, number: int) -> Annealing | None:
+    """Return how the rate of masks changes within a phase; None if it does not."""
+    phase = run.recipe.phases[number]
+    changing, before = changing_rate(phase), step_batches(run.recipe, phase).before
+    if changing is None:
+        return None
+    start = sum(each.steps for each in run.recipe.phases[:number])
+    passed = before(min(max(0, run.record.data_begins - start), phase.steps))
+    return Annealing(end=changing.end, samples=before(planned_steps(phase)), before=passed)
 
 
 def _stages(run: Run, last: int) -> tuple[Stage, ...]:
@@ -119,6 +142,7 @@ def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
         in_tokens=phase.batch.tokens is not None,
         epochs=1 if last else -(-(before(phase.steps) - before(begin)) // units),
         weights=() if shares is None else tuple(shares.values()),
+        temperature=mixture.temperature,
         most_readings=mixture.most_readings,
     )
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.samples.spec import SourceSpec
-from data_service.stream.mixture import weights_of
+from data_service.stream.mixture import fill_weights, weights_of
 
 LANGUAGES = [(), ("en",), ("fr",), ("de",), ("en", "fr"), ("en", "de")]
 sized = st.lists(st.tuples(st.sampled_from(LANGUAGES), st.integers(1, 10**9)), min_size=1, max_size=8)
@@ -49,6 +49,23 @@ def test_languages_are_drawn_by_temperature_on_each_side_of_the_share(
     total = math.fsum(weights)
     expected = stated(sizes, 1 / temperature, share)
     assert [weight / total for weight in weights] == pytest.approx(expected, rel=1e-9)
+
+
+@given(sized, st.sampled_from([1.0, 1.428571, 5.0]), st.data())
+def test_sources_without_a_weight_share_out_what_the_others_leave(
+    sizes: list[tuple[tuple[str, ...], int]], temperature: float, data: st.DataObject
+) -> None:
+    """A source that is not read (0) does not count towards its language."""
+    part = st.sampled_from([None, 0.0, 0.9 / len(sizes)])
+    given = data.draw(st.lists(part, min_size=len(sizes), max_size=len(sizes)).filter(lambda it: None in it))
+    filled = fill_weights(given, sources_of(sizes), [size for _, size in sizes], temperature)
+    assert math.fsum(filled) == pytest.approx(1)
+    left = 1 - math.fsum(weight for weight in given if weight is not None)
+    drawn = stated(
+        [one for one, weight in zip(sizes, given, strict=True) if weight is None], 1 / temperature, None
+    )
+    expected = iter([left * weight for weight in drawn])
+    assert filled == pytest.approx([next(expected) if weight is None else weight for weight in given])
 
 
 def test_a_source_that_is_alone_keeps_the_weight_that_it_had() -> None:

@@ -124,17 +124,23 @@ made_up = st.builds(
 def staged(draw: st.DrawFn) -> tuple[MadeUp, list[Stage]]:
     corpora = draw(made_up)
     count = len(corpora.blocks)
-    weights = st.lists(st.sampled_from([0.0, 0.3, 1.0, 2.0]), min_size=count, max_size=count).filter(any)
+    numbers = st.lists(st.sampled_from([0.0, 0.3, 1.0, 2.0]), min_size=count, max_size=count).filter(any)
+    by_size = st.lists(st.sampled_from([None, 0.0, 0.3]), min_size=count, max_size=count).filter(
+        lambda given: None in given
+    )
     stages = []
     for phase in range(draw(st.integers(1, 4))):
         in_tokens = draw(st.booleans())
+        weights: tuple[float | None, ...] = tuple(draw(st.one_of(st.just([]), numbers, by_size)))
+        mixed = not weights or None in weights
         stages.append(
             Stage(
                 phase=phase,
                 length=draw(st.sampled_from(LENGTHS)),
                 units=draw(st.integers(300, 900) if in_tokens else st.integers(20, 90)),
                 in_tokens=in_tokens,
-                weights=tuple(draw(weights)) if draw(st.booleans()) else (),
+                weights=weights,
+                temperature=draw(st.sampled_from([None, 1.4, 3.0])) if mixed else None,
             )
         )
     return corpora, stages
@@ -261,6 +267,26 @@ def test_a_share_of_less_than_a_row_is_refused() -> None:
     few = Stage(phase=2, length=8, units=20, weights=(1.0, 0.001))
     with pytest.raises(PlanError, match=r"\bphase 2\b.*\b20 rows\b"):
         last_share(CORPORA.spec([few]), CORPORA.rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"weights": (0.6, None, 0.4)}, "None"),
+        ({"weights": (1.0, 1.0), "temperature": 2}, "temperature"),
+    ],
+)
+def test_a_stage_that_leaves_nothing_to_sources_by_size_is_refused(
+    settings: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Stage.model_validate({"phase": 0, "length": 8, "units": 9, **settings})
+
+
+def test_stages_without_a_temperature_have_the_json_that_they_had() -> None:
+    assert STAGE.model_dump_json() == (
+        '{"phase":0,"length":8,"units":400,"in_tokens":true,"epochs":1,"weights":[],"most_readings":null}'
+    )
 
 
 def test_specs_without_stages_have_the_fingerprint_that_they_had() -> None:

@@ -8,7 +8,7 @@ from launcher.errors import RecipeError
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.load import load, loads
 from launcher.runtime.recipe.parts import PhaseMixture
-from launcher.runtime.recipe.phases import is_staged, source_shares
+from launcher.runtime.recipe.phases import is_staged, source_shares, source_temperature
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.checks.command import maskfleet
 
@@ -34,12 +34,53 @@ def test_shares_are_those_of_the_phase_or_of_the_corpus() -> None:
     assert loads(recipe.to_yaml(), "again") == recipe
 
 
+ANNEALED = (
+    "corpus.sources={en: {uri: a, weight: auto}, code: {uri: b, weight: auto}, de: {uri: c, weight: auto}, "
+    "eo: {uri: d, weight: auto}}",
+    "phases=[{steps: 60, length: 128, batch: {sequences: 64}, "
+    "mixture: {weights: {en: 0.5, code: 0.1, de: auto}, temperature: 1.428571}}, "
+    "{steps: 20, length: 128, batch: {sequences: 64}, "
+    "mixture: {weights: {en: 0.4, de: auto, eo: auto}, temperature: 2}}, "
+    "{steps: 20, length: 128, batch: {sequences: 64}, mixture: {temperature: 3.333333}}, "
+    "{steps: 20, length: 128, batch: {sequences: 64}}]",
+    "mixing.temperature=1.25",
+    "schedule.warmup=10",
+)
+
+
+def test_languages_enter_late_and_share_out_what_is_left_by_the_temperature_of_the_phase() -> None:
+    recipe = load("roberta-base", ANNEALED)
+    assert [source_shares(recipe, phase) for phase in recipe.phases] == [
+        {"en": 0.5, "code": 0.1, "de": None, "eo": 0.0},
+        {"en": 0.4, "code": 0.0, "de": None, "eo": None},
+        None,
+        None,
+    ]
+    assert [source_temperature(recipe, phase) for phase in recipe.phases] == [1.428571, 2, 3.333333, 1.25]
+    assert loads(recipe.to_yaml(), "again") == recipe
+    assert identity.kind_of("phases.0.mixture.temperature") == "identity"
+
+
+def test_the_timeline_says_who_shares_out_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = maskfleet(
+        "recipe", "show", "roberta-base", "--timeline", *(word for one in ANNEALED for word in ("--set", one))
+    )
+    lines = [line.rstrip() for line in shown.splitlines()]
+    mixed = "0.5 en, 0.1 code, de by size^(1/1.43)", "0.4 en, de, eo by size^(1/2)", "by size^(1/3.33)"
+    for phase, sources in enumerate(mixed):
+        assert all(line.endswith(sources) for line in lines if line.startswith(f"{phase} "))
+
+
 def test_recipes_without_mixtures_are_as_they_were() -> None:
     plain = load("roberta-base")
     assert not is_staged(plain)
     assert "mixture" not in plain.phases[0].model_dump(mode="json")
     assert identity.kind_of("phases.1.mixture.most_readings") == "operational"
     assert identity.kind_of("phases.1.mixture.weights.books") == "identity"
+
+
+TWO = "corpus.sources.rare={uri: b, weight: auto}"
 
 
 def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
@@ -67,6 +108,19 @@ def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
             "greater than or equal to 0",
             "weights",
         ),
+        (
+            "roberta-base",
+            (TWO, "phases.0.mixture={weights: {english: 1, rare: auto}}"),
+            "add up to 1",
+            "less than 1",
+        ),
+        (
+            "roberta-base",
+            (TWO, "phases.0.mixture={weights: {english: 1, rare: 1}, temperature: 2}"),
+            "none is",
+            "to auto",
+        ),
+        ("roberta-base", ("phases.0.mixture={temperature: 0.7}",), "T = 1.42857", "temperature"),
         ("xlnet-base", ("phases.0.mixture={}",), "rows that continue from step to step", "leave it out"),
         ("contrastive-base", ("phases.0.mixture={}",), "batches of one source", "leave it out"),
     ],

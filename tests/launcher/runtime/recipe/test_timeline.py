@@ -95,7 +95,18 @@ def test_the_phase_of_a_step() -> None:
         ("steps: 9, schedule: {decay_steps: 3, restarts: 3}", "3 restarts leave", "restart less often"),
         ("steps: 9, schedule: {decay: constant, restarts: 1}", "does not decay", "phases.1.schedule"),
         ("steps: 9, lr: 0", "greater than 0", "phases.1.lr"),
+        (
+            "steps: 9, mlm: {rate: {start: 0.3, end: 0.1}}",
+            "needs phases that read on",
+            "set phases.1.mixture to {}",
+        ),
+        (
+            "steps: 9, mixture: {}, mlm: {rate: {start: 0.9, end: 0.1}}",
+            "less than or equal to 0.8",
+            "phases.1.mlm.rate.start",
+        ),
         ("steps: 9, rope_base: 1.0e+4", "family roberta has no rotary positions", "leave it out"),
+        ("steps: 9, local_rope_base: 1.0e+4", "no rotary positions of local layers", "leave it out"),
         ("steps: 9, mlm: {rate: 0.9}", "less than or equal to 0.8", "phases.1.mlm.rate"),
         (f"steps: 9, batch: {RISE % (128, 5)}", "to rise from 128 to 64", "start with less than 64"),
         (f"steps: 9, batch: {RISE % (0, 5)}", "greater than 0", "phases.1.batch.warmup.start"),
