@@ -109,7 +109,11 @@ def test_every_other_recipe_runs_a_few_steps(name: str, inputs: Path, tmp_path: 
 
 def create(name: str, inputs: Path, run: Path, *further: str) -> str:
     folder = inputs / tokenizer_kind(load(name))
-    corpus = f"corpus={{sources: {{text: {{uri: '{folder}/corpus'}}}}, heldout: {{fraction: 0.05}}}}"
+    weighed = name.startswith("mmbert")  # whose phases name the sources
+    sources = {
+        text: {"uri": f"{folder}/corpus"} for text in (load(name).corpus.sources if weighed else ("text",))
+    }
+    corpus = f"corpus={json.dumps({'sources': sources, 'heldout': {'fraction': 0.05}})}"
     if name == LANGUAGES:
         folder = inputs / "translated"
         corpus = source_settings(folder, heldout=0.05)

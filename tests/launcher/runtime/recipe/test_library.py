@@ -22,6 +22,7 @@ from encoder_core.families import (
 from encoder_core.families.catalogue import ModelConfig
 from launcher.runtime.recipe.load import load, loads
 from launcher.runtime.recipe.network import meta_module, parameter_count
+from launcher.runtime.recipe.phases import during, source_shares, source_temperature
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, tokens_per_step
@@ -32,6 +33,21 @@ from launcher.runtime.recipe.tiny import tiny
 TRAINED_BASE, TRAINED_LARGE = (
     size.model_copy(update={"attention_output_dropout": 0.1}) for size in (modernbert.BASE, modernbert.LARGE)
 )
+MOSAIC_LIKE = bert.BASE.model_copy(update={"vocab": 30_528, "attention_dropout": 0.0})
+
+
+def like_modernbert(layers: int, hidden: int, feed_forward: int, vocab: int) -> modernbert.ModernBertConfig:
+    """Ettin and mmBERT: ModernBERTs of other sizes, whose local layers have the base of the global ones at the end."""
+    sizes = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": hidden // 64,
+        "feed_forward": feed_forward,
+        "vocab": vocab,
+    }
+    return TRAINED_BASE.model_copy(update={**sizes, "local_rope_base": 160_000.0})
+
+
 CHINESE_BASE = bert.BASE.model_copy(update={"vocab": 21_128})
 
 PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
@@ -80,6 +96,20 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     ),  # with the decoder, which they do not count
     "neobert-base": (neobert.BASE, 245_136_954, (240, 250)),
     "xlm-mlm-tlm-base": (xlm.BASE, 249_071_384, (248, 250)),
+    "ettin-17m": (like_modernbert(7, 256, 384, 50_368), 16_913_600, (16, 18)),
+    "ettin-32m": (like_modernbert(10, 384, 576, 50_368), 32_081_344, (31, 33)),
+    "ettin-68m": (like_modernbert(19, 512, 768, 50_368), 68_457_664, (67, 69)),
+    "ettin-150m": (like_modernbert(22, 768, 1152, 50_368), 149_655_232, (149, 151)),
+    "ettin-400m": (like_modernbert(28, 1024, 2624, 50_368), 395_881_664, (394, 401)),
+    "ettin-1b": (like_modernbert(28, 1792, 3840, 50_368), 1_031_314_112, (1000, 1040)),
+    "mmbert-small": (like_modernbert(22, 384, 1152, 256_000), 140_897_536, (140, 141)),
+    "mmbert-base": (like_modernbert(22, 768, 1152, 256_000), 307_786_240, (306, 308)),
+    "chinese-modernbert-base": (
+        TRAINED_BASE.model_copy(update={"vocab": 32_000}),
+        135_530_240,
+        (134, 137),
+    ),  # ours
+    "mosaicbert-like": (MOSAIC_LIKE, 109_520_450, (109, 111)),  # its own has gated blocks: 137
 }
 
 CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which start from a published model
@@ -196,6 +226,40 @@ def test_modernberts_phases_have_the_published_tokens(
     rising = recipe.phases[0].batch.warmup
     assert rising is not None
     assert tokens_before(recipe, rising.steps) == pytest.approx(rise, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "rise", "ends"),
+    [  # Weller et al. 2025 and Marone et al. 2025, their configurations
+        ("ettin-17m", 4e9, 125e9, [1.7e12, 1.95e12, 2e12]),
+        ("ettin-32m", 4e9, 100e9, [1.7e12, 1.95e12, 2e12]),
+        ("ettin-68m", 3e9, 75e9, [1.7e12, 1.95e12, 2e12]),
+        ("ettin-150m", 3e9, 50e9, [1.7e12, 1.95e12, 2e12]),
+        ("ettin-400m", 2e9, 10e9, [1.7e12, 1.95e12, 2e12]),
+        ("ettin-1b", 2e9, 3e9, [1.7e12 / 3, 1.95e12 / 3, 2e12 / 3]),
+        ("mmbert-small", 4e9, 100e9, [2.3e12, 2.9e12, 3e12]),
+        ("mmbert-base", 3e9, 60e9, [2.3e12, 2.9e12, 3e12]),
+    ],
+)
+def test_the_phases_of_its_successors_have_the_published_tokens(
+    name: str, warmup: float, rise: float, ends: list[float]
+) -> None:
+    test_modernberts_phases_have_the_published_tokens(name, warmup, rise, ends)
+
+
+def test_mmberts_masks_and_languages_anneal() -> None:
+    for name in ("mmbert-small", "mmbert-base"):
+        recipe = load(name)
+        masks = [during(recipe, phase).objective.mlm for phase in recipe.phases]
+        assert [mlm.rate for mlm in masks if mlm is not None] == [0.3, 0.15, 0.05]
+        assert [1 / source_temperature(recipe, phase) for phase in recipe.phases] == pytest.approx(
+            [0.7, 0.5, 0.3]
+        )
+        entered = [
+            {source for source, share in (source_shares(recipe, phase) or {}).items() if share != 0}
+            for phase in recipe.phases
+        ]
+        assert entered[0] < entered[1] < entered[2] == recipe.corpus.sources.keys()
 
 
 def test_albert_xxlarge_has_the_papers_parameters_but_for_the_pooler() -> None:
