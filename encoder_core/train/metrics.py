@@ -28,6 +28,7 @@ RATIOS = {
     "precision": ("found", "flagged"),
     "recall": ("found", "replaced"),
     "replaced": ("replaced", "targets"),
+    "bits": ("bits", "targets"),
     "hidden_accuracy": ("filled", "hidden"),
     "positive_similarity": ("positive", "targets"),
     "negative_similarity": ("negative", "targets"),
@@ -35,9 +36,9 @@ RATIOS = {
 """Figures of a loss term, each as the ratio of two of its sums. For detection: `precision` is the share of flagged
 tokens that were replaced, `recall` the share of replaced tokens that were flagged, and `replaced` the share of tokens
 that were replaced (one minus it is the accuracy of flagging none). For masked diffusion, whose loss is a mean over all
-tokens: `hidden_accuracy` is the share of hidden tokens whose likeliest id is the original one. For contrastive
-training: the similarity of the texts of an example, and of texts that do not belong together (if it approaches the
-former, all vectors collapse to one)."""
+tokens: `bits` is that loss in bits, and `hidden_accuracy` the share of hidden tokens whose likeliest id is the original
+one. For contrastive training: the similarity of the texts of an example, and of texts that do not belong together (if
+it approaches the former, all vectors collapse to one)."""
 
 _IN_RATIOS = {WEIGHTED.strip("_"), *(name for ratio in RATIOS.values() for name in ratio)}
 
