@@ -124,4 +124,11 @@ def test_a_cell_is_trained_killed_and_resumed_bit_for_bit_or_refused(
         first, last = sum(values[:4]) / 4, sum(values[-4:]) / 4
         print(f"{family}, {row.name}: {term} {first:.3f} to {last:.3f}")
     whole = small_runs.losses(run)
+    if (
+        row.terms.diffusion is not None
+    ):  # a batch's rates, over which its losses are divided, decide more than 24 steps
+        whole = [record["loss"] for record in small_runs.history(run).evaluations]
+        print(f"{family}, {row.name}: held out {whole}")
+        assert whole[-1] < whole[0]
+        return
     assert sum(whole[-4:]) < sum(whole[:4])
