@@ -147,7 +147,7 @@ def local_folder(store: Store) -> Iterator[Path]:
         return
     with temporary_folder("start") as name:
         for part in (".", *PARTS):
-            _fetch(store if part == "." else store.at(part), Path(name, part))
+            copy_network(store if part == "." else store.at(part), Path(name, part))
         yield name
 
 
@@ -172,7 +172,9 @@ def start_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _fetch(store: Store, folder: Path) -> None:
+def copy_network(store: Store, folder: Path) -> None:
+    """Copy the configuration and the safetensors at the root of `store` into the local `folder`, which need not exist.
+    What `store` lacks is left out. Raises StoreError: the store cannot be read."""
     folder.mkdir(exist_ok=True)
     for name in (CONFIG, INDEX):
         _copy(store, name, folder)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from checkpoints.hf.folder import CONFIG, PARTS, pickled_networks
+from checkpoints.hf.folder import PARTS, copy_network, pickled_networks
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
@@ -75,8 +75,8 @@ def _safe(source: Store, start: str) -> Iterator[Path]:
     with temporary_folder("start") as folder:
         for part in (".", *PARTS):
             network = source if part == "." else source.at(part)
-            (folder / part).mkdir(exist_ok=True)
-            for name in (CONFIG, *TOKENIZER_FILES):
+            copy_network(network, folder / part)
+            for name in TOKENIZER_FILES:
                 if network.size(name) is not None:
                     (folder / part / name).write_bytes(network.get(name))
             if part in pickled:

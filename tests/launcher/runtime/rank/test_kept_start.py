@@ -68,9 +68,7 @@ def test_what_is_refused_leaves_nothing(setting: Setting, tmp_path: Path) -> Non
             return os.mkdir, (str(tmp_path / "mark"),)
 
     torch.save({"weight": Calling()}, tmp_path / "published/pytorch_model.bin")
-    with pytest.raises(
-        ModelError, match=r"published/pytorch_model\.bin .*\b(posix|os)\.mkdir\n"
-    ):
+    with pytest.raises(ModelError, match=r"published/pytorch_model\.bin .*\b(posix|os)\.mkdir\n"):
         keep_start(asked.run.recipe, str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     assert not (tmp_path / "mark").exists()
