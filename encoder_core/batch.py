@@ -44,6 +44,7 @@ class Batch:
         rates: [R] float32, probability with which each token of a row's text was hidden (masked diffusion); None
             otherwise.
         maskable: [R] int64, number of tokens of each row that could be hidden; None without `rates`.
+        causal: whether attention hides from each token the later tokens of its row, in every layer.
         host: the same batch in the host's memory, where it was made; None if it was not moved (`to`).
     """
 
@@ -65,6 +66,7 @@ class Batch:
     pair_rows: Int[Tensor, " pairs"] | None = None
     rates: Float[Tensor, " rows"] | None = None
     maskable: Int[Tensor, " rows"] | None = None
+    causal: bool = False
     host: "Batch | None" = None
 
     def to(self, device: torch.device) -> "Batch":
@@ -189,6 +191,7 @@ def twice(batch: Batch) -> Batch:
         restarted=_moved(batch.restarted, at_T),
         numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
         group=2,
+        causal=batch.causal,
         host=None if batch.host is None else twice(batch.host),
     )
 

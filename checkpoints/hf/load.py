@@ -89,7 +89,7 @@ def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> Non
     differing = differing_settings(config, found)
     if differing:
         ours, theirs = config.model_dump(), found.model_dump()
-        listed = "; ".join(f"{key} is {ours[key]} here and {theirs.get(key)} there" for key in differing)
+        listed = "; ".join(f"{key} is {ours.get(key)} here and {theirs.get(key)} there" for key in differing)
         raise ModelError(
             f"the model in {where} is not the recipe's model: {listed}",
             remedy="set the recipe's `model` to the values of that model (vocab comes from `tokenizer`; phases may be "
@@ -98,9 +98,9 @@ def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> Non
 
 
 def differing_settings(config: ModelConfig, found: ModelConfig) -> list[str]:
-    """Return the keys of those settings of `config` on which weights depend and which differ from `found`'s."""
+    """Return the keys of those settings on which weights depend and in which `config` and `found` differ."""
     ours, theirs = _shape(config), _shape(found)
-    return [key for key in ours if ours[key] != theirs.get(key)]
+    return [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
 
 
 def _shape(config: ModelConfig) -> dict[str, object]:

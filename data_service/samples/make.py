@@ -16,7 +16,8 @@ from data_service.samples.masking import (
     NoMasking,
     RowMasking,
 )
-from data_service.samples.packing import Packed, RowCuts, Segments, lay_out, pack
+from data_service.samples.next_token import NextToken, next_tokens
+from data_service.samples.packing import LaidOut, Packed, RowCuts, Segments, lay_out, pack
 from data_service.samples.pairs import (
     OrderedPairs,
     Pairs,
@@ -145,6 +146,9 @@ def make_rows(
                 key=key,
                 starts_word=tables.starts_word,
             )
+        case NextToken():
+            assert isinstance(rows, RowCuts)  # the spec's input and masking agree
+            return _in_languages(_causal(block, rows, start, stop, spec), spec, source)
         case NoMasking():
             assert isinstance(rows, TextRows)
             return _in_languages(text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source)
@@ -180,7 +184,21 @@ def _masked(
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
     maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates)
-    samples = rows.label(masking.mask(maskable), start, stop)
+    return _labelled(block, rows, start, laid_out, masking.mask(maskable))
+
+
+def _causal(block: Block, rows: RowCuts, start: int, stop: int, spec: StreamSpec) -> Samples:
+    text = rows.text(block, start, stop)
+    laid_out = lay_out(text, rows, start, stop, spec.special)
+    found = next_tokens(laid_out, fixed_positions(text, spec.never_masked))
+    return _labelled(block, rows, start, laid_out, found)
+
+
+def _labelled(block: Block, rows: RowCuts, start: int, laid_out: LaidOut, samples: Samples) -> Samples:
+    """Return `samples`, the rows from `start` on, with their segments and labels, and the holes that removed documents
+    left."""
+    stop = start + samples.rows
+    samples = rows.label(samples, start, stop)
     if block.removed is None:
         return samples
     removed = rows.take(block.removed, start, stop)

@@ -35,6 +35,8 @@ class Samples:
             Each text has its own special tokens. None if rows are not examples of several texts.
         cls_last: [N] bool, whether the row's texts end with their classification token (XLNet); None if texts begin
             with it, or if rows are not examples.
+        causal: [N] bool, whether each token of the row sees only itself and the tokens before it; None if every token
+            sees its whole row.
         holes: [H] int64, sorted indices in `tokens` at which nothing is learned: padding ids in place of removed
             documents, and all tokens of a row without other text. None if the blocks have no removed documents.
         rates: [N] float32, probability with which each token of the row's text was hidden (masked diffusion); None
@@ -54,6 +56,7 @@ class Samples:
     reversed_rows: NDArray[np.bool_] | None = None
     text_starts: NDArray[np.int32] | None = None
     cls_last: NDArray[np.bool_] | None = None
+    causal: NDArray[np.bool_] | None = None
     holes: NDArray[np.int64] | None = None
     rates: NDArray[np.float32] | None = None
     maskable: NDArray[np.int32] | None = None
@@ -84,6 +87,7 @@ class _ByRow(TypedDict):
     cls_last: NDArray[np.bool_] | None
     rates: NDArray[np.float32] | None
     maskable: NDArray[np.int32] | None
+    causal: NDArray[np.bool_] | None
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
@@ -139,6 +143,7 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         cls_last=_join([part.cls_last for part in parts]),
         rates=_join([part.rates for part in parts]),
         maskable=_join([part.maskable for part in parts]),
+        causal=_join([part.causal for part in parts]),
     )
 
 
@@ -204,6 +209,7 @@ def _by_row(samples: Samples, rows: NDArray[np.int64] | slice) -> _ByRow:
         cls_last=of(samples.cls_last),
         rates=of(samples.rates),
         maskable=of(samples.maskable),
+        causal=of(samples.causal),
     )
 
 

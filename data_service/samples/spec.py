@@ -21,6 +21,7 @@ from pydantic import (
 from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes, check_lanes
 from data_service.samples.masking import MlmMasking, NoMasking
+from data_service.samples.next_token import NextToken
 from data_service.samples.packing import Packed
 from data_service.samples.pairs import Pairs, Translations
 from data_service.samples.permutation_lm import PermutedPrediction
@@ -50,7 +51,7 @@ Input = Annotated[Packed | Pairs | Lanes | Translations | Texts, Field(discrimin
 """How documents become rows: the settings under a recipe's `input`."""
 
 Masking = Annotated[
-    MlmMasking | PermutedPrediction | DiffusionMasking | NoMasking, Field(discriminator="kind")
+    MlmMasking | PermutedPrediction | DiffusionMasking | NoMasking | NextToken, Field(discriminator="kind")
 ]
 """What is predicted, and what stands in its place."""
 

@@ -30,7 +30,8 @@ from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
 from data_service.result_cache import RecentResults
 from data_service.samples.lanes import Lanes
-from data_service.samples.masking import NoMasking, RowMasking
+from data_service.samples.masking import NoMasking
+from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts
 from data_service.stream.mixture import least_weight, quotas, source_quotas, unread, weights_of
@@ -359,7 +360,7 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     masking = spec.densest_masking
     if isinstance(masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
-    targets = masking.most(tokens) if isinstance(masking, RowMasking) else float(masking.predict)
+    targets = float(masking.predict) if isinstance(masking, PermutedPrediction) else masking.most(tokens)
     size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
     return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
 

@@ -84,7 +84,8 @@ def kept_by_layers(model: ModelConfig, shape: Shape, kernel: Kernel, *, but: int
         sides = 2 if model.position == "relative_key_query" else 1
         yield replace(relative_key_layer(*sizes, sides, kernel=kernel, drops=drops), count=count)
         return
-    yield replace(plain_layer(*sizes, kernel=kernel, drops=drops), count=count)
+    plain = plain_layer(*sizes, kernel=kernel, drops=drops, causal=shape.causal)
+    yield replace(plain, count=count)
 
 
 def _pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) -> Iterator[Layer]:
@@ -100,7 +101,13 @@ def _pre_norm_layers(model: PreNormConfig, shape: Shape, kernel: Kernel) -> Iter
     )
     for layer in range(model.layers):
         yield pre_norm_layer(
-            size, shape.rows, shape.length, kernel, normed=model.normed(layer), window=model.window(layer)
+            size,
+            shape.rows,
+            shape.length,
+            kernel,
+            normed=model.normed(layer),
+            window=model.window(layer),
+            causal=shape.causal,
         )
 
 

@@ -3,7 +3,8 @@
 Rows are assumed to be full. The counts equal those of torch.utils.flop_counter.FlopCounterMode, forward and backward
 (a test checks every family). Attention is counted by its formula, scores and weighted values. A fused kernel computes
 the same; its recomputation of scores in the backward pass is left out, as is usual for utilisation. DeBERTa and XLNet
-are counted with the padded kernels that GPUs run.
+are counted with the padded kernels that GPUs run. In causal rows attention counts for the pairs in sight, L (L + 1) / 2
+of L squared in a row, as flash attention and our kernels compute them; products with relative positions count whole.
 """
 
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
     match model:
         case DebertaConfig() | DebertaV2Config():
             yield from before_last(model, shape)
-            yield from disentangled_layer(disentangled_size(model, shape.length), shape.rows, shape.length)
+            size = disentangled_size(model, shape.length)
+            yield from disentangled_layer(size, shape.rows, shape.length, causal=shape.causal)
             if model.layers == 1:
                 yield from _convolution(model, shape)
         case XlnetConfig():
@@ -67,19 +69,23 @@ def encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
         case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig() | XlmConfig():
             yield from _plain(model, shape)
         case PreNormConfig():
-            size = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
-            shared = model.hidden // model.heads * model.shared_heads
-            for layer in range(model.layers):
-                yield from pre_norm_layer(*size, shared=shared, window=model.window(layer))
+            yield from _pre_norm(model, shape)
         case _ as never:
             assert_never(never)
+
+
+def _pre_norm(model: PreNormConfig, shape: Shape) -> Iterator[Product]:
+    size = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
+    shared = model.hidden // model.heads * model.shared_heads
+    for layer in range(model.layers):
+        yield from pre_norm_layer(*size, shared=shared, window=model.window(layer), causal=shape.causal)
 
 
 def _plain(model: Plain, shape: Shape) -> Iterator[Product]:
     if model.projects_embeddings:
         yield Product("embeddings to hidden", shape.tokens, model.embedding_width, model.hidden)
     size = (shape.rows, shape.length, model.heads, model.hidden)
-    yield from times(plain_layer(*size, model.feed_forward), model.layers)
+    yield from times(plain_layer(*size, model.feed_forward, causal=shape.causal), model.layers)
     if isinstance(model, BertConfig) and model.position != "absolute":
         sides = 2 if model.position == "relative_key_query" else 1
         yield from times(relative_key_scores(*size, sides), model.layers)
@@ -109,7 +115,8 @@ def places(model: Deberta, length: int) -> int:
 
 def before_last(model: Deberta, shape: Shape) -> Iterator[Product]:
     size = disentangled_size(model, shape.length)
-    yield from times(disentangled_layer(size, shape.rows, shape.length), model.layers - 1)
+    layer = disentangled_layer(size, shape.rows, shape.length, causal=shape.causal)
+    yield from times(layer, model.layers - 1)
     if model.layers > 1:
         yield from _convolution(model, shape)
 

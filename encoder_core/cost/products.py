@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 class Shape:
     """The shape of a microbatch for counting: every row has `length` tokens, of which `targets_per_row` are predicted.
 
-    `backwards`: whether some rows are read from their ends (XLNet).
+    `backwards`: whether some rows are read from their ends (XLNet). `causal`: whether tokens see no later token.
     """
 
     rows: int
     length: int
     targets_per_row: int
     backwards: bool = False
+    causal: bool = False
 
     @property
     def tokens(self) -> int:
@@ -115,16 +116,31 @@ def gated_feed_forward(tokens: int, hidden: int, inner: int) -> Iterator[Product
     yield Product("feed-forward", tokens, inner, hidden)
 
 
-def pairs_in_sight(length: int, window: int | None) -> int:
-    """Return the number of pairs of query and key in a row that are at most `window` tokens apart; None: all pairs."""
+def pairs_in_sight(length: int, window: int | None, *, causal: bool = False) -> int:
+    """Return the number of pairs of query and key in a row that are at most `window` tokens apart; None: all pairs.
+
+    `causal`: without those whose key is later.
+    """
     reach = length - 1 if window is None else min(window, length - 1)
-    return length * (2 * reach + 1) - reach * (reach + 1)
+    before = length * reach - reach * (reach + 1) // 2
+    return length + (before if causal else 2 * before)
 
 
-def attention(rows: int, queries: int, keys: int, heads: int, hidden: int) -> Iterator[Product]:
+def attention(
+    rows: int, queries: int, keys: int, heads: int, hidden: int, *, causal: bool = False
+) -> Iterator[Product]:
     """Yield scores and weighted values: two products of [Q, D] by [D, K] for each row and head, one of them
     transposed.
+
+    `causal`: only of the pairs in sight, as kernels that leave out what nobody sees compute them; the tokens are the
+    queries.
     """
+    if causal:
+        pairs = pairs_in_sight(queries, None, causal=True)
+        yield Product(
+            "causal attention q k' and p v", 1, hidden // heads, pairs, 2 * rows * heads, layer=True
+        )
+        return
     yield Product("attention q k' and p v", queries, hidden // heads, keys, 2 * rows * heads, layer=True)
 
 
@@ -132,15 +148,25 @@ def projections(tokens: int, hidden: int, count: int) -> Iterator[Product]:
     yield Product("q, k, v, output projections", tokens, hidden, hidden, count, layer=True)
 
 
-def plain_layer(rows: int, length: int, heads: int, hidden: int, inner: int) -> Iterator[Product]:
+def plain_layer(
+    rows: int, length: int, heads: int, hidden: int, inner: int, *, causal: bool = False
+) -> Iterator[Product]:
     """Yield query, key, value and output projections, attention, feed-forward (encoder_core/layers/encoder.py)."""
     yield from projections(rows * length, hidden, 4)
-    yield from attention(rows, length, length, heads, hidden)
+    yield from attention(rows, length, length, heads, hidden, causal=causal)
     yield from feed_forward(rows * length, hidden, inner)
 
 
 def pre_norm_layer(
-    rows: int, length: int, heads: int, hidden: int, inner: int, *, shared: int, window: int | None
+    rows: int,
+    length: int,
+    heads: int,
+    hidden: int,
+    inner: int,
+    *,
+    shared: int,
+    window: int | None,
+    causal: bool = False,
 ) -> Iterator[Product]:
     """Yield the products of `plain_layer` with a gated feed-forward block, keys and values `shared` wide, and
     attention in a window.
@@ -148,9 +174,9 @@ def pre_norm_layer(
     yield from projections(rows * length, hidden, 2)
     yield Product("q, k, v, output projections", rows * length, hidden, shared, 2, layer=True)
     if window is None:
-        yield from attention(rows, length, length, heads, hidden)
+        yield from attention(rows, length, length, heads, hidden, causal=causal)
     else:
-        pairs = pairs_in_sight(length, window)
+        pairs = pairs_in_sight(length, window, causal=causal)
         yield Product("local attention q k' and p v", 1, hidden // heads, pairs, 2 * rows * heads, layer=True)
     yield from gated_feed_forward(rows * length, hidden, inner)
 
@@ -181,7 +207,7 @@ class DisentangledSize:
 
 
 def disentangled_layer(
-    size: DisentangledSize, rows: int, length: int, queries: int | None = None
+    size: DisentangledSize, rows: int, length: int, queries: int | None = None, *, causal: bool = False
 ) -> Iterator[Product]:
     """Yield one layer for `queries` of each row that see all of it; None: the tokens themselves.
 
@@ -203,7 +229,7 @@ def disentangled_layer(
             rows * size.heads,
             layer=True,
         )
-    yield from attention(rows, asked // rows, length, size.heads, size.hidden)
+    yield from attention(rows, asked // rows, length, size.heads, size.hidden, causal=causal)
     yield from feed_forward(asked, size.hidden, size.inner)
 
 

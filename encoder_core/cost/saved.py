@@ -97,13 +97,23 @@ def normed_sum(rows: int, width: int, kernel: Kernel, *, dropped: bool, rms: boo
 
 
 def plain_layer(
-    rows: int, length: int, heads: int, hidden: int, inner: int, *, kernel: Kernel, drops: Drops
+    rows: int,
+    length: int,
+    heads: int,
+    hidden: int,
+    inner: int,
+    *,
+    kernel: Kernel,
+    drops: Drops,
+    causal: bool = False,
 ) -> Layer:
     tokens = rows * length
-    attention = [
-        Saved("q, k, v", tokens * hidden, count=3),
-        *_attention(rows * heads * length, length, kernel, drops),
-    ]
+    if causal and kernel == "cpu" and drops.scores:
+        made = rows * heads * _scores_made(length, None, causal=True)
+        scores = [Saved("attention dropout masks", made, MASK)]
+    else:
+        scores = [*_attention(rows * heads * length, length, kernel, drops)]
+    attention = [Saved("q, k, v", tokens * hidden, count=3), *scores]
     return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, kernel, drops)))
 
 
@@ -126,7 +136,14 @@ class PreNormSize:
 
 
 def pre_norm_layer(
-    size: PreNormSize, rows: int, length: int, kernel: Kernel, *, normed: bool, window: int | None
+    size: PreNormSize,
+    rows: int,
+    length: int,
+    kernel: Kernel,
+    *,
+    normed: bool,
+    window: int | None,
+    causal: bool = False,
 ) -> Layer:
     """Return a layer. `normed`: whether attention takes normalised states, as in all layers but ModernBERT's first."""
     tokens, states = rows * length, rows * length * size.hidden
@@ -136,7 +153,7 @@ def pre_norm_layer(
     inner = [
         Saved("q", states),
         Saved("k, v", shared, count=2),
-        *_scores_of_pre_norm(size, rows, length, kernel, window),
+        *_scores_of_pre_norm(size, rows, length, kernel, window, causal=causal),
         Saved("contexts", states),
         *normed_sum(tokens, size.hidden, kernel, dropped=size.drops_attention, rms=size.rms_norm),
         Saved("feed-forward inputs", states),
@@ -154,7 +171,7 @@ def pre_norm_layer(
 
 
 def _scores_of_pre_norm(
-    size: PreNormSize, rows: int, length: int, kernel: Kernel, window: int | None
+    size: PreNormSize, rows: int, length: int, kernel: Kernel, window: int | None, *, causal: bool
 ) -> Iterator[Saved]:
     """Yield what attention saves. On a CPU torch's fused kernel runs without dropout if the window holds the row,
     else `blocked`.
@@ -163,11 +180,14 @@ def _scores_of_pre_norm(
     if kernel == "gpu" or not (local or size.drops_scores):
         yield Saved("attention row sums", rows * size.heads * length, FP32)
     elif size.drops_scores:
-        pieces = local_pieces(((0, length),), 1, window)
-        scores = sum(
-            (queries.stop - queries.start) * (keys.stop - keys.start) for _, queries, keys, _heads in pieces
-        )
+        scores = _scores_made(length, window, causal=causal)
         yield Saved("attention dropout masks", rows * size.heads * scores, MASK)
+
+
+def _scores_made(length: int, window: int | None, *, causal: bool) -> int:
+    """Return how many scores of a row and head the CPU's `blocked` kernel makes."""
+    pieces = local_pieces(((0, length),), 1, window, causal=causal)
+    return sum((queries.stop - queries.start) * (keys.stop - keys.start) for _, queries, keys, _ in pieces)
 
 
 def relative_key_layer(

@@ -1,16 +1,21 @@
 """EuroBERT (Boizard et al., 2025, arXiv 2503.05500): Llama's layers with bidirectional attention.
 
 It differs from ModernBERT: RMSNorm in place of LayerNorm, SwiGLU in place of GeGLU, only global layers, and in the
-larger sizes fewer heads of keys and values than of queries. The decoder has weights of its own.
+larger sizes fewer heads of keys and values than of queries. The decoder has weights of its own, or those of the
+embeddings (`tied_decoder`).
 
 The released models store the base of rotary positions as `rope_theta`, which all versions of transformers read; we
 write that. Version 5 writes `rope_parameters` instead; we read both.
+
+A Llama (Touvron et al., 2023, arXiv 2302.13971) is the same network with the same names, under causal attention. So
+its folder is read as a EuroBERT, and on causal rows our logits are those of transformers' `LlamaForCausalLM`. Llamas
+with scaled rotary positions (from 3.1 on) are refused: no base of ours gives their angles.
 """
 
 import math
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import SmallForm
@@ -34,6 +39,8 @@ class EuroBertConfig(PreNormConfig):
         key_value_heads: number of heads of keys and values; equally many query heads share each. None: as many as
             `heads`.
         rotary_base: base of the rotary positions of all layers.
+        tied_decoder: whether the decoder's weights are the word embeddings, as in small Llamas. False is not written to
+            recipes, because early recipes had no such key.
     """
 
     family: Literal["eurobert"] = "eurobert"
@@ -43,6 +50,14 @@ class EuroBertConfig(PreNormConfig):
     initializer: Initializer = "normal"
     key_value_heads: int | None = Field(default=None, gt=0)
     rotary_base: float = Field(default=250_000.0, gt=0)
+    tied_decoder: bool = False
+
+    @model_serializer(mode="wrap")
+    def _unspoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        unspoken = {"generator_layers": None, "tied_decoder": False}
+        return {
+            name: value for name, value in serialize(self).items() if (name, value) not in unspoken.items()
+        }
 
     @model_validator(mode="after")
     def _heads_are_shared_evenly(self) -> Self:
@@ -70,7 +85,7 @@ class EuroBertConfig(PreNormConfig):
 
     @property
     def tied(self) -> bool:
-        return False
+        return self.tied_decoder
 
     @property
     def shared_heads(self) -> int:
@@ -90,11 +105,12 @@ class EuroBertConfig(PreNormConfig):
         return super().small(form) | {"key_value_heads": shared}
 
     def written(self, heads: Heads) -> Written | None:
-        return Written("EuroBertForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
+        table = TIED if self.tied_decoder else TABLE
+        return Written("EuroBertForMaskedLM", table, to_json(self)) if heads == "mlm" else None
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
-        return (Format("eurobert", "EuroBertModel", from_json),)
+        return Format("eurobert", "EuroBertModel", from_json), Format("llama", "LlamaModel", from_llama)
 
 
 M210 = EuroBertConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=128_256)
@@ -119,6 +135,9 @@ TABLE = KeyTable(
         Pair("head.decoder.weight", "lm_head.weight"),
     )
 )
+
+TIED = KeyTable(pairs=TABLE.pairs[:-1], tied=("lm_head.weight",))
+"""The same, if the decoder's weights are the embeddings."""
 
 FIELDS = {
     "layers": "num_hidden_layers",
@@ -156,6 +175,17 @@ DEFAULTS: dict[str, Any] = {
 }
 """What transformers assumes where a config.json is silent."""
 
+LLAMA_DEFAULTS: dict[str, Any] = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 11_008,
+    "max_position_embeddings": 2048,
+    "vocab_size": 32_000,
+    "rms_norm_eps": 1e-6,
+}
+"""The same for a Llama, where it differs."""
+
 
 def to_json(config: EuroBertConfig) -> dict[str, Any]:
     """Return the fields of config.json that describe the model.
@@ -171,7 +201,7 @@ def to_json(config: EuroBertConfig) -> dict[str, Any]:
         "hidden_act": activation_to_json(config.activation),
         "rope_theta": config.rotary_base,
         **dict.fromkeys(_WITHOUT, False),
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": config.tied_decoder,
     }
 
 
@@ -182,8 +212,6 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
         ModelError: the model has features that we do not support.
     """
     fields = DEFAULTS | fields
-    if fields["tie_word_embeddings"]:
-        raise _refused("tie_word_embeddings", fields, "the decoder must have weights of its own")
     for name in _WITHOUT:
         if fields.get(name):
             raise _refused(name, fields, "no Linear may have a bias")
@@ -195,7 +223,18 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
         key_value_heads=None if shared == heads else shared,
         activation=activation_from_json(fields, "hidden_act"),
         rotary_base=_rope_theta(fields),
+        tied_decoder=bool(fields["tie_word_embeddings"]),
     )
+
+
+def from_llama(fields: dict[str, Any]) -> EuroBertConfig:
+    """Return our configuration for the fields of a Llama's config.json, which often names no padding id.
+
+    Raises:
+        ModelError: as `from_json`.
+    """
+    padding = {"pad_token_id": 0} if fields.get("pad_token_id") is None else {}
+    return from_json(LLAMA_DEFAULTS | fields | padding)
 
 
 def _rope_theta(fields: dict[str, Any]) -> float:

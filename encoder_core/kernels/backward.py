@@ -155,6 +155,8 @@ def queries_in_reach(x, tile: tl.constexpr, length, k_first):
     if x.window is not None:
         low = tl.maximum(k_first - x.window, 0) // tile.size * tile.size
         high = tl.minimum(length, k_first + tile.size + x.window)
+    if x.causal is not None:
+        low = tl.maximum(low, k_first)
     return low, high
 
 

@@ -28,6 +28,8 @@ def keys_in_reach(x, tile: tl.constexpr, length, q_first):
     if x.window is not None:
         low = tl.maximum(q_first - x.window, 0) // tile.size * tile.size
         high = tl.minimum(length, q_first + tile.size + x.window)
+    if x.causal is not None:
+        high = tl.minimum(high, q_first + tile.size)
     return low, high
 
 

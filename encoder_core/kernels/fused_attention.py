@@ -35,6 +35,7 @@ class Layout:
 
     Attributes:
         longest: number of tokens in the longest row.
+        causal: whether a query sees no later key.
     """
 
     cu_seqlens: Tensor
@@ -50,6 +51,7 @@ class Layout:
     carried: int = 0
     center: int = 0
     window: int | None = None
+    causal: bool = False
     threshold: int = 0
     inverse: float = 1.0
 
@@ -142,7 +144,11 @@ def _by_tables(given: Given, layout: Layout, cut: Cut) -> list[Tensor | None]:
     if all(table is None for table in tables):
         return [None, None, None]
     lowest, differences = differences_of(
-        layout.longest, x.carried, cut.size, backwards=layout.signs is not None
+        layout.longest,
+        x.carried,
+        cut.size,
+        backwards=layout.signs is not None,
+        causal=layout.causal,
     )
     splits = max(1, min(x.rows, PROGRAMS // differences))
     bands = [empty_bands(table, splits=splits, differences=differences, size=cut.size) for table in tables]
@@ -189,6 +195,7 @@ def _inputs(tensors: list[Tensor | None], layout: Layout) -> Inputs:
         center=layout.center,
         distances=tables[0] if tables else 0,
         window=layout.window,
+        causal=1 if layout.causal else None,
         scale=layout.scale,
         threshold=layout.threshold,
         inverse=layout.inverse,

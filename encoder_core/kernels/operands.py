@@ -34,6 +34,7 @@ class Inputs(NamedTuple):
         carried: number of memory keys before each row's first token, at positions -carried to -1.
         center, distances: index of distance 0 in the tables, and E.
         window: number of tokens that a query sees on each side; None: its whole row.
+        causal: 1 if a query sees no later key (then no row is reversed); None if it does.
         scale: factor of the scores.
         threshold: how many of the 65,536 values of a draw drop a probability.
         inverse: factor of the kept probabilities.
@@ -61,6 +62,7 @@ class Inputs(NamedTuple):
     center: Any
     distances: Any
     window: Any
+    causal: Any
     scale: Any
     threshold: Any
     inverse: Any

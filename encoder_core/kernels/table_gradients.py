@@ -100,10 +100,15 @@ def assemble(bands: Tensor, first: int, distances: int) -> Tensor:
     return table
 
 
-def differences_of(longest: int, carried: int, size: int, *, backwards: bool) -> tuple[int, int]:
-    """Return the first difference of positions, in tiles of `size`, and the number of differences."""
+def differences_of(
+    longest: int, carried: int, size: int, *, backwards: bool, causal: bool = False
+) -> tuple[int, int]:
+    """Return the first difference of positions, in tiles of `size`, and the number of differences.
+
+    `causal`: no query sees a later key, so that no difference is negative.
+    """
     ahead, before = (longest - 1) // size, -(-carried // size)
-    lowest = -ahead - (before if backwards else 0)
+    lowest = 0 if causal else -ahead - (before if backwards else 0)
     return lowest, ahead + before - lowest + 1
 
 

@@ -184,6 +184,9 @@ def in_sight(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here
     if x.window is not None:
         i = tl.arange(0, tile.size)
         seen &= tl.abs(q_first - k_first + i[:, None] - i[None, :]) <= x.window
+    if x.causal is not None:
+        i = tl.arange(0, tile.size)
+        seen &= q_first - k_first + i[:, None] - i[None, :] >= 0
     if x.ranks_q is not None:
         query = tl.load(x.ranks_q + q_at, mask=q_here, other=0)
         key = tl.load(x.ranks_k + k_at, mask=k_here, other=0)

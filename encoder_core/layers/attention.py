@@ -20,6 +20,10 @@ times, which is why `blocked` exists. It supports no window either: with a mask 
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
 that many tokens away, on both sides. None: the whole row.
 
+Rows may be causal (`Rows.causal`), a property of the batch: then a query sees no later key. Every kernel reads it
+off the rows, and leaves out what nobody sees: flash attention and ours whole tiles, `blocked` blocks, torch's SDPA by
+its own switch. No weight depends on it, so the same layers train on causal rows and on others.
+
 Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which equally
 many consecutive query heads share one. Flash attention supports this; the other kernels repeat keys and values.
 `RelativeKeyAttention` (`relative_key.py`) is an `Attend` too.
@@ -135,9 +139,8 @@ def varlen_flash(
         rows.max_length,
         rows.max_length,
         dropout,
-        False,  # is_causal
-        False,  # return_debug_mask
         window=window,
+        causal=rows.causal,
     )
 
 
@@ -203,9 +206,23 @@ def _in_rectangle(
 ) -> Heads:
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-    mask, scale = rows.mask_within(window), q_TND.shape[-1] ** -0.5
-    context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, mask, rows, dropout, scale=scale, by_torch=by_torch)
+    # Padding comes after a row's tokens: what hides later keys from them hides padding, too.
+    causal = rows.causal and not rows.exceed(window) and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
+    if causal:
+        context_RNLD = F.scaled_dot_product_attention(
+            q_RNLD, k_RNLD, v_RNLD, dropout_p=dropout, is_causal=True
+        )
+    else:
+        mask, scale = rows.mask_within(window), q_TND.shape[-1] ** -0.5
+        context_RNLD = attend_padded(
+            q_RNLD, k_RNLD, v_RNLD, mask, rows, dropout, scale=scale, by_torch=by_torch
+        )
     return rows.unpad(context_RNLD.transpose(1, 2))
+
+
+def _torch_takes(q_RNQD: Tensor, dropout: float, *, by_torch: bool) -> bool:
+    """Return whether torch's fused attention computes a rectangle; see `attend_padded`."""
+    return by_torch and bool(len(q_RNQD)) and (not dropout or q_RNQD.device.type != "cpu")
 
 
 def attend_padded(
@@ -226,7 +243,7 @@ def attend_padded(
     belongs to the rectangle, not to the tokens. Without rows (an idle batch) it leaves the bias out of the graph, and
     with it parameters that ZeRO waits for on every rank. `by_torch` false: the formula always.
     """
-    if by_torch and len(q_RNQD) and (not dropout or q_RNQD.device.type != "cpu"):
+    if _torch_takes(q_RNQD, dropout, by_torch=by_torch):
         return F.scaled_dot_product_attention(
             q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale
         )
@@ -250,7 +267,9 @@ def blocked(
 ) -> Heads:
     """Compute exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
-    context_TND: Tensor = blocked_attention(q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window)
+    context_TND: Tensor = blocked_attention(
+        q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window, rows.causal
+    )
     return context_TND
 
 
@@ -268,9 +287,11 @@ def reference(
     for start, stop in rows.bounds:
         q_NLD, k_NLD, v_NLD = (x[start:stop].transpose(0, 1) for x in (q_TND, k_TND, v_TND))
         scores_NLL = q_NLD @ k_NLD.transpose(1, 2) / q_NLD.shape[-1] ** 0.5
+        at_L = torch.arange(stop - start, device=q_TND.device)
         if window is not None:
-            at_L = torch.arange(stop - start, device=q_TND.device)
             scores_NLL = scores_NLL.masked_fill((at_L[:, None] - at_L).abs() > window, float("-inf"))
+        if rows.causal:
+            scores_NLL = scores_NLL.masked_fill(at_L > at_L[:, None], float("-inf"))
         drawn_NL = head_keys(rows.keys[start:stop], range(len(q_NLD))).t()
         weights_NLL = drop(scores_NLL.softmax(-1), dropout, drawn_NL, draw)
         contexts.append((weights_NLL @ v_NLD).transpose(0, 1))

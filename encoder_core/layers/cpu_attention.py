@@ -26,10 +26,12 @@ Slices = tuple[slice, slice]
 
 
 class BlockedAttention(torch.autograd.Function):
-    """(q, k, v: [T, N, D], keys of the tokens' draws: [T], bounds of the rows, dropout, window or None) -> [T, N, D].
+    """(q, k, v: [T, N, D], keys of the tokens' draws: [T], bounds of the rows, dropout, window or None, whether rows
+    are causal) -> [T, N, D].
 
     With a window, a query sees the keys of its row that are at most that many tokens away. Only blocks of scores
-    around the diagonal are computed: the cost grows with T * window, not with the square of a row's length.
+    around the diagonal are computed: the cost grows with T * window, not with the square of a row's length. In causal
+    rows a query sees no later key, and no block of scores above the diagonal is computed.
     """
 
     @staticmethod
@@ -42,19 +44,21 @@ class BlockedAttention(torch.autograd.Function):
         bounds: Bounds,
         dropout: float,
         window: int | None,
+        causal: bool,
     ) -> Tensor:
         scores = Draws.of(drawn_T, dropout)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         keeps = []
-        for row, queries, keys, heads in local_pieces(bounds, q.shape[1], window):
-            weights = _probabilities(q[queries, heads], k[keys, heads], _hidden(queries, keys, window))
+        for row, queries, keys, heads in local_pieces(bounds, q.shape[1], window, causal=causal):
+            hidden = _hidden(queries, keys, window, causal)
+            weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             if scores.threshold:
                 keeps.append(scores.kept(row, queries, keys, heads))
                 weights *= keeps[-1].to(weights.dtype)  # far quicker than a product of two types
             product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(inverse_rate(scores.threshold))
             out[queries, heads] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
-        ctx.bounds, ctx.threshold, ctx.window = bounds, scores.threshold, window
+        ctx.bounds, ctx.threshold, ctx.window, ctx.causal = bounds, scores.threshold, window, causal
         return out
 
     @staticmethod
@@ -63,9 +67,10 @@ class BlockedAttention(torch.autograd.Function):
         q, k, v, *keeps = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         inverse = inverse_rate(ctx.threshold)
-        for i, (_, queries, keys, heads) in enumerate(local_pieces(ctx.bounds, q.shape[1], ctx.window)):
+        pieces = local_pieces(ctx.bounds, q.shape[1], ctx.window, causal=ctx.causal)
+        for i, (_, queries, keys, heads) in enumerate(pieces):
             grad_nlD = grad[queries, heads].transpose(0, 1)
-            hidden = _hidden(queries, keys, ctx.window)
+            hidden = _hidden(queries, keys, ctx.window, ctx.causal)
             weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             d_weights = torch.bmm(grad_nlD, v[keys, heads].permute(1, 2, 0)).mul_(inverse)
             dropped = weights
@@ -80,10 +85,10 @@ class BlockedAttention(torch.autograd.Function):
             dk[keys, heads] += torch.bmm(
                 d_scores.transpose(1, 2), q[queries, heads].transpose(0, 1)
             ).transpose(0, 1)
-        return dq, dk, dv, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None
 
 
-blocked_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Bounds, float, int | None], Tensor] = (
+blocked_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Bounds, float, int | None, bool], Tensor] = (
     BlockedAttention.apply
 )
 
@@ -108,12 +113,16 @@ class Draws:
         return kept(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
 
 
-def _hidden(queries: slice, keys: slice, window: int | None) -> Tensor | None:
-    """Return [l, m] bool, true for keys too far from a query; None if all are near."""
-    if window is None or max(queries.stop - 1 - keys.start, keys.stop - 1 - queries.start) <= window:
+def _hidden(queries: slice, keys: slice, window: int | None, causal: bool) -> Tensor | None:
+    """Return [l, m] bool, true for keys too far from a query or, in causal rows, later; None if all are in sight."""
+    farthest = max(queries.stop - 1 - keys.start, keys.stop - 1 - queries.start)
+    far, later = window is not None and farthest > window, causal and keys.stop - 1 > queries.start
+    if not far and not later:
         return None
     query, key = torch.arange(queries.start, queries.stop), torch.arange(keys.start, keys.stop)
-    return (query[:, None] - key).abs() > window
+    ahead_lm = query[:, None] - key
+    hidden_lm = ahead_lm < 0 if causal else torch.zeros_like(ahead_lm, dtype=torch.bool)
+    return hidden_lm if window is None else hidden_lm | (ahead_lm.abs() > window)
 
 
 def _probabilities(q_lnD: Tensor, k_mnD: Tensor, hidden_lm: Tensor | None) -> Tensor:

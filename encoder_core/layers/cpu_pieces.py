@@ -11,18 +11,21 @@ BLOCK = 64  # least queries whose products with the keys of a window are made to
 Bounds = tuple[tuple[int, int], ...]
 
 
-def local_pieces(bounds: Bounds, heads: int, window: int | None) -> Iterator[tuple[int, slice, slice, slice]]:
+def local_pieces(
+    bounds: Bounds, heads: int, window: int | None, *, causal: bool = False
+) -> Iterator[tuple[int, slice, slice, slice]]:
     """Yield the start of a row, and slices of queries, keys and heads.
 
     A row is one piece. If a window is shorter than the row, pieces are blocks of its queries with the keys in their
-    reach.
+    reach. In `causal` rows they are blocks of queries with no key later than the last of them.
     """
     for start, stop in bounds:
         reach = stop - start if window is None else window
-        block = stop - start if stop - start <= reach + 1 else max(BLOCK, reach)
+        whole = stop - start <= reach + 1
+        block = max(BLOCK, 0 if whole else reach) if causal or not whole else stop - start
         for first in range(start, stop, block):
             queries = slice(first, min(first + block, stop))
-            keys = slice(max(start, first - reach), min(stop, queries.stop + reach))
+            keys = slice(max(start, first - reach), min(stop, queries.stop + (0 if causal else reach)))
             scores = (queries.stop - first) * (keys.stop - keys.start)
             for together in heads_together(heads, scores):
                 yield start, queries, keys, together

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import sent
 from encoder_core.layers.attention import attend_padded
-from encoder_core.layers.cpu_relative import RelativeRow, blocked_relative
+from encoder_core.layers.cpu_relative import UNSEEN, RelativeRow, blocked_relative
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import fused_attention, fused_takes
@@ -38,12 +38,14 @@ class Relations:
         places: [2 K - 1] int64, row of `table` for each distance from key to query, the most negative first.
         index: [R or 1, Q, K] int64, row of `table` for each query and key.
         first: number of the first row of `table` in the whole position table.
+        hidden: [R or 1, Q, K] bool, true for keys later than their query, in causal rows; None elsewhere.
     """
 
     table: Float[Tensor, "places hidden"]
     places: Int[Tensor, " distances"]
     index: Int[Tensor, "#rows queries keys"]
     first: int
+    hidden: Bool[Tensor, "#rows queries keys"] | None = None
 
     @property
     def keys(self) -> Int[Tensor, " places"]:
@@ -88,7 +90,8 @@ class RelativePositions(nn.Module):
         ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device="cpu")
         steps = torch.cat([-ahead[1:].flip(0), ahead])
         places = sent((steps + self.span).clamp(0, 2 * self.span - 1) - low, queries.device)
-        return Relations(table_PH, places, places[distance + rows.max_length - 1], low)
+        hidden = distance < 0 if rows.causal else None
+        return Relations(table_PH, places, places[distance + rows.max_length - 1], low, hidden)
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,8 @@ def blocked(
     if operands.position_scores is not None:
         scores_NE = operands.position_scores.index_select(0, offsets).T * operands.scale
     q = operands.q * operands.scale
-    lines = [RelativeRow(slice(*row), slice(*row), rows.max_length - 1) for row in rows.bounds]
+    hidden = None if relations.hidden is None else relations.hidden[0].to(q.dtype) * UNSEEN
+    lines = [_line(start, stop, rows.max_length - 1, hidden) for start, stop in rows.bounds]
     return blocked_relative(
         q,
         operands.k,
@@ -172,6 +176,13 @@ def blocked(
         lines,
         dropout,
     )
+
+
+def _line(start: int, stop: int, origin: int, hidden: Tensor | None) -> RelativeRow:
+    """Return a row whose queries are its tokens. `hidden`: [K, K], what is added to the scores of the longest row."""
+    length = stop - start
+    own = None if hidden is None else hidden[:length, :length]
+    return RelativeRow(slice(start, stop), slice(start, stop), origin, hidden=own)
 
 
 def fused(
@@ -232,6 +243,8 @@ def padded(
     bias_RNQK = bias_RNQK * operands.scale
     if rows.mask is not None:
         bias_RNQK = bias_RNQK.masked_fill(~rows.mask, float("-inf"))
+    if relations.hidden is not None:
+        bias_RNQK = bias_RNQK.masked_fill(relations.hidden[:, None], float("-inf"))
     context_RNQD = attend_padded(
         q_RNQD,
         k_RNKD,
@@ -263,6 +276,9 @@ def reference(
                 "qknd,qknd->nqk", operands.position_q[index_QK], operands.position_k[index_QK]
             )
         drawn_NQ = head_keys(query_rows.keys[q0:q1], range(len(scores_NQK))).t()
+        if relations.hidden is not None:
+            hidden_QK = relations.hidden[min(row, len(relations.hidden) - 1), : q1 - q0, : k1 - k0]
+            scores_NQK = scores_NQK.masked_fill(hidden_QK, float("-inf"))
         weights_NQK = drop((scores_NQK * operands.scale).softmax(-1), dropout, drawn_NQ, draw)
         contexts.append(torch.einsum("nqk,knd->qnd", weights_NQK, v))
     return torch.cat(contexts)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
 from encoder_core.layers.deberta_attention import DisentangledAttention, Relations, RelativePositions
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Embeddings, FeedForward, activate
@@ -81,7 +82,16 @@ class Convolution(nn.Module):
     def forward(
         self, embedded_TH: Float[Tensor, "tokens hidden"], x_TH: Float[Tensor, "tokens hidden"], rows: Rows
     ) -> Float[Tensor, "tokens hidden"]:
-        """Convolve; each row is followed by zeros, like the padding of a rectangle."""
+        """Convolve; each row is followed by zeros, like the padding of a rectangle.
+
+        Raises:
+            ModelError: the rows are causal.
+        """
+        if rows.causal:
+            raise ModelError(
+                "DeBERTa's convolution shows each token the next one, which causal rows hide",
+                remedy="give rows that are not causal, or a model without the convolution",
+            )
         if rows.count:
             mixed_TH = rows.unpad(self.convolution(rows.pad(embedded_TH).transpose(1, 2)).transpose(1, 2))
         else:  # a kernel finds no place in rows of none: as tokens by themselves, of which there are none

@@ -67,6 +67,7 @@ def fused_attention(
         draws=query_rows.keys + draw_key() if threshold else None,
         threshold=threshold,
         inverse=inverse_rate(threshold),
+        causal=rows.causal,
         **where,
     )
     return kernels.fused_attention(q_MND, k_KND, v_KND, kernels.Terms(**(terms or {})), layout)

@@ -53,6 +53,7 @@ class Rows:
         max_length: L, number of tokens in the longest row.
         batch: the batch with these tokens, needed for random draws; None: unknown.
         at: [T] int64, flat indices of these tokens in the batch; None: they are all of its tokens.
+        causal: whether a token sees no later token of its row.
     """
 
     cu_seqlens: Int[Tensor, " rows_plus_1"]
@@ -60,10 +61,11 @@ class Rows:
     max_length: int
     batch: Batch | None = None
     at: Int[Tensor, " tokens"] | None = None
+    causal: bool = False
 
     @classmethod
     def of(cls, batch: Batch) -> "Rows":
-        return cls(batch.cu_seqlens, batch.positions, batch.max_length, batch)
+        return cls(batch.cu_seqlens, batch.positions, batch.max_length, batch, causal=batch.causal)
 
     @cached_property
     def keys(self) -> Int[Tensor, " tokens"]:
@@ -111,17 +113,20 @@ class Rows:
         return window is not None and self.max_length > window + 1
 
     def mask_within(self, window: int | None) -> Bool[Tensor, "rows 1 queries longest"] | None:
-        """Return `mask` without the keys too far from a query.
+        """Return `mask` without the keys too far from a query and, in causal rows, without later ones.
 
         Padding slots see the whole row, so that no query is without a key.
         """
-        if window is None or not self.exceed(window):
+        if not self.causal and not self.exceed(window):
             return self.mask
         at_L = torch.arange(self.max_length, device=self.cu_seqlens.device)
-        near_LL = (at_L[:, None] - at_L).abs() <= window
+        ahead_LL = at_L[:, None] - at_L  # of the key
+        seen_LL = ahead_LL >= 0 if self.causal else torch.ones_like(ahead_LL, dtype=torch.bool)
+        if window is not None:
+            seen_LL &= ahead_LL.abs() <= window
         if self.mask is None:
-            return near_LL[None, None]
-        return self.mask & (near_LL | ~self.mask.transpose(-1, -2))
+            return seen_LL[None, None]
+        return self.mask & (seen_LL | ~self.mask.transpose(-1, -2))
 
     def rotation(self, base: float, width: int) -> Rotation:
         """Return the cosines and sines for `rotate`, computed once for each base and width."""

@@ -47,10 +47,15 @@ def name_of(path: str) -> Any:
     return found
 
 
-def flash_attention(*operands: Any, window: int | None) -> Tensor:
-    """Return the context of the operator beneath `torch.nn.attention.varlen.varlen_attn`."""
+def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
+    """Return the context of the operator beneath `torch.nn.attention.varlen.varlen_attn`.
+
+    `operands`: query, key, value, bounds and lengths of rows, dropout.
+    """
     operator = name_of(NAMES[0])
-    context: Tensor = operator(*operands, window_size_left=window, window_size_right=window)[0]
+    right = 0 if causal and window is not None else window
+    debugs = False
+    context: Tensor = operator(*operands, causal, debugs, window_size_left=window, window_size_right=right)[0]
     return context
 
 

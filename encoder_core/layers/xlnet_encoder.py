@@ -157,7 +157,8 @@ class TwoStreamEncoder(nn.Module):
         memory is made.
 
         Raises:
-            ModelError: `memory` has other rows or layers, or a row has fewer than `recurrence.reuse` tokens.
+            ModelError: `memory` has other rows or layers, a row has fewer than `recurrence.reuse` tokens, or rows are
+                causal.
         """
         last = self.states(batch, memory)[-1]
         query = None if last.query is None else self.dropout(last.query, _target_keys(batch))
@@ -221,6 +222,11 @@ class TwoStreamEncoder(nn.Module):
         return streams
 
     def _check(self, batch: Batch, memory: Memory, recurrence: Recurrence | None) -> None:
+        if batch.causal:
+            raise ModelError(
+                "XLNet's streams see tokens in their factorisation order, not in the order of the text",
+                remedy="give rows that are not causal, or a model of another family",
+            )
         if memory and (len(memory) != len(self.layers) or len(memory[0]) != batch.rows):
             raise ModelError(
                 f"the memory has {len(memory)} layers and {len(memory[0])} rows, but the model has "

@@ -11,7 +11,7 @@ from encoder_core.terms.mlm import MlmConfig
 
 
 class MaskedTokens(HeadTerm):
-    """Cross-entropy of the original ids at the target positions; metric "correct".
+    """Cross-entropy of the original ids at the target positions; metric "correct". Causal rows have no targets.
 
     It draws an id for each target if a temperature is set (`States.temperature`).
     """
@@ -21,14 +21,20 @@ class MaskedTokens(HeadTerm):
         self.head = head
 
     def targets(self, batch: Batch) -> int:
-        return batch.target_ids.numel()
+        return 0 if batch.causal else batch.target_ids.numel()
 
     def sums(self, states: States, batch: Batch) -> TermSums:
+        if batch.causal:
+            return self._none(states, batch)
         hidden_MH = states.at_targets
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
         keys_M = None if states.temperature is None else batch.keys.index_select(0, batch.target_positions)
         found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature, keys_M)
         return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct}, found.sampled)
+
+    def _none(self, states: States, batch: Batch) -> TermSums:
+        found = self.head(states.everywhere[:0], batch.target_positions[:0], batch.target_ids[:0])
+        return TermSums(found.loss_sum, 0, {"correct": found.correct})
 
 
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:

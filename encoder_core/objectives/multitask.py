@@ -12,6 +12,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.any_encoder import AnyEncoder
+from encoder_core.objectives.clm import before_targets
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.term import HeadTerm, States, TermSums
 from encoder_core.terms.network import runs_whole
@@ -39,9 +40,8 @@ class MultitaskModel(ObjectiveModule):
         self.terms = tuple(terms)
         for term in terms:
             term.meet({other.name: other for other in terms})
-        reading = [term.reads for term in terms]
-        self._layered = "layers" in reading
-        self._whole = runs_whole(reading, decodes=decoder is not None)
+        self._layered = "layers" in [term.reads for term in terms]
+        self._whole = {causal: self._runs_whole(causal) for causal in (False, True)}
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; known before the forward pass."""
@@ -63,14 +63,21 @@ class MultitaskModel(ObjectiveModule):
             self.encoder,
             self.decoder,
             batch,
-            whole=self._whole,
+            whole=self._whole[batch.causal],
             layered=self._layered,
             temperature=temperature,
         )
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids at the target positions, by the masked-language-model head."""
-        return self.head.logits(self.states(batch).at_targets)
+        """Return scores of all ids at the target positions, by the language-model head; in causal rows from the states
+        before them.
+        """
+        states = self.states(batch)
+        return self.head.logits(before_targets(states, batch) if batch.causal else states.at_targets)
+
+    def _runs_whole(self, causal: bool) -> bool:
+        reading = [term.reads for term in self.terms if term.causal == causal]
+        return runs_whole(reading, decodes=self.decoder is not None)
 
     def _run(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
         sums: dict[str, TermSums] = {term.name: term.sums(states, batch) for term in self.terms}

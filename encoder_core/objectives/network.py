@@ -1,15 +1,17 @@
 """Builds one network with the heads of its terms: the device half of each term that shares an encoder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal
 
 from torch import nn
 
 from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.heads.classification import PairHead
-from encoder_core.heads.prediction import SpanBoundaryHead
+from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
+from encoder_core.objectives.clm import NextTokens
 from encoder_core.objectives.diffusion import DiffusedTokens
 from encoder_core.objectives.distil import Distillation, LayersAlike, StatesAlike
 from encoder_core.objectives.mlm import MaskedTokens, tied_head
@@ -17,6 +19,7 @@ from encoder_core.objectives.multitask import MultitaskModel, mask_decoder
 from encoder_core.objectives.sentence_pairs import SentencePair
 from encoder_core.objectives.span_boundary import SpanBoundary
 from encoder_core.objectives.term import HeadTerm
+from encoder_core.terms.clm import ClmConfig
 from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
 from encoder_core.terms.mlm import MlmConfig
@@ -25,19 +28,27 @@ from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.terms.term import HeadConfig
 
 
-def head_term(term: HeadConfig, model: ModelConfig, word: nn.Embedding) -> HeadTerm:
+def head_term(
+    term: HeadConfig,
+    model: ModelConfig,
+    word: nn.Embedding,
+    head: Callable[[], MaskedLanguageModelHead],
+) -> HeadTerm:
     """Return the device half of `term` on a network of `model` with the word embeddings `word`.
 
-    Its heads are on the default device, weights not yet initialised.
+    Its heads are on the default device, weights not yet initialised. `head` makes the language-model head, the same for
+    all terms.
 
     Raises:
         TypeError: no device half is listed here for such a term.
     """
     match term:
         case MlmConfig():
-            return MaskedTokens(term, tied_head(model, word))
+            return MaskedTokens(term, head())
         case DiffusionConfig():
-            return DiffusedTokens(term, tied_head(model, word))
+            return DiffusedTokens(term, head())
+        case ClmConfig():
+            return NextTokens(term, head())
         case PairConfig():
             return SentencePair(term, PairHead(model.hidden))
         case SboConfig():
@@ -73,7 +84,9 @@ def multitask_model(
     encoder = build_encoder(
         config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
     )
-    on_device = [head_term(term, config, encoder.embeddings.word) for term in terms]
+    word = encoder.embeddings.word
+    head = cache(lambda: tied_head(config, word))
+    on_device = [head_term(term, config, word, head) for term in terms]
     return MultitaskModel(encoder, on_device, mask_decoder(config))
 
 
@@ -84,6 +97,11 @@ def masked_language_model(
     return multitask_model(
         config, [MlmConfig()], checkpoint_activations=checkpoint_activations, attend=attend
     )
+
+
+def masked_and_next_language_model(config: ModelConfig) -> MultitaskModel:
+    """Build a network that predicts masked tokens and, in causal rows, next ones; see `multitask_model`."""
+    return multitask_model(config, [MlmConfig(), ClmConfig()])
 
 
 PairTask = Literal["nsp", "sop"]

@@ -134,6 +134,7 @@ class HeadTerm(ABC):
         name: name of the term; key of `target_counts` and of metrics.
         weight: weight of the term; a schedule's final weight, while the trainer has the weight of each step.
         reads: the states that it reads.
+        causal: whether it has targets in causal rows, and none in others.
         heads: modules that are trained with the term, by name.
     """
 
@@ -141,6 +142,7 @@ class HeadTerm(ABC):
         self.name = config.name
         self.weight = last_weight(config.weight)
         self.reads = config.reads
+        self.causal = config.causal
         self.heads = heads
 
     def meet(self, others: Mapping[str, "HeadTerm"]) -> None:

@@ -145,9 +145,11 @@ class HeadConfig(TermConfig):
 
     Attributes:
         reads: the states that the term reads, which decides for how many tokens DeBERTa's last layer runs.
+        causal: whether it is trained on causal rows; then no other term is, nor it on other rows.
     """
 
     reads: ClassVar[Reads]
+    causal: ClassVar[bool] = False
 
     @abstractmethod
     def products(self, states: CountedStates) -> Iterator[Product]:

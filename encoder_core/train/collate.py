@@ -40,6 +40,8 @@ class HostRows(Protocol):
     @property
     def cls_last(self) -> NDArray[np.bool_] | None: ...
     @property
+    def causal(self) -> NDArray[np.bool_] | None: ...
+    @property
     def holes(self) -> NDArray[np.int64] | None: ...
     @property
     def rates(self) -> NDArray[np.float32] | None: ...
@@ -94,10 +96,19 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         group=group,
         rates=None if rows.rates is None else tensor(rows.rates, np.float32),
         maskable=None if rows.maskable is None else tensor(rows.maskable),
+        causal=_all_causal(rows),
     )
     if rows.holes is not None and len(rows.holes):
         return _without_holes(on_host, rows, group).to(device)
     return on_host.to(device)
+
+
+def _all_causal(rows: HostRows) -> bool:
+    """Return whether the rows are causal. Those of one batch are of one phase, so all are or none."""
+    if rows.causal is None or not len(rows.causal):
+        return False
+    assert rows.causal.all(), "some rows of a batch are causal and others not"
+    return True
 
 
 def _without_holes(batch: Batch, rows: HostRows, group: int) -> Batch:

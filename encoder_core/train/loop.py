@@ -95,9 +95,9 @@ class Data(Protocol):
 
     def fetch(self, step: int) -> Fetched: ...
 
-    def heldout(self) -> Iterator[Microbatch]:
-        """Yield this rank's held-out microbatches: equally many on every rank, with the same rows and masks at every
-        call.
+    def heldout(self, step: int) -> Iterator[Microbatch]:
+        """Yield this rank's held-out microbatches after `step` steps: equally many on every rank, with the same rows
+        and masks at every call. The objective of the last step has targets in them.
         """
         ...
 
@@ -361,7 +361,7 @@ class Trainer:
     def _heldout(self, step: int) -> Iterator[Microbatch]:
         """Yield held-out microbatches, and report progress after each."""
         self.journal.doing(step, "evaluating")
-        for done, microbatch in enumerate(self.data.heldout(), start=1):
+        for done, microbatch in enumerate(self.data.heldout(step), start=1):
             yield microbatch
             self.journal.doing(step, "evaluating", done)
 

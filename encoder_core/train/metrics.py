@@ -47,9 +47,11 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     """Return `loss`, the weighted sum of all terms, and each term's `<term>_<figure>` of `RATIOS` whose sums are given.
 
     Sums are named `<term>_<sum>`. A sum in no ratio becomes a figure under its own name: its mean over the term's
-    targets. A ratio of 0 to 0 is 0.
+    targets. A ratio of 0 to 0 is 0. `mlm` and `clm` have targets in different steps; the one that has none has no
+    figures there.
     """
     terms = [name.removesuffix(TARGETS) for name in sums if name.endswith(TARGETS)]
+    terms = [term for term in terms if sums[term + TARGETS] or not _elsewhere(term, sums)]
     figures = {"loss": sum(sums[term + WEIGHTED] / max(1.0, sums[term + TARGETS]) for term in terms)}
     for term in terms:
         for figure, (part, whole) in RATIOS.items():
@@ -60,6 +62,14 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         if term and name.removeprefix(f"{term}_") not in _IN_RATIOS:
             figures[name] = value / max(1.0, sums[term + TARGETS])
     return figures
+
+
+_APART = {"mlm": "clm", "clm": "mlm"}
+
+
+def _elsewhere(term: str, sums: Mapping[str, float]) -> bool:
+    """Return whether the term that is trained in other steps has targets in this one."""
+    return bool(sums.get(f"{_APART.get(term)}{TARGETS}"))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.kernel_choice import asked, only
@@ -91,12 +92,14 @@ class _Trial:
             lengths = [max(lengths)] * len(lengths)
         self._network = smaller(network, longest, min(*lengths, subject.length))
         self._module = built(self._network, subject).train(dropped)
-        self._batch = random_batch(self._network, lengths, subject.device)
+        batch = random_batch(self._network, lengths, subject.device)
+        self._batches = [batch, *([_causal(batch)] if subject.causal else [])]
 
     def possible(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""
         with asked() as seen, torch.no_grad(), only("written"):
-            compute(self._module, self._batch, backward=False)
+            for batch in self._batches:
+                compute(self._module, batch, backward=False)
         return [
             (place, kernel)
             for (place, dropped), kernels in seen.items()
@@ -107,12 +110,12 @@ class _Trial:
     @cached_property
     def _exact(self) -> dict[str, Tensor]:
         with only("written"):
-            return gradients(deepcopy(self._module).double(), self._batch)
+            return gradients(deepcopy(self._module).double(), *self._batches)
 
     @cached_property
     def _written(self) -> dict[str, Tensor]:
         with only("written"):
-            return gradients(self._module, self._batch)
+            return gradients(self._module, *self._batches)
 
     @cached_property
     def bound(self) -> float:
@@ -122,13 +125,13 @@ class _Trial:
         """Return the relative error of the gradients with this kernel."""
         place, kernel = candidate
         with only(kernel, place):
-            return relative_error(gradients(self._module, self._batch), self._exact)
+            return relative_error(gradients(self._module, *self._batches), self._exact)
 
     def harm(self) -> str:
         """Return what has changed, in words; empty if the written formula still gives the same result."""
         try:
             with only("written"):
-                again = gradients(self._module, self._batch)
+                again = gradients(self._module, *self._batches)
             same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
         except BaseException as failed:  # whatever a device says that is no longer of use
             return f"afterwards the written formula failed: {said(failed)}"
@@ -147,6 +150,12 @@ class _Trial:
                 seconds.append(time.perf_counter() - began)
         self._module.zero_grad(set_to_none=True)
         return statistics.median(seconds[_WARM:])
+
+
+def _causal(batch: Batch) -> Batch:
+    """Return the rows as causal ones; their first tokens are no targets."""
+    at_M = batch.target_positions[batch.positions[batch.target_positions] > 0]
+    return replace(batch, causal=True, target_positions=at_M, target_ids=batch.tokens[at_M])
 
 
 @dataclass(frozen=True)

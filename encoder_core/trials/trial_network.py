@@ -17,7 +17,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.network import masked_and_next_language_model, masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 
 _LAYERS, _SEED = 2, 1
@@ -35,6 +35,7 @@ class Subject:
         networks: networks of the objective, which may differ in width.
         dtype: dtype of weights and activations.
         rows, length: number of rows in a microbatch, and tokens in a row.
+        causal: whether the run has causal rows; then kernels are tried on such rows, too.
     """
 
     networks: tuple[ModelConfig, ...]
@@ -42,6 +43,7 @@ class Subject:
     device: torch.device
     rows: int
     length: int
+    causal: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,13 +52,15 @@ class Subject:
             "device": str(self.device),
             "rows": self.rows,
             "length": self.length,
+            "causal": self.causal,
         }
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "Subject":
         networks = _NETWORKS.validate_python(told["networks"])
         dtype = getattr(torch, told["dtype"])
-        return cls(networks, dtype, torch.device(told["device"]), told["rows"], told["length"])
+        device = torch.device(told["device"])
+        return cls(networks, dtype, device, told["rows"], told["length"], told["causal"])
 
 
 def settings() -> dict[str, Any]:
@@ -102,14 +106,17 @@ def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> Mod
 
 
 def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
-    """Build the network on the subject's device, in its precision, for masked words or XLNet's permuted ones."""
+    """Build the network on the subject's device, in its precision, for masked words or XLNet's permuted ones; for next
+    words, too, if rows may be causal.
+    """
     module: ObjectiveModule
     with torch.device(subject.device):
-        module = (
-            permuted_language_model(network)
-            if isinstance(network, XlnetConfig)
-            else masked_language_model(network)
-        )
+        if isinstance(network, XlnetConfig):
+            module = permuted_language_model(network)
+        elif subject.causal:
+            module = masked_and_next_language_model(network)
+        else:
+            module = masked_language_model(network)
     torch.manual_seed(_SEED)
     initialise(module, _STD, network.initializer)
     return module.to(subject.dtype)
@@ -146,15 +153,15 @@ def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> 
     found: LossSums = module(batch)
     if found.memory:  # of XLNet, whose attention has other shapes with a memory than without
         found = module(batch, found.memory)
-    (term,) = found.terms
     if backward:
-        loss: Tensor = term.loss_sum / max(1, term.targets)
+        loss: Tensor = torch.stack([term.loss_sum / max(1, term.targets) for term in found.terms]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def gradients(module: ObjectiveModule, batch: Batch) -> dict[str, Tensor]:
-    """Return the gradients by name, in fp64, and remove them from the module."""
-    compute(module, batch)
+def gradients(module: ObjectiveModule, *batches: Batch) -> dict[str, Tensor]:
+    """Return the gradients by name, in fp64, summed over the batches, and remove them from the module."""
+    for batch in batches:
+        compute(module, batch)
     found = {name: p.grad.double() for name, p in module.named_parameters() if p.grad is not None}
     module.zero_grad(set_to_none=True)
     return found

@@ -103,6 +103,7 @@ def shapes(draw: st.DrawFn) -> EuroBertConfig:
         activation=draw(st.sampled_from(["silu", "gelu", "gelu_tanh"])),
         layer_norm_eps=draw(st.sampled_from([1e-5, 1e-6])),
         rotary_base=draw(st.sampled_from([100.0, 10_000.0, 250_000.0])),
+        tied_decoder=draw(st.booleans()),
     )
 
 
@@ -166,7 +167,6 @@ def test_both_forms_of_their_config_are_read(config: EuroBertConfig) -> None:
     [
         {"attention_bias": True},
         {"mlp_bias": True},
-        {"tie_word_embeddings": True},
         {"hidden_act": "relu"},
         {"head_dim": 64},
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},

@@ -50,7 +50,11 @@ class Common(Sealed):
 
 def common_rows(run: Run) -> StreamSpec | None:
     """Return the held-out rows and masks of `run`; None if it is not trained to fill masks."""
-    return None if run.recipe.objective.mlm is None else heldout_spec(run, run.tokenizer())
+    mlm = run.recipe.objective.mlm
+    if mlm is None:
+        return None
+    spec = heldout_spec(run, run.tokenizer())
+    return spec.model_copy(update={"masking": RecipeObjective(mlm=mlm).masking})
 
 
 def ensure_measured(

@@ -34,6 +34,7 @@ from launcher.errors import RunError
 from launcher.extras import EVALUATE, optional
 from launcher.runtime.rank.build import teach
 from launcher.runtime.recipe.evaluation import Pooling
+from launcher.runtime.recipe.timeline import phase_at
 from launcher.runtime.run.evaluations import Figure, Form
 from launcher.runtime.run.streams import heldout_spec
 
@@ -214,7 +215,8 @@ def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
     Raises CorpusError, PlanError, StoreError if the held-out text cannot be read; for teachers, the errors of
     `launcher.runtime.run.teachers.read_teachers`.
     """
-    spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer)
+    phase, _ = phase_at(checkpoint.run.recipe, max(0, checkpoint.step - 1))
+    spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer, phase)
     teach(checkpoint.objective, checkpoint.run, checkpoint.frozen.tokenizer)
     coupled = isinstance(checkpoint.objective, CoupledObjective)
     found = []

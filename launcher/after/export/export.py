@@ -5,7 +5,7 @@ The folder of an encoder of text vectors, and of one that such a folder was cont
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkpoints.hf.export import CARD, export_pair, published, write_model
@@ -23,7 +23,7 @@ from launcher.after.export.sentence_transformer import write_sentence_transforme
 from launcher.progress import work
 from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
-from launcher.runtime.recipe.timeline import recipe_after
+from launcher.runtime.recipe.timeline import causal_after, recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint
 from launcher.runtime.run.text_vectors import kept_modules, prompts_in, write_modules
 
@@ -63,7 +63,7 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
     trained = recipe_after(run.recipe, manifest.step).model
     config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective = run.recipe.objective
-    networks = _networks(manifest, config, objective)
+    networks = _networks(manifest, config, objective, causal=causal_after(run.recipe, manifest.step))
     facts, modules = facts_of(run, manifest), kept_modules(run.store)
     notes = {part: _notes(facts, network, licence) for part, network in networks.items()}
     with (
@@ -110,7 +110,7 @@ def _write_vectors(
 
 
 def _networks(
-    manifest: CheckpointManifest, config: ModelConfig, objective: RecipeObjective
+    manifest: CheckpointManifest, config: ModelConfig, objective: RecipeObjective, *, causal: bool
 ) -> dict[str, ExportedNetwork]:
     """Return the networks to export, by folder."""
     if objective.rtd is not None and isinstance(config, DetectorConfig):
@@ -121,9 +121,8 @@ def _networks(
         return {
             part: _network(interchange(*its), part, _of_part(manifest, part)) for part, its in pair.items()
         }
-    return {
-        ".": _network(interchange(config, exported_heads(config, objective)), None, list(manifest.shapes))
-    }
+    its = _network(interchange(config, exported_heads(config, objective)), None, list(manifest.shapes))
+    return {".": replace(its, causal=causal)}
 
 
 def _network(their: Interchange, part: str | None, names: list[str]) -> ExportedNetwork:

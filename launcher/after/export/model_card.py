@@ -47,11 +47,13 @@ class ExportedNetwork:
         architecture: class of transformers that loads it.
         part: "generator" or "discriminator" of a pair; None for a single network.
         left_out: parts of the run's model for which the class has no place.
+        causal: whether its last step was of next-token prediction.
     """
 
     architecture: str
     part: str | None
     left_out: tuple[str, ...]
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
         return "sentence-similarity"
     if "XLNet" in network.architecture:
         return None
-    return "feature-extraction" if network.part == "discriminator" else "fill-mask"
+    filled = network.part != "discriminator" and not network.causal
+    return "fill-mask" if filled else "feature-extraction"
 
 
 def _of_vectors(recipe: Recipe) -> bool:
@@ -169,6 +172,11 @@ def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
     )
     if network.left_out:
         yield f"Trained with it and not part of that class: {', '.join(network.left_out)}.\n"
+    if network.causal:
+        yield (
+            "Its last phase was next-token prediction under causal attention (`clm`). The class attends to both sides, "
+            "and its head has not learned to fill masks since: train a phase of `mlm` before using it as an encoder.\n"
+        )
     if getattr(recipe.model, "mask_decoder", None) == "enhanced" and network.part != "discriminator":
         yield (
             "It was trained with an enhanced mask decoder, which transformers does not have: there masks are filled "

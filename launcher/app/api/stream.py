@@ -83,6 +83,8 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         rates           [R] float32, only for masked diffusion: probability with which each token of a row was hidden;
                         the loss of the row is divided by it
         maskable        [R] int64, with `rates`: number of tokens of each row that could be hidden
+        causal          [] bool, only if a token may attend to no later one (next-token prediction); a label is then
+                        to be predicted from the tokens before it
         group           [] int64, only if rows are texts of examples (contrastive training): every `group` rows are
                         one example: query, positive, negatives; R is a multiple of it
 
@@ -219,6 +221,8 @@ def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
         "rates": batch.rates,
         "maskable": batch.maskable,
     }
+    if batch.causal:
+        found["causal"] = torch.tensor(True)
     if batch.group > 1:
         found["group"] = torch.tensor(batch.group)
     return found | {name: values for name, values in singles.items() if values is not None}

@@ -151,6 +151,11 @@ def render(shown: Shown) -> Iterator[str]:
     if samples.text_starts is not None:
         yield from _texts(shown)
         return
+    if samples.causal is not None:
+        yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} of them predicted from those before:"
+        yield ""
+        yield from _text(replace(shown, samples=_without_targets(samples)))
+        return
     yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} targets, marked [input -> original]:".replace(
         "[", "\\["
     )
@@ -175,6 +180,11 @@ def _text(shown: Shown) -> Iterator[str]:
     if samples.pair_label is not None:
         label = int(samples.pair_label[0])
         yield f"pair label {label}: {_meaning(shown.input, label)}"
+
+
+def _without_targets(samples: Samples) -> Samples:
+    none = samples.target_positions[:0]
+    return replace(samples, target_positions=none, target_ids=samples.target_ids[:0])
 
 
 def _segments(shown: Shown) -> tuple[str, str]:

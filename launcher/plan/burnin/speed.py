@@ -27,6 +27,7 @@ from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
 from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of, triton_here
 from launcher.runtime.rank.journal import peak
+from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe
 
 TOKENS = {"gpu": 32_768, "cpu": 512}  # of a microbatch
@@ -124,7 +125,7 @@ def _measure(bench: Bench, recipe: Recipe, length: int, what: str, is_compiled: 
     seconds = step_seconds(engine, Steps(recipe, _MICROBATCHES, rows, length, even=True), bench.gpu)
     tokens = _MICROBATCHES * rows * length
     targets = phase_targets(recipe, recipe.phases[0]) * length // recipe.phases[0].length
-    shape = full_rows(recipe, rows, length, targets)
+    shape = full_rows(during(recipe, recipe.phases[0]), rows, length, targets)
     flops = _MICROBATCHES * microbatch_flops(recipe, shape).model
     bench.report.figure(f"{what}: tokens a second", tokens / seconds, "tokens/s")
     speed = peak(device, "bf16")

@@ -70,7 +70,8 @@ def _title(e: Estimate) -> list[str]:
 def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
     shape, flops = phase.shape, phase.flops
     lines = [
-        f"FLOPs of a microbatch: {shape.rows} rows x {shape.length} tokens, {shape.targets_per_row} targets a row "
+        f"FLOPs of a microbatch: {shape.rows} rows x {shape.length} tokens, {shape.targets_per_row} targets a row"
+        f"{', causal' if shape.causal else ''} "
         f"({phase.steps:,} steps of {phase.rows:,} rows)"
     ]
     for product in microbatch_products(e.recipe, shape):

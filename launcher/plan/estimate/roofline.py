@@ -85,8 +85,8 @@ PYTHON = {"post-norm": 1.0, "pre-norm": 2.5, "DeBERTa": 1.7, "XLNet": 4.1}
 """Bytes between products of layers that are not compiled, those of compiled ones being 1: counted under a dispatch mode
 (tests/launcher/plan/estimate/test_roofline.py), in bf16. Norms of sums are one kernel either way."""
 
-_LOCAL = "local attention"
-_SCORES = ("attention q k'", _LOCAL)
+_LOCAL, _CAUSAL = "local attention", "causal attention"
+_SCORES = ("attention q k'", _LOCAL, _CAUSAL)
 _ATTENTION = (*_SCORES, "scores of relative", "scores of segments")
 
 
@@ -188,8 +188,11 @@ def scores_of(product: Product) -> float:
 def in_tiles(product: Product, length: int, tile: int) -> float:
     """Return how many times the pairs in sight of each other a kernel computes, in rows of `length` tokens.
 
-    That is more than 1 in a window: a tile of queries sees whole tiles of keys.
+    That is more than 1 in a window and in causal rows: a tile of queries sees whole tiles of keys.
     """
+    if product.what.startswith(_CAUSAL):
+        tiles = ceil(length / tile)
+        return min(length**2, tiles * (tiles + 1) / 2 * tile**2) / product.n
     if not product.what.startswith(_LOCAL):
         return 1.0
     reach = (product.n / length - 1) / 2

@@ -66,7 +66,7 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Measure
     data = RankData(
         [stream],
         positions,
-        (stream, 0),
+        ([stream], 0),
         share,
         engine.device,
         model.target_counts,

@@ -3,12 +3,15 @@
 Rows count as full.
 """
 
+from collections.abc import Mapping
+
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Count, Product, Shape, count
 from encoder_core.cost.saved import Kernel
 from encoder_core.terms.composition import activations, first_pass, products
+from encoder_core.terms.term import TermConfig
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
@@ -16,13 +19,14 @@ from launcher.runtime.recipe.schema import Recipe, RecipePhase
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
     """Return the shape of a full microbatch of a phase. Each text of an example counts as a row."""
     rows = min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts
-    return full_rows(recipe, rows, phase.length, phase_targets(recipe, phase))
+    return full_rows(during(recipe, phase), rows, phase.length, phase_targets(recipe, phase))
 
 
 def full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> Shape:
-    """Return the shape of `rows` rows of the recipe's kind, with `length` tokens and `targets` targets each."""
+    """Return the shape of `rows` rows of the recipe's kind, with `length` tokens and `targets` targets each. `recipe`:
+    as it is in the rows' phase."""
     backwards = isinstance(recipe.input, Lanes) and recipe.input.both_directions
-    return Shape(rows, length, targets, backwards)
+    return Shape(rows, length, targets, backwards, recipe.objective.causal)
 
 
 def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
@@ -39,7 +43,7 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
 
 def microbatch_products(recipe: Recipe, shape: Shape) -> list[Product]:
     """Return all matrix products of one microbatch of `shape`."""
-    return products(recipe.model, recipe.objective.terms, shape)
+    return products(recipe.model, _terms(recipe, shape), shape)
 
 
 def microbatch_flops(recipe: Recipe, shape: Shape) -> Count:
@@ -49,7 +53,12 @@ def microbatch_flops(recipe: Recipe, shape: Shape) -> Count:
 def microbatch_activations(recipe: Recipe, shape: Shape, kernel: Kernel = "gpu") -> list[Activations]:
     """Return the activations that are kept for the backward pass, for each update group of a step. `kernel`: as in
     `encoder_core.cost.saved`."""
-    return activations(recipe.model, recipe.objective.terms, shape, kernel)
+    return activations(recipe.model, _terms(recipe, shape), shape, kernel)
+
+
+def _terms(recipe: Recipe, shape: Shape) -> Mapping[str, TermConfig]:
+    """Return the terms that are trained on rows of this shape."""
+    return recipe.objective.on(causal=shape.causal).terms
 
 
 def executed(recipe: Recipe, shape: Shape) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from data_service.errors import UserError
 from data_service.service.feed import FeedHandle
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import heldout_spec, stream_spec
+from launcher.runtime.run.streams import heldout_specs, stream_spec
 
 
 def open_streams_ahead(run: Run, feed: FeedHandle) -> None:
@@ -21,5 +21,6 @@ def open_streams_ahead(run: Run, feed: FeedHandle) -> None:
     with suppress(UserError):
         tokenizer = run.tokenizer()
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
-        for spec in (*specs, heldout_spec(run, tokenizer)):
-            feed.open.remote(spec.model_dump_json())
+        told = [spec.model_dump_json() for spec in (*specs, *heldout_specs(run, tokenizer))]
+        for spec in dict.fromkeys(told):
+            feed.open.remote(spec)

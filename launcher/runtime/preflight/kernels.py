@@ -115,7 +115,9 @@ def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
-    return Subject(networks, _DTYPES[recipe.precision], device, rows, length)
+    return Subject(
+        networks, _DTYPES[recipe.precision], device, rows, length, recipe.objective.clm is not None
+    )
 
 
 def examine_kernels(

@@ -72,7 +72,8 @@ class RankData:
     Args:
         streams: the stream of each phase.
         positions: map from steps to samples.
-        heldout: the held-out stream, and how many of its rows to evaluate.
+        heldout: the held-out streams for the steps of each phase, and how many of their rows to evaluate. Phases may
+            share a stream.
         share: this rank's share of the microbatches.
         device: device to which batches are copied.
         count: function from a batch to its number of targets for each loss term.
@@ -83,7 +84,7 @@ class RankData:
         self,
         streams: Sequence[SampleStream],
         positions: Positions,
-        heldout: tuple[SampleStream, int],
+        heldout: tuple[Sequence[SampleStream], int],
         share: RankShard,
         device: torch.device,
         count: Callable[[Batch], dict[str, int]],
@@ -94,7 +95,7 @@ class RankData:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._rows: dict[int, Future[_Read]] = {}  # by step
         self._announced_at: int | None = None
-        self._evaluation: list[Microbatch] | None = None
+        self._evaluation: dict[int, list[Microbatch]] = {}  # by the first phase with the same stream
 
     def fetch(self, step: int) -> Fetched:
         """Return this rank's microbatches of `step`, and request those of the next steps."""
@@ -140,16 +141,19 @@ class RankData:
         """Return the number of rows of a full microbatch of `step`."""
         return self._share.rows[self._positions.phase_of(step)]
 
-    def heldout(self) -> Iterator[Microbatch]:
-        """Return this rank's held-out microbatches, with the same rows and masks at every call. A rank with fewer rows
-        adds empty batches, so that all ranks make the same number of passes."""
-        if self._evaluation is None:
-            self._evaluation = self._read_heldout()
-        return iter(self._evaluation)
+    def heldout(self, step: int) -> Iterator[Microbatch]:
+        """Return this rank's held-out microbatches after `step` steps, for the phase of the last of them, with the same
+        rows and masks at every call. A rank with fewer rows adds empty batches, so that all ranks make the same number
+        of passes."""
+        streams, _ = self._heldout
+        number = streams.index(streams[self._positions.phase_of(max(0, step - 1))])
+        if number not in self._evaluation:
+            self._evaluation[number] = self._read_heldout(streams[number])
+        return iter(self._evaluation[number])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for stream in (*self._streams, self._heldout[0]):
+        for stream in (*self._streams, *dict.fromkeys(self._heldout[0])):
             stream.close()
 
     def _remembered(self, step: int) -> range | None:
@@ -204,8 +208,8 @@ class RankData:
         parts = [self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]
         return parts[0] if len(parts) == 1 else join_rows(parts)
 
-    def _read_heldout(self) -> list[Microbatch]:
-        stream, rows = self._heldout
+    def _read_heldout(self, stream: SampleStream) -> list[Microbatch]:
+        _, rows = self._heldout
         mine, count = self._share.deal(
             [Range(len(self._streams) - 1, 0, 0, rows)]
         )  # as long as the last phase's

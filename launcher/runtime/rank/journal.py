@@ -22,6 +22,7 @@ from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phas
 from launcher.runtime.policies.stragglers import Detector
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
+from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.log import RunLog, evaluation_record
 
@@ -57,7 +58,10 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
         return None
     model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
     known = recipe.model_copy(update={"model": model})
-    shapes = (full_rows(recipe, 1, phase.length, phase_targets(recipe, phase)) for phase in recipe.phases)
+    shapes = (
+        full_rows(during(recipe, phase), 1, phase.length, phase_targets(recipe, phase))
+        for phase in recipe.phases
+    )
     flops = tuple(microbatch_flops(known, shape).model / shape.tokens for shape in shapes)
     return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 

@@ -79,7 +79,7 @@ def _name(gpu: str, subject: Subject) -> str:
         "gpu": gpu,
         "installed": installed(),
         "networks": [network.model_dump(mode="json") for network in subject.networks],
-        "rows": [str(subject.dtype), subject.rows, subject.length],
+        "rows": [str(subject.dtype), subject.rows, subject.length, *(["causal"] if subject.causal else [])],
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()
 

@@ -64,7 +64,7 @@ from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import Lost, heldout_spec, read_lost, sample_positions, stream_spec
+from launcher.runtime.run.streams import Lost, heldout_specs, read_lost, sample_positions, stream_spec
 
 OpenStream = Callable[[StreamSpec], SampleStream]
 
@@ -231,10 +231,15 @@ def _data(
     return data, positions, share
 
 
-def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[SampleStream, int]:
-    """Return the held-out stream, and how many of its rows are evaluated."""
-    heldout = open_stream(heldout_spec(run, tokenizer))
-    return heldout, min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
+def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[list[SampleStream], int]:
+    """Return the held-out streams of the phases, of which those alike are one, and how many of their rows are
+    evaluated."""
+    specs = heldout_specs(run, tokenizer)
+    opened = {
+        spec.fingerprint: open_stream(spec) for spec in {spec.fingerprint: spec for spec in specs}.values()
+    }
+    streams = [opened[spec.fingerprint] for spec in specs]
+    return streams, min(run.recipe.evaluation.samples, streams[-1].samples_per_epoch)
 
 
 def _checkpointer(

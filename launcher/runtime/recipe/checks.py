@@ -15,7 +15,7 @@ from launcher.runtime.recipe.objective_checks import mismatches, text_problems
 from launcher.runtime.recipe.parts import PhaseMixture, RecipeIssue
 from launcher.runtime.recipe.phases import KEYS, changing_rate, during, is_staged
 from launcher.runtime.recipe.schema import TEACHER, Recipe
-from launcher.runtime.recipe.timeline import term_weights
+from launcher.runtime.recipe.timeline import phase_at, term_weights
 
 
 def impossible(recipe: Recipe) -> list[RecipeIssue]:
@@ -212,13 +212,19 @@ def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
                     f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
                 )
     for step in _beginnings(recipe):
-        weighed = term_weights(recipe, step)
-        if weighed.keys() == recipe.objective.terms.keys() and not any(weighed.values()):
+        weighed, trained = term_weights(recipe, step), _trained_in(recipe, step)
+        if trained <= weighed.keys() and not any(weighed[name] for name in trained):
             yield RecipeIssue(
                 ("objective",),
                 f"all terms weigh 0 in step {step:,}, which would teach nothing",
                 "let one of them begin above 0",
             )
+
+
+def _trained_in(recipe: Recipe, step: int) -> set[str]:
+    """Return the terms that are trained in a step."""
+    number, _ = phase_at(recipe, step)
+    return set(during(recipe, recipe.phases[number]).objective.terms)
 
 
 def _beginnings(recipe: Recipe) -> list[int]:

@@ -12,6 +12,7 @@ from pydantic import model_serializer, model_validator
 from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
+from data_service.samples.next_token import NextToken
 from data_service.samples.pairs import OrderedPairs, SegmentPairs, SentencePairs
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import Input, Masking
@@ -20,6 +21,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
+from encoder_core.terms.clm import ClmConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
@@ -48,6 +50,10 @@ class MlmTerm(MlmConfig, MlmMasking):
 
 class DiffusionTerm(DiffusionConfig, DiffusionMasking):
     """Masked diffusion: its settings for the device and for the host."""
+
+
+class ClmTerm(ClmConfig, NextToken):
+    """Next-token prediction: its settings for the device and for the host."""
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
@@ -80,6 +86,7 @@ class RecipeObjective(Choice):
 
     Attributes:
         mlm: masked tokens (BERT and most others); the masks of the generator with `rtd`.
+        clm: the next token, under causal attention. Alone, or in other phases than mlm (`phases.N.objective`).
         diffusion: tokens of rows that are hidden at rates between 0 and 1 (MDLM, LLaDA). Stands alone.
         nsp: whether the second segment follows the first (BERT). Needs input of segment or sentence pairs.
         sop: whether two segments are in order (ALBERT). Needs input of ordered pairs.
@@ -94,6 +101,7 @@ class RecipeObjective(Choice):
     """
 
     mlm: MlmTerm | None = None
+    clm: ClmTerm | None = None
     diffusion: DiffusionTerm | None = None
     nsp: NspConfig | None = None
     sop: SopConfig | None = None
@@ -116,6 +124,18 @@ class RecipeObjective(Choice):
         """The terms that the recipe gives, by name."""
         every = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: term for name, term in every.items() if term is not None}
+
+    @property
+    def causal(self) -> bool:
+        """Whether rows are causal: the next token is predicted, and no hidden one."""
+        return self.clm is not None and self.mlm is None
+
+    def on(self, *, causal: bool) -> "RecipeObjective":
+        """Return the terms that have targets in causal rows, or those that have some in other rows. An objective that
+        has only one of the two is returned as it is."""
+        if self.clm is None or self.mlm is None:
+            return self
+        return self.model_copy(update={"mlm": None} if causal else {"clm": None})
 
     @property
     def teachers(self) -> tuple[TeacherSource, ...]:

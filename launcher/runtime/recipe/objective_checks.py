@@ -28,10 +28,38 @@ def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
     for found in refusals(Setting(recipe.model, recipe.objective.terms, rows, phases)):
         combines = found.path[0] in ("objective", "input")
         yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}" if combines else found.remedy)
+    yield from _causal_phases(recipe)
     yield from _token_types(recipe)
     if isinstance(recipe.input, Lanes):
         yield from _lanes(recipe, recipe.input)
         yield from _memory(recipe, recipe.input)
+
+
+def _causal_phases(recipe: Recipe) -> Iterator[RecipeIssue]:
+    """Refuse phases in which tokens would have to be hidden from some terms and not from others."""
+    if recipe.objective.clm is None or recipe.objective.mlm is None:
+        return
+    for index, phase in enumerate(recipe.phases):
+        if phase.objective is None:
+            yield RecipeIssue(
+                ("phases", index, "objective"),
+                "the objective has clm and mlm, which cannot be trained in one step: attention hides later tokens for "
+                "clm and none for mlm, so each would need a pass of its own",
+                "set the phase's objective to clm or to mlm",
+            )
+        elif phase.objective == "clm" and phase.mlm is not None:
+            yield RecipeIssue(
+                ("phases", index, "mlm"),
+                "the phase changes the masks of mlm, but trains clm",
+                "leave it out, or set the phase's objective to mlm",
+            )
+        for name in (phase.weights or {}) if phase.objective is not None else ():
+            if name != phase.objective:
+                yield RecipeIssue(
+                    ("phases", index, "weights", name),
+                    f"the phase weighs {name}, but trains {phase.objective}",
+                    f"weigh {phase.objective}, or leave the weight out",
+                )
 
 
 def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:

@@ -227,6 +227,23 @@ def _no_local_rotation(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
+def _with_objective(recipe: Recipe, own: str) -> Recipe:
+    return recipe.model_copy(update={"objective": recipe.objective.on(causal=own == "clm")})
+
+
+def _no_choice(recipe: Recipe) -> tuple[str, str] | None:
+    if recipe.objective.clm is not None and recipe.objective.mlm is not None:
+        return None
+    return (
+        "a phase chooses between clm and mlm, and the objective does not have both",
+        "leave it out, or give objective.clm and objective.mlm",
+    )
+
+
+def _trained(recipe: Recipe, phase: RecipePhase) -> str | None:
+    return None if recipe.objective.clm is None or recipe.objective.mlm is None else phase.objective
+
+
 def _with_masks(recipe: Recipe, own: PhaseMlm) -> Recipe:
     if recipe.objective.mlm is None:
         return recipe  # it is refused
@@ -263,7 +280,8 @@ def changing_rate(phase: RecipePhase) -> FallingRate | None:
 def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
     """Return as text the share of masked tokens, and the shares of what replaces them."""
     mlm = during(recipe, phase).objective.mlm
-    assert mlm is not None  # a phase changes the masks of mlm only
+    if mlm is None:  # a phase of clm
+        return "none"
     replace = mlm.replace
     unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
     shares = {"mask": replace.mask, **replace.of_words, "random": replace.random, "kept": replace.keep}
@@ -301,6 +319,15 @@ KEYS: tuple[PhaseKey, ...] = (
         ),
         put=_with_corpora,
         refusal=_no_other_corpora,
+    ),
+    PhaseKey(
+        name="objective",
+        title="objective",
+        record="objective",
+        value=_trained,
+        text=lambda recipe, phase: str(_trained(recipe, phase)),
+        put=_with_objective,
+        refusal=_no_choice,
     ),
     layer_key("rope_base", "rope base", _rope_base, _with_rope_base, _no_rotation),
     layer_key(

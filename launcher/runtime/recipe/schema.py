@@ -161,6 +161,8 @@ class RecipePhase(Choice):
             None: the recipe's.
         lr: peak learning rate, in place of the optimizer's.
         schedule: schedule of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
+        objective: which of clm and mlm the phase trains, if the objective has both. Held-out loss after one of its
+            steps is measured by the same.
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
         weights: weights of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss uses the
             objective's own weights, of a schedule the final one.
@@ -178,6 +180,7 @@ class RecipePhase(Choice):
     microbatch: PositiveInt | Literal["auto"] | None = None
     lr: Annotated[float, Field(gt=0)] | None = None
     schedule: ScheduleConfig | None = None
+    objective: Literal["clm", "mlm"] | None = None
     mlm: PhaseMlm | None = None
     weights: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
     mixture: PhaseMixture | None = None

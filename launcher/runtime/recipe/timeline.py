@@ -83,6 +83,12 @@ def recipe_after(recipe: Recipe, steps: int) -> Recipe:
     return recipe.model_copy(update={"model": during(recipe, recipe.phases[number]).model})
 
 
+def causal_after(recipe: Recipe, steps: int) -> bool:
+    """Return whether the last of `steps` steps was of next-token prediction, on causal rows."""
+    number, _ = phase_at(recipe, max(0, steps - 1))
+    return during(recipe, recipe.phases[number]).objective.causal
+
+
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
     """Return the weight in a step, by term, of each term whose weight changes (`changing_weights`)."""
     number, start = phase_at(recipe, step)

@@ -249,9 +249,9 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def token_term(figures: Mapping[str, Any]) -> str | None:
-    """Return the term that predicts hidden tokens, to which the record's perplexity belongs. None if there is no such
-    term."""
-    return next((term for term in ("plm", "mlm") if term + TERM_LOSS.suffix in figures), None)
+    """Return the term that predicts hidden or next tokens, to which the record's perplexity belongs. None if there is
+    no such term."""
+    return next((term for term in ("plm", "mlm", "clm") if term + TERM_LOSS.suffix in figures), None)
 
 
 def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:

@@ -147,12 +147,20 @@ def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
     )
 
 
-def heldout_spec(run: Run, tokenizer: Tokenizer) -> StreamSpec:
+def heldout_spec(run: Run, tokenizer: Tokenizer, phase: int = -1) -> StreamSpec:
     """Return the spec of the held-out samples: rows as long as in the last phase, each text cut in one way only, with
-    the objective's masks of epoch 0."""
-    last = run.recipe.phases[-1]
+    the objective's masks of epoch 0.
+
+    `phase`: whose steps they follow; the last if it is not given. In a phase of clm, the rows are for clm."""
+    last, objective = run.recipe.phases[-1], run.recipe.objective
     spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
-    return spec.model_copy(update={"input": run.recipe.input.once()})
+    own = objective.on(causal=during(run.recipe, run.recipe.phases[phase]).objective.causal)
+    return spec.model_copy(update={"input": run.recipe.input.once(), "masking": own.masking})
+
+
+def heldout_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
+    """Return the spec of the held-out samples for the steps of each phase; phases alike have equal ones."""
+    return [heldout_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
 
 
 def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:

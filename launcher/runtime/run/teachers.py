@@ -26,7 +26,7 @@ from encoder_core.objectives.teacher import Teacher
 from encoder_core.terms.distil import TeacherSource
 from launcher.errors import RunError
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.timeline import recipe_after
+from launcher.runtime.recipe.timeline import causal_after, recipe_after
 from launcher.runtime.run.inputs import TeacherIdentity
 from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 
@@ -108,6 +108,11 @@ def _of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str) -> Foun
             remedy="export the network that does (of a pair, the generator), and give the exported folder",
         )
     manifest = select_checkpoint(run, step)
+    if causal_after(run.recipe, manifest.step):
+        raise RunError(
+            f"{path}.uri: step {manifest.step:,} of {run.uri} is in a phase of clm, whose states saw no later token",
+            remedy="name a step at the end of a phase of mlm: add @STEP to the URI, or train that phase first",
+        )
     model = recipe_after(run.recipe, manifest.step).model
     config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     with Reader(run.store, manifest) as reader:

@@ -1,6 +1,7 @@
 """The fused attention under Triton's interpreter against its formula: values, every gradient, dropout."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from encoder_core.kernels.fused_attention import fused_attention
 from encoder_core.kernels.tiling import Cut, Cuts
-from tests.support.models.relative_attention import Form, assert_same, expected, fused, problem
+from tests.support.models.relative_attention import Form, Problem, assert_same, expected, fused, problem
 
 TOLERANCE = {
     torch.float64: 1e-12,
@@ -24,6 +26,9 @@ FORMS = {
     "disentangled": Form(heads=3, width=24, table_a=True, table_b=True, dropout=True),
     "with_positions": Form(heads=1, table_a=True, table_b=True, table_c=True),
     "few_queries": Form(heads=1, table_a=True, table_b=True, few=True, dropout=True),
+    "causal": Form(heads=1, table_a=True, table_b=True, table_c=True, causal=True, dropout=True),
+    "causal_window": Form(heads=1, window=7, causal=True),
+    "causal_memory": Form(heads=1, table_a=True, few=True, carried=6, causal=True),
     "relative_keys": Form(heads=1, table_a=True, dropout=True),
     "permuted": Form(
         heads=1, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6, dropout=True
@@ -36,7 +41,7 @@ LENGTHS = {"mixed": [1, 0, 20], "none": []}
 SHORT = [
     *(
         (form, "mixed")
-        for form in ("window", "disentangled", "few_queries", "relative_keys", "permuted_queries")
+        for form in ("window", "disentangled", "few_queries", "relative_keys", "permuted_queries", "causal")
     ),
     ("disentangled", "none"),
 ]
@@ -80,9 +85,10 @@ forms = st.builds(
     signs=st.booleans(),
     few=st.booleans(),
     dropout=st.booleans(),
+    causal=st.booleans(),
     carried=st.sampled_from([0, 0, 1, 4, 23]),
     dtype=st.sampled_from(list(TOLERANCE)),
-).filter(lambda form: form.table_a or not form.own_r)
+).filter(lambda form: (form.table_a or not form.own_r) and not (form.signs and form.causal))
 
 
 ONE_TOKEN = Form(
@@ -140,3 +146,22 @@ def test_drops_the_same_whatever_the_tiles(form: Form) -> None:
     assert_same(small, large, TOLERANCE[torch.float64])
     again = fused(given, even(16))
     assert all(torch.equal(again[name], small[name]) for name in small)  # bit for bit: sums have one order
+
+
+@pytest.mark.parametrize("form", [FORMS["causal"], FORMS["causal_window"]], ids=["causal", "causal_window"])
+def test_no_later_key_changes_an_earlier_context(form: Form) -> None:
+    """By chance, in a row of three tiles and beside it."""
+    draws = torch.Generator().manual_seed(4)
+    given = problem([5, 37, 3], replace(form, table_b=False))
+
+    def context(its: Problem) -> torch.Tensor:
+        return fused_attention(its.q, its.k, its.v, its.terms, its.layout, even(16)).detach()
+
+    before = context(given)
+    for place in torch.randint(5, 42, (3,), generator=draws).tolist():
+        k, v = (x.detach().clone() for x in (given.k, given.v))
+        k[place:42] += 1.0
+        v[place:42] -= 2.0
+        moved = (context(replace(given, k=k, v=v)) != before).flatten(1).any(1)
+        assert moved[place:42].all()
+        assert moved.sum() == 42 - place

@@ -55,11 +55,12 @@ _TAUGHT: dict[str, object] = {"teachers": [{"uri": TEACHER, "model": SHAPE | FAM
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: an objective as a recipe writes it, and the rows it is tried on."""
+    """A line of the table: an objective as a recipe writes it, the rows it is tried on, and what phases set."""
 
     name: str
     objective: dict[str, dict[str, object]]
     packing: str = "full_sentences"
+    phases: tuple[dict[str, object], ...] = ({},)
 
     @property
     def terms(self) -> RecipeObjective:
@@ -76,6 +77,10 @@ _NAMED = (
     Row("mlm", {"mlm": _TOKENS}),
     Row("mlm of n-grams of whole words", {"mlm": _NGRAMS}),
     Row("mlm (TLM)", {"mlm": _TOKENS}, "translations"),
+    Row("clm", {"clm": {}}),
+    Row("clm (of translations)", {"clm": {}}, "translations"),
+    Row("clm, then mlm", {"mlm": _TOKENS, "clm": {}}, phases=({"objective": "clm"}, {"objective": "mlm"})),
+    Row("clm + nsp", {"clm": {}, "nsp": {}}, "segment_pair"),
     Row("mlm + nsp", {"mlm": _TOKENS, "nsp": {}}, "segment_pair"),
     Row("mlm + sop", {"mlm": _NGRAMS, "sop": {}}, "ordered_pair"),
     Row("mlm + sbo", {"mlm": _SPANS, "sbo": {}}),

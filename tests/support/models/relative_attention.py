@@ -56,6 +56,7 @@ class Form:
     dropout: bool = False
     carried: int = 0
     window: int | None = None
+    causal: bool = False
     dtype: torch.dtype = field(default=torch.float64)
 
 
@@ -96,6 +97,7 @@ def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
         carried=form.carried,
         center=longest + form.carried - 1,
         window=form.window,
+        causal=form.causal,
     )
     if form.dropout:
         layout = replace(
@@ -198,6 +200,8 @@ def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tup
     seen = torch.ones_like(apart, dtype=torch.bool)
     if layout.window is not None:
         seen &= apart.abs() <= layout.window
+    if layout.causal:
+        seen &= apart >= 0
     if layout.ranks_q is not None and layout.ranks_k is not None:
         seen &= layout.ranks_k[keys] < layout.ranks_q[queries][:, None]
     return scores.masked_fill(~seen, float("-inf")), keys

@@ -161,7 +161,7 @@ class Lanes:
             before=None if before is None else tuple(self._work(number) for number in before),
         )
 
-    def heldout(self) -> Iterator[Microbatch]:
+    def heldout(self, step: int) -> Iterator[Microbatch]:
         return iter([microbatch(1000, self._control.rank)])
 
     def _work(self, step: int) -> RankBatch:

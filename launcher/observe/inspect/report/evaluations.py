@@ -13,7 +13,12 @@ from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, Form, named
 from launcher.runtime.run.step_table import Record
 
-_LOSSES = ("mlm_loss", "plm_loss", "contrastive_loss")  # a run has one of them, which its curves show
+_LOSSES = (
+    "mlm_loss",
+    "clm_loss",
+    "plm_loss",
+    "contrastive_loss",
+)  # a run has one of them, which its curves show
 _SHOWN = 12  # number of newest problems that are shown
 
 

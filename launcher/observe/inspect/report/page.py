@@ -165,9 +165,8 @@ def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
     """Return everything about the run that the page needs besides its history."""
     computed: dict[str, float] = {}
     objective = run.recipe.objective
-    if with_baselines and (
-        objective.mlm is not None or objective.plm is not None
-    ):  # tokens are hidden, to guess
+    guessed = (objective.mlm, objective.clm, objective.plm)  # tokens, hidden or next
+    if with_baselines and any(term is not None for term in guessed):
         from launcher.observe.inspect.baselines import baselines
 
         computed = baselines(run).named()

@@ -103,3 +103,13 @@ def test_control_characters_are_shown_not_sent(run: Run) -> None:
     lines = "\n".join(render(replace(shown, samples=spoilt)))
     assert r"\x1b" in lines
     assert not any(character in lines for character in "\x1b\x07\x9b")
+
+
+def test_a_causal_row_is_shown_as_it_is(inputs: Path, tmp_path: Path) -> None:
+    """Nothing is hidden, so nothing is marked, and no line lists nearly every token."""
+    settings = ("objective={clm: {}}", "phases=[{steps: 4, length: 32, batch: {sequences: 12}}]")
+    shown = find_sample(open_run(new_run(inputs, str(tmp_path / "run"), *settings)), 1, 2)
+    lines = list(render(shown))
+    assert str(len(shown.samples.target_ids)) in lines[2]
+    assert not any(" -> " in line for line in lines)
+    assert len(lines) == 5

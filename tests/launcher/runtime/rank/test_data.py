@@ -35,7 +35,7 @@ def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[Range
     stream = Told(spec_of(source_of(uri)))
     positions = Positions([phase], skips)
     share = RankShard(rank, world, (MICROBATCH,))
-    data = RankData([stream], positions, (stream, 4), share, torch.device("cpu"), lambda batch: {"mlm": 1})
+    data = RankData([stream], positions, ([stream], 4), share, torch.device("cpu"), lambda batch: {"mlm": 1})
     with closing(data):
         data.fetch(0)
     return stream
@@ -49,7 +49,9 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
     found = dict[int, list[int]]()
     for rank in range(world):
         share, device = RankShard(rank, world, (4, 3)), torch.device("cpu")
-        data = RankData(streams[:2], positions, (streams[2], 7), share, device, lambda batch: {"mlm": 1})
+        data = RankData(
+            streams[:2], positions, ([streams[2]] * 2, 7), share, device, lambda batch: {"mlm": 1}
+        )
         with closing(data):
             for step in range(4):
                 work = data.fetch(step).work
@@ -58,7 +60,7 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
                     assert part.batch.numbers is not None
                     assert part.batch.numbers[0] == part.index * data.rows(step)
                     found.setdefault(step, []).append(len(part.batch.cu_seqlens) - 1)
-            heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout()]
+            heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout(4)]
             found.setdefault(-1, []).extend(rows for rows in heldout if rows)
     assert {step: sorted(rows) for step, rows in found.items()} == {
         0: [4, 4],

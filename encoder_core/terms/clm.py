@@ -1,0 +1,70 @@
+"""Next-token prediction, as a recipe describes it."""
+
+from collections.abc import Iterator
+
+from encoder_core.cost.activations import Activations, kept_by_head
+from encoder_core.cost.flops import head, is_enhanced
+from encoder_core.cost.products import Product, Shape
+from encoder_core.cost.states import CountedStates
+from encoder_core.families.deberta import DebertaV2Config
+from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.terms.term import HeadConfig, Refusal, Setting
+
+_BESIDE = ("clm", "mlm")
+
+
+class ClmConfig(HeadConfig):
+    """Next-token prediction under causal attention, by the head that predicts hidden tokens, too.
+
+    It is trained on causal rows, on which no other term has targets. Beside mlm, each phase of a run trains one of the
+    two ("Should We Still Pretrain Encoders with Masked Language Modeling?", arXiv 2507.00994: CLM, then MLM).
+    """
+
+    name = "clm"
+    exported = "mlm"
+    reads = "all"
+    causal = True
+
+    def products(self, states: CountedStates) -> Iterator[Product]:
+        return head(states.model, states.shape.targets)
+
+    def keeps(self, states: CountedStates) -> Activations:
+        return Activations(tuple(kept_by_head(states.model, states.shape.targets)), ())
+
+    def scored(self, shape: Shape) -> int:
+        return shape.targets
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse other terms than mlm, layers that see later tokens in any case, and rows without running text."""
+        others = [name for name in setting.terms if name not in _BESIDE]
+        if others:
+            yield Refusal(
+                ("objective",),
+                f"clm cannot be combined with {others[0]}: its rows are causal, and {others[0]} needs states that see "
+                "the whole row",
+                f"leave {others[0]} out, and train it in a run that starts from this one",
+            )
+        if isinstance(setting.model, XlnetConfig):
+            yield Refusal(
+                ("objective",),
+                "a model of family xlnet is not trained by clm: its two streams see tokens in a random order",
+                "use plm for xlnet, and clm for another family",
+            )
+        if isinstance(setting.model, DebertaV2Config) and setting.model.convolution is not None:
+            yield Refusal(
+                ("model", "convolution"),
+                "DeBERTa's convolution shows each token the next one, which clm predicts",
+                "set model.convolution to null, or train mlm",
+            )
+        if is_enhanced(setting.model):
+            yield Refusal(
+                ("model", "mask_decoder"),
+                "clm hides no token, and DeBERTa's enhanced mask decoder looks again at the places of hidden tokens",
+                "set model.mask_decoder to plain, or train mlm",
+            )
+        if setting.rows is not None and (setting.rows.lanes or setting.rows.texts):
+            yield Refusal(
+                ("input", "packing"),
+                f"{setting.rows.packing} rows are not rows of running text, whose next token is predicted",
+                "set input.packing to full_sentences",
+            )

@@ -1,0 +1,99 @@
+"""Phases of next-token prediction and of masked tokens in one recipe: what each phase is, costs, and cannot be."""
+
+import pytest
+
+from data_service.samples.masking import MlmMasking
+from data_service.samples.next_token import NextToken
+from encoder_core.cost.products import pairs_in_sight
+from launcher.errors import RecipeError
+from launcher.runtime.capacity.workload import microbatch_products, microbatch_shape
+from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.phases import during
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.timeline import causal_after
+
+LENGTH = 128
+
+
+def phased(*phases: str, recipe: str = "roberta-base", settings: tuple[str, ...] = ()) -> Recipe:
+    each = ", ".join(
+        f"{{steps: 10, length: {LENGTH}, batch: {{sequences: 64}}, {phase}}}" for phase in phases
+    )
+    return load(recipe, (f"phases=[{each}]", "schedule.warmup=0", "objective.clm={}", *settings))
+
+
+BOTH = phased("objective: clm", "objective: mlm, mlm: {rate: 0.4}", "objective: clm")
+
+
+def test_a_phase_trains_one_of_the_two() -> None:
+    assert [set(during(BOTH, phase).objective.terms) for phase in BOTH.phases] == [{"clm"}, {"mlm"}, {"clm"}]
+    maskings = [during(BOTH, phase).objective.masking for phase in BOTH.phases]
+    assert maskings[0] == maskings[2] == NextToken()
+    assert isinstance(maskings[1], MlmMasking)
+    assert maskings[1].rate == 0.4
+    assert [causal_after(BOTH, steps) for steps in (0, 1, 10, 11, 20, 21, 30)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert loads(BOTH.to_yaml(), "printed") == BOTH
+
+
+def test_only_pairs_in_sight_count_in_causal_phases() -> None:
+    """Of 128 tokens in a row 8,256 pairs of 16,384; all other products but the head's are the same."""
+    causal, masked = (
+        {
+            product.what: product.forward
+            for product in microbatch_products(BOTH, microbatch_shape(BOTH, phase))
+        }
+        for phase in BOTH.phases[:2]
+    )
+    whole, half = masked.pop("attention q k' and p v"), causal.pop("causal attention q k' and p v")
+    assert half * LENGTH**2 == whole * LENGTH * (LENGTH + 1) // 2
+    assert pairs_in_sight(LENGTH, None, causal=True) == LENGTH * (LENGTH + 1) // 2
+    heads = [
+        {name: each.pop(name) for name in list(each) if name.startswith("head")} for each in (causal, masked)
+    ]
+    assert causal == masked
+    targets = [microbatch_shape(BOTH, phase).targets_per_row for phase in BOTH.phases[:2]]
+    assert targets == [LENGTH - 3, round(0.4 * (LENGTH - 2))]
+    assert heads[0].keys() == heads[1].keys()
+    assert all(heads[0][name] * targets[1] == heads[1][name] * targets[0] for name in heads[0])
+
+
+@pytest.mark.parametrize("window", [1, 7, 127, 200])
+def test_pairs_in_a_causal_window_are_counted_one_by_one(window: int) -> None:
+    places = range(LENGTH)
+    seen = sum(0 <= query - key <= window for query in places for key in places)
+    assert pairs_in_sight(LENGTH, window, causal=True) == seen
+
+
+REFUSED = {
+    "in one step": (("objective: clm", "lr: 1.0e-4"), "roberta-base", ()),
+    "masks where nothing is hidden": (("objective: clm, mlm: {rate: 0.4}",), "roberta-base", ()),
+    "a weight of what is not trained": (("objective: clm, weights: {mlm: 2}",), "roberta-base", ()),
+    "a choice between one": (("objective: mlm",), "roberta-base", ("objective.mlm=null",)),
+    "two streams": (("lr: 1.0e-4",), "xlnet-base", ()),
+    "a mask decoder": (("objective: clm",), "deberta-base", ()),
+    "a generator": (("objective: clm",), "deberta-v3-base", ()),
+    "vectors": (("lr: 1.0e-4",), "contrastive-base", ()),
+}
+
+
+@pytest.mark.parametrize(("phases", "recipe", "settings"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_trained_is_refused(
+    phases: tuple[str, ...], recipe: str, settings: tuple[str, ...]
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        phased(*phases, recipe=recipe, settings=settings)
+    assert "clm" in caught.value.problem
+
+
+def test_clm_alone_needs_no_choice() -> None:
+    alone = phased("lr: 1.0e-4", settings=("objective.mlm=null",))
+    assert alone.objective.masking == NextToken()
+    assert causal_after(alone, 10)
