@@ -142,5 +142,14 @@ def test_continued_killed_and_exported_again(folder: Path, tmp_path: Path) -> No
     assert isinstance(theirs, DebertaV2Model)
 
 
+@pytest.mark.long
+def test_the_discriminator_learns_more_though_its_generator_improves(folder: Path) -> None:
+    """At first the loss rises, because replacements of the guess by frequency are found more easily."""
+    longer = finish(new_run(folder, "longer", folder / "published", *phase(240, 120, 240)), 2)
+    rtd, mlm = heldout(longer, "rtd_loss"), heldout(longer, "mlm_loss")
+    assert rtd[240] < rtd[0]
+    assert mlm[240] < mlm[0]
+
+
 def _start(uri: str) -> dict[str, Any]:
     return next(event for event in small_runs.history(uri).events if event["kind"] == "start")
