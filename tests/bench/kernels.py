@@ -57,7 +57,11 @@ LOSSES = {"loss": True, "loss without bias": False}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTHS = (32, 64, 80, 96, 128)
 STATES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-NORM_WIDTHS = {"LayerNorm": STATES, "LayerNorm, no dropout": STATES, "LayerNorm without bias": (768, 1024, 1792)}
+NORM_WIDTHS = {
+    "LayerNorm": STATES,
+    "LayerNorm, no dropout": STATES,
+    "LayerNorm without bias": (768, 1024, 1792),
+}
 """Of the states of recipes; elsewhere EuroBERT's."""
 VOCABULARIES = (21_184, 29_056, 30_016, 30_528, 32_000, 50_304, 50_368, 95_040, 128_128, 128_256, 256_000)
 """Of recipes, rounded up as on a GPU (`encoder_core/heads/cross_entropy.py`)."""

@@ -12,7 +12,8 @@ from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.document import Path
 from launcher.runtime.recipe.language_checks import language_problems
 from launcher.runtime.recipe.objective_checks import mismatches, text_problems
-from launcher.runtime.recipe.parts import PhaseMixture, RecipeIssue
+from launcher.runtime.recipe.parts import RecipeIssue
+from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import KEYS, changing_rate, during, is_staged
 from launcher.runtime.recipe.schema import TEACHER, Recipe
 from launcher.runtime.recipe.timeline import phase_at, term_weights

@@ -16,7 +16,7 @@ from data_service.samples.lanes import Lanes
 from encoder_core.families.catalogue import FAMILIES
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
-from launcher.runtime.recipe.parts import FallingRate, PhaseMlm
+from launcher.runtime.recipe.phase_parts import FallingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 Curves = Iterator[tuple[str, list[float]]]

@@ -24,7 +24,7 @@ from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.corpora import phase_of
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.network import meta_module
-from launcher.runtime.recipe.parts import PhaseMixture
+from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares, source_temperature
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import phase_at, step_batches

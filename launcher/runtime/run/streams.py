@@ -20,7 +20,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
 from encoder_core.families.xlnet import XlnetConfig
 from launcher.runtime.recipe.corpora import corpora_of, corpus_name
-from launcher.runtime.recipe.parts import PhaseMixture
+from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import (
     changing_rate,
     during,

@@ -7,7 +7,7 @@ import pytest
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.load import load, loads
-from launcher.runtime.recipe.parts import PhaseMixture
+from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import is_staged, source_shares, source_temperature
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.checks.command import maskfleet

@@ -17,7 +17,7 @@ from data_service.stream.stream import Stream
 from launcher.errors import RunChanged, RunError
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.rank.data import checksum
-from launcher.runtime.recipe.parts import PhaseMixture
+from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.run.fork import Forked, fork
 from launcher.runtime.run.record import RECORD, Run, open_run
 from launcher.runtime.run.step_table import Record
