@@ -136,12 +136,10 @@ class FixedRateMasking(RowMasking):
         return self.rate * tokens + 1
 
 
-class NoMasking(BaseModel):
-    """A masking without targets. Nothing is drawn, so all epochs have the same rows."""
+class Undrawn(BaseModel):
+    """A masking that draws nothing, so all epochs have the same rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["none"] = "none"
 
     @property
     def unit(self) -> Literal["token"]:
@@ -151,6 +149,12 @@ class NoMasking(BaseModel):
     def mask_epoch(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`: always 0."""
         return 0
+
+
+class NoMasking(Undrawn):
+    """A masking without targets."""
+
+    kind: Literal["none"] = "none"
 
     def expected(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row: 0."""

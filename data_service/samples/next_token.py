@@ -13,29 +13,18 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
+from data_service.samples.masking import Undrawn
 from data_service.samples.packing import LaidOut
 from data_service.samples.samples import Samples
 
 
-class NextToken(BaseModel):
+class NextToken(Undrawn):
     """Next-token prediction (Radford et al., 2018, section 3.1), for encoders as in Gisserot-Boukhlef et al. (2025,
     arXiv 2507.00994).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["clm"] = "clm"
-
-    @property
-    def unit(self) -> Literal["token"]:
-        """The unit: single tokens, so that words are not looked up."""
-        return "token"
-
-    def mask_epoch(self, epoch: int) -> int:
-        """Return the epoch whose draws are used in `epoch`: always 0."""
-        return 0
 
     def expected(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row of one stretch with `maskable` tokens that are not special."""

@@ -248,10 +248,15 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
 
 
+TOKEN_TERMS = ("plm", "mlm", "clm")
+"""Terms that predict hidden or next tokens, each target once: their loss has a perplexity, and can be compared with the
+loss of counts of tokens."""
+
+
 def token_term(figures: Mapping[str, Any]) -> str | None:
     """Return the term that predicts hidden or next tokens, to which the record's perplexity belongs. None if there is
     no such term."""
-    return next((term for term in ("plm", "mlm", "clm") if term + TERM_LOSS.suffix in figures), None)
+    return next((term for term in TOKEN_TERMS if term + TERM_LOSS.suffix in figures), None)
 
 
 def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:

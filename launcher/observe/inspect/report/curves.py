@@ -13,10 +13,10 @@ from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.observe.inspect.report.figures import Account, Interruption, column
 from launcher.observe.inspect.report.summary import Axis, Summary
-from launcher.runtime.run.metrics import TERM, TERM_LOSS, TermMetric, shown_on
+from launcher.runtime.run.metrics import TERM, TERM_LOSS, TOKEN_TERMS, TermMetric, shown_on
 from launcher.runtime.run.step_table import Record
 
-_TOKEN_LOSSES = ("mlm_loss", "plm_loss")
+_TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)
 _MANY = 20_000  # number of steps above which numbers on the axis are abbreviated
 
 

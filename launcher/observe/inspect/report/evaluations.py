@@ -11,14 +11,11 @@ from launcher.observe.inspect.report.chart import TONES, Chart, Level, Series, d
 from launcher.observe.inspect.report.style import table
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, Form, named
+from launcher.runtime.run.metrics import TERM_LOSS, TOKEN_TERMS
 from launcher.runtime.run.step_table import Record
 
-_LOSSES = (
-    "mlm_loss",
-    "clm_loss",
-    "plm_loss",
-    "contrastive_loss",
-)  # a run has one of them, which its curves show
+# A commit has one of them, which its curves show.
+_LOSSES = {term + TERM_LOSS.suffix for term in (*TOKEN_TERMS, "diffusion", "contrastive")}
 _SHOWN = 12  # number of newest problems that are shown
 
 
