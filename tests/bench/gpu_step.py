@@ -19,7 +19,7 @@ from launcher.plan.burnin.check import Bench, Form, Request
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, recipe_of
 from launcher.plan.burnin.report import Report
-from launcher.plan.burnin.speed import TOKENS, pieces_of, step_seconds, take_step
+from launcher.plan.burnin.speed import TOKENS, choose_kernels, pieces_of, step_seconds, take_step
 
 _LISTED = 40
 
@@ -51,11 +51,13 @@ def main(
     form: Form = "gpu" if gpu else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         request = Request(form=form, recipes=(recipe,), folder=folder)
-        bench = Bench(request, Report(lambda told: None), Path(folder))
+        bench = Bench(request, Report(lambda told: note(str(told))), Path(folder))
         chosen = recipe_of(bench, recipe, dropout=dropout)
         tokens = (length if gpu else None) or chosen.phases[0].length
         rows = max(1, TOKENS[form] // tokens)
         with joined(device_of(bench), bench.folder):
+            note("trying kernels")
+            choose_kernels(bench, chosen)
             note("compiling" if not python else "building")
             pieces = None if python else pieces_of(bench, chosen, rows, tokens)
             steps = Steps(chosen, 2, rows, tokens, even=True)

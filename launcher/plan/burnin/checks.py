@@ -9,6 +9,8 @@ _FORMS = (
     "plain",
     "deberta",
     "window",
+    "causal",
+    "causal-deberta",
     "xlnet-content",
     "xlnet-queries",
     "deberta-few-queries",

@@ -34,12 +34,15 @@ class Form:
     few: bool = False
     carried: bool = False
     window: int | None = None
+    causal: bool = False
 
 
 _XLNET = Form(table_a=True, own_r=True, segments=True, order=True, carried=True)
 FORMS = {
     "plain": Form(),
     "window": Form(window=64),
+    "causal": Form(causal=True),
+    "causal-deberta": Form(table_a=True, table_b=True, causal=True),
     "relative-keys": Form(table_a=True),
     "deberta": Form(table_a=True, table_b=True),
     "deberta-positions": Form(table_a=True, table_b=True, table_c=True),
@@ -120,6 +123,7 @@ def problem(form: Form, size: Size, device: torch.device, seed: int = 0) -> Prob
         carried=carried,
         center=longest + carried - 1,
         window=form.window,
+        causal=form.causal,
     )
     return Problem(inputs, _dropped(layout, size.dropout, len(queries), draws, device))
 
@@ -202,6 +206,8 @@ def _weights(
     seen = torch.ones_like(apart, dtype=torch.bool)
     if layout.window is not None:
         seen &= apart.abs() <= layout.window
+    if layout.causal:
+        seen &= apart >= 0
     if layout.ranks_q is not None and layout.ranks_k is not None:
         seen &= layout.ranks_k[keys] < layout.ranks_q[queries][:, None]
     scores = sum(

@@ -92,7 +92,7 @@ def trained(bench: Bench, name: str, length: str) -> None:
     rows = int(length) if bench.gpu and length else base.phases[0].length
     every = [(rate, compiled) for compiled in (False, True) for rate in _RATES]
     _caches()
-    _choose_kernels(bench, recipe_of(bench, chosen))
+    choose_kernels(bench, recipe_of(bench, chosen))
     with joined(device_of(bench), bench.folder):
         for rate, is_compiled in every:
             what = f"{base.name} at {rows}, dropout {rate:g}{', compiled' if is_compiled else ''}"
@@ -102,7 +102,7 @@ def trained(bench: Bench, name: str, length: str) -> None:
                 torch.cuda.empty_cache()
 
 
-def _choose_kernels(bench: Bench, recipe: Recipe) -> None:
+def choose_kernels(bench: Bench, recipe: Recipe) -> None:
     """On a GPU, compute attention with the kernels that a run's own trial prefers."""
     gpu = gpu_here() if bench.gpu else None
     if gpu is None:

@@ -11,7 +11,7 @@ The update of a step is counted apart (`update_seconds`). Norms and the loss are
 launches are not counted: microbatches of few tokens wait for them.
 
 "Measured" below: on one H200 on 2026-11-26 with torch 2.11.0 and Triton 3.6.0, in steps of two microbatches of 32,768
-tokens on one rank. tests/bench/RESULTS-gpu.md has the steps, and test_measured_steps.py holds the roofline to them.
+tokens on one rank. tests/bench/RESULTS-gpu.md has the steps, and test_measured_steps.py holds the roofline to later ones.
 """
 
 from collections.abc import Iterator
@@ -66,9 +66,9 @@ class Picoseconds(NamedTuple):
 
 
 SCORES = {
-    "fused kernels": Picoseconds(1.97, 2.25, 3.15),
-    "fused kernels, DeBERTa": Picoseconds(6.96, 8.27, 9.37, 18.74),
-    "fused kernels, XLNet": Picoseconds(6.64, 11.01, 9.63, 21.59),
+    "fused kernels": Picoseconds(1.84, 2.05, 2.92),
+    "fused kernels, DeBERTa": Picoseconds(6.74, 8.41, 9.90, 18.48),
+    "fused kernels, XLNet": Picoseconds(6.34, 10.61, 8.40, 20.24),
 }
 """Measured: 32 rows of 512, 12 heads, bf16, dropout 0.1, with the tiles of encoder_core/kernels/tiling.py. BERT's
 relative keys were not timed, and are taken for DeBERTa's. Other GPUs are taken to be as much slower as they issue fewer
