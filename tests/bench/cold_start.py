@@ -31,6 +31,15 @@ SETTINGS = (
     "schedule.warmup=0",
 )
 _COMMAND = "from launcher.app.cli.main import main; main()"
+_FRESH = """
+import sys
+from pathlib import Path
+from tests.support.runs import small_runs
+
+work, name, *settings = sys.argv[1:]
+small_runs.prepare_corpus(Path(work), documents=300)
+small_runs.new_run(Path(work), name, *settings)
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ def bench_starts(
     progress: Callable[[str], None],
 ) -> dict[Path, list[Start]]:
     """Start a fresh run `rounds` times by each checkout, in turn."""
-    model = fresh_run(work)
+    model = fresh_run(work, checkouts[0], environment)
     found: dict[Path, list[Start]] = {checkout: [] for checkout in checkouts}
     for number in range(rounds):
         for checkout in checkouts if number % 2 == 0 else reversed(checkouts):
@@ -71,27 +80,33 @@ def bench_starts(
     return found
 
 
-def fresh_run(work: Path) -> Path:
-    """A run of a small form that has not begun, over a corpus of our own text."""
-    from tests.support.runs import small_runs  # it is not there where only `render` is needed
+def fresh_run(work: Path, earliest: Path, environment: Path) -> Path:
+    """A run of a small form that has not begun, over a corpus of our own text.
 
+    The earliest code makes it: later code reads the runs of earlier code, which rejects keys that it does not know.
+    """
     uri = work / "fresh"
     if not uri.exists():
         work.mkdir(parents=True, exist_ok=True)
-        small_runs.prepare_corpus(work, documents=300)
-        small_runs.new_run(work, uri.name, *SETTINGS)
+        command = [str(environment / "bin/python"), "-c", _FRESH, str(work), uri.name, *SETTINGS]
+        subprocess.run(command, env=_variables(earliest), check=True, cwd=earliest)
     return uri
 
 
 def start(uri: Path, checkout: Path, environment: Path) -> Start:
     """Train the run at `uri` with the code of `checkout`."""
     command = [str(environment / "bin/python"), "-c", _COMMAND, "train", str(uri)]
-    variables = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     began = time.time()
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd=checkout)
+    done = subprocess.run(
+        command, env=_variables(checkout), capture_output=True, text=True, check=False, cwd=checkout
+    )
     if done.returncode != 0:
         raise BenchError(f"the run failed: {done.stdout}{done.stderr}", remedy="train it by hand")
     return start_of(underway(uri), began)
+
+
+def _variables(checkout: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
 
 
 def underway(uri: Path) -> dict[str, Any]:
