@@ -11,7 +11,7 @@ The update of a step is counted apart (`update_seconds`). Norms and the loss are
 launches are not counted: microbatches of few tokens wait for them.
 
 "Measured" below: on one H200 on 2026-11-26 with torch 2.11.0 and Triton 3.6.0, in steps of two microbatches of 32,768
-tokens on one rank. tests/bench/RESULTS-gpu.md has the steps, and test_measured_steps.py holds the roofline to later ones.
+tokens on one rank. tests/bench/RESULTS-gpu.md has them; test_measured_steps.py holds the roofline to later ones.
 """
 
 from collections.abc import Iterator
