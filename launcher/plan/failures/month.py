@@ -339,10 +339,16 @@ class Simulation:
         self.work = segment.done(self.now)
 
     def pause(self, notice: Fault | None) -> None:
-        """End the ranks in good order, by a save. A node that had notice leaves."""
-        self.stays = True
-        self.pass_to(self.uploaded(self.now + self.setting.blocked), "saving")
-        self.committed = self.work
+        """End the ranks in good order: they hand the state over in memory, or else save it. A node that had notice
+        leaves afterwards.
+        """
+        self.stays, copies = True, self.way.copies
+        if copies is not None:
+            self.pass_to(self.now + copies.stall + copies.transfer, "copying")
+            self.copy = MemoryCopy(self.work, self.layout)
+        else:
+            self.pass_to(self.uploaded(self.now + self.setting.blocked), "saving")
+            self.committed = self.work
         if notice is not None:
             self.take_away(notice.nodes)
 

@@ -166,6 +166,16 @@ def test_the_store_is_needed_where_both_holders_are_lost(faults: list[Fault], fr
     assert month.from_store == from_store
 
 
+def test_a_drained_node_hands_the_state_over_in_memory() -> None:
+    """Where there are copies in memory. Otherwise the ranks save, and wait for the upload. Nothing is done twice."""
+    fault = [Fault(5000.0, "notice", (0,))]
+    stays, anew = (simulate(setting(), way, 3000.0, fault, (), wall=5900.0) for way in (STAY, ANEW))
+    assert (stays.restarts, stays.stayed, stays.lost.get("repeated", 0.0)) == (1, 1, 0.0)
+    assert (anew.restarts, anew.stayed, anew.lost.get("repeated", 0.0)) == (1, 0, 0.0)
+    upload = setting().blocked + setting().behind
+    assert anew.lost["saving"] - stays.lost["saving"] == pytest.approx(upload)
+
+
 def test_commits_and_restarts_wait_for_the_store() -> None:
     fault = [Fault(5000.0, "rank", (0,))]
     well = simulate(setting(), ANEW, 1000.0, fault, (), wall=20_000.0)
