@@ -98,6 +98,11 @@ class Batch:
         return of_T if self.kept is None else of_T.index_select(0, self.kept)
 
     @property
+    def text(self) -> Int[Tensor, " tokens"]:
+        """The ids before any token was hidden."""
+        return self.tokens.index_copy(0, self.target_positions, self.target_ids)
+
+    @property
     def table_positions(self) -> Int[Tensor, " tokens"]:
         """Positions to look up in a table of absolute positions. Distances between tokens follow from `positions`
         instead.
@@ -177,10 +182,9 @@ def twice(batch: Batch) -> Batch:
     moved_T = (begins_R - cu_seqlens[:-1]).repeat_interleave(lengths_R, output_size=total)
     at_T = torch.arange(total, device=batch.tokens.device) + moved_T
     numbers_R = torch.arange(batch.rows, device=at_T.device) if batch.numbers is None else batch.numbers
-    text_T = batch.tokens.index_copy(0, batch.target_positions, batch.target_ids)
     none = batch.target_ids[:0]
     return Batch(
-        tokens=text_T[at_T],
+        tokens=batch.text[at_T],
         cu_seqlens=cu_seqlens,
         max_length=batch.max_length,
         positions=batch.positions[at_T],

@@ -117,6 +117,22 @@ def plain_layer(
     return Layer(_states(tokens, hidden), (*attention, *_block(tokens, hidden, inner, kernel, drops)))
 
 
+def decoding_layer(
+    rows: int, length: int, heads: int, hidden: int, inner: int, *, kernel: Kernel, drops: Drops
+) -> Iterator[Saved]:
+    """Yield what RetroMAE's layer saves (encoder_core/heads/shallow_decoder.py), on padded rows and with a mask."""
+    tokens, scores = rows * length, rows * heads * length
+    yield Saved("decoder: queries, keys, words", tokens * hidden, count=3)
+    yield Saved("q, k, v", tokens * hidden, count=3)
+    if kernel == "cpu" and drops.scores:
+        yield Saved("decoder: who sees whom", rows * length * length, MASK)
+        yield from _biased(scores, length, drops)
+    else:
+        yield Saved("decoder: who sees whom", rows * length * length)
+        yield Saved("attention row sums", scores, FP32)
+    yield from _block(tokens, hidden, inner, kernel, drops)
+
+
 @dataclass(frozen=True)
 class PreNormSize:
     """The size of a pre-norm layer, and where it has dropout: on probabilities, on attention's output, inside the

@@ -9,6 +9,7 @@ from torch import nn
 from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
+from encoder_core.heads.shallow_decoder import ShallowDecoder
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.clm import NextTokens
@@ -16,6 +17,7 @@ from encoder_core.objectives.diffusion import DiffusedTokens
 from encoder_core.objectives.distil import Distillation, LayersAlike, StatesAlike
 from encoder_core.objectives.mlm import MaskedTokens, tied_head
 from encoder_core.objectives.multitask import MultitaskModel, mask_decoder
+from encoder_core.objectives.retromae import Reconstruction
 from encoder_core.objectives.sentence_pairs import SentencePair
 from encoder_core.objectives.span_boundary import SpanBoundary
 from encoder_core.objectives.term import HeadTerm
@@ -23,6 +25,7 @@ from encoder_core.terms.clm import ClmConfig
 from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
 from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, PairConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.terms.term import HeadConfig
@@ -54,6 +57,8 @@ def head_term(
         case SboConfig():
             activation, eps = model.head_activation, model.layer_norm_eps
             return SpanBoundary(term, SpanBoundaryHead(model.hidden, word, activation=activation, eps=eps))
+        case RetromaeConfig():
+            return Reconstruction(term, shallow_decoder(model), head(), word)
         case DistilConfig():
             return Distillation(term)
         case CosineConfig():
@@ -63,6 +68,21 @@ def head_term(
             return LayersAlike(term, model.layers, None if wide is None else nn.Linear(model.hidden, wide))
         case _:
             raise TypeError(f"the term {term.name} has no device half")
+
+
+def shallow_decoder(model: ModelConfig) -> ShallowDecoder:
+    """Return RetroMAE's decoder, of the shape of one layer of `model`."""
+    return ShallowDecoder(
+        model.max_length,
+        model.embedding_width,
+        model.hidden,
+        heads=model.heads,
+        inner=model.feed_forward,
+        activation=model.activation,
+        eps=model.layer_norm_eps,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+    )
 
 
 def multitask_model(

@@ -39,8 +39,30 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
             ours = (residual.LayerNorm, residual.RMSNorm)
             takes = lambda norm, residual_TH, x_TH: isinstance(norm, ours)  # noqa: E731
             stack.enter_context(patch.object(residual, "_takes", takes))
+        if find_spec("encoder_core.heads.shallow_decoder"):
+            decoder = import_module("encoder_core.heads.shallow_decoder")
+            stack.enter_context(patch.object(decoder, "attend_padded", _masked(record)))
         stack.enter_context(launched(record))
         yield
+
+
+def _masked(record: Callable[[str], None]) -> Callable[..., Tensor]:
+    class Masked(torch.autograd.Function):
+        """Keeps what torch's fused attention with a mask keeps: also the mask, in the precision of the operands."""
+
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            record("masked forward")
+            out, sums = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
+            ctx.save_for_backward(q, k, v, mask.to(q.dtype), out, sums)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            record("masked backward")
+            return *(torch.empty_like(x) for x in ctx.saved_tensors[:3]), None
+
+    return lambda q, k, v, mask, rows, dropout, *, scale: Masked.apply(q, k, v, mask)
 
 
 def _flash(record: Callable[[str], None]) -> Callable[..., Tensor]:

@@ -28,6 +28,7 @@ from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, 
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.plm import PlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.terms.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
@@ -91,6 +92,7 @@ class RecipeObjective(Choice):
         nsp: whether the second segment follows the first (BERT). Needs input of segment or sentence pairs.
         sop: whether two segments are in order (ALBERT). Needs input of ordered pairs.
         sbo: masked spans from their boundaries (SpanBERT).
+        retromae: the whole text from its vector, by a shallow decoder (RetroMAE). Goes with mlm.
         rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
         contrastive: which texts belong together. Alone, it needs input of text pairs or of sentences, and goes with
@@ -106,6 +108,7 @@ class RecipeObjective(Choice):
     nsp: NspConfig | None = None
     sop: SopConfig | None = None
     sbo: SboConfig | None = None
+    retromae: RetromaeConfig | None = None
     rtd: ReplacedTokenConfig | None = None
     plm: PlmTerm | None = None
     contrastive: ContrastiveConfig | None = None

@@ -67,6 +67,8 @@ def tried(network: Network, case: Case) -> None:
     if isinstance(network.model, PreNormConfig):
         rates["attention_output_dropout"] = case.dropout
     network = replace(network, model=network.model.model_copy(update=rates))
+    if network.objective.retromae is not None:  # its decoder pads: of mixed rows it keeps the rectangle
+        case = replace(case, spread=0)
     module = build(network, checkpoint_activations=case.checkpointed)
     batch = mixed_rows(network, case)
     remembered = memory(network, module, batch)

@@ -30,6 +30,7 @@ from encoder_core.terms.distil import CosineConfig, DistilConfig, TeacherSource
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.plm import PlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.terms.term import RowFacts, Setting, TermConfig
@@ -64,6 +65,7 @@ TERMS: Mapping[str, st.SearchStrategy[TermConfig]] = {
     "nsp": st.builds(NspConfig, weight=weights),
     "sop": st.builds(SopConfig, weight=weights),
     "sbo": st.builds(SboConfig, weight=weights),
+    "retromae": st.builds(RetromaeConfig, weight=weights),
     "rtd": st.builds(
         ReplacedTokenConfig, weight=weights, embeddings=st.sampled_from(["shared", "gradient_disentangled"])
     ),

@@ -27,12 +27,15 @@ from encoder_core.objectives.losses import LossSums, ObjectiveModule
 from encoder_core.objectives.network import (
     masked_language_model,
     masked_language_model_with_pairs,
+    multitask_model,
     span_boundary_model,
 )
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.objectives.replaced import replaced_token_detection
 from encoder_core.objectives.span_boundary import boundary_targets
+from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.train.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 
@@ -77,6 +80,10 @@ CASES = {
         lambda: span_boundary_model(BERT),
         {"input": {"packing": "doc_sentences"}, "masking": {**MLM, "unit": "span"}},
         SPANS,
+    ),
+    "retromae": Case(
+        lambda: multitask_model(BERT, [MlmConfig(), RetromaeConfig()]),
+        {"input": {"packing": "two_segments"}, "masking": MLM},
     ),
     "rtd": Case(
         lambda: replaced_token_detection(ELECTRA, ReplacedTokenConfig()),
@@ -178,6 +185,9 @@ def test_no_input_and_no_loss(name: str, seed: int) -> None:
     expected["nsp"] = expected["sop"] = sum(not it.removed[a:b].any() for a, b in rows)
     expected["rtd"] = sum(
         int((~it.removed[a:b]).sum()) for (a, b), gone in zip(rows, lost, strict=True) if not gone
+    )
+    expected["retromae"] = sum(
+        int((~it.removed[a + 1 : b]).sum()) for (a, b), gone in zip(rows, lost, strict=True) if not gone
     )
     expected["sbo"] = boundary_targets(it.batch).ids.numel()
     assert counted == {term: expected[term] for term in counted}

@@ -25,6 +25,7 @@ from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.exchange import RankExamples
@@ -119,6 +120,9 @@ NETWORKS: tuple[Network, ...] = (
     _mlm("roberta with vectors", RobertaConfig(**_SIZE), contrastive=_VECTORS),
     _mlm("deberta with order and vectors", DebertaConfig(**_SIZE), sop=SopConfig(), contrastive=_VECTORS),
     _mlm("electra with vectors", ElectraConfig(embedding=16, **_SIZE), rtd=_SHARED, contrastive=_VECTORS),
+    _mlm("bert reconstructed", BertConfig(**_SIZE), retromae=RetromaeConfig()),
+    _mlm("albert reconstructed", AlbertConfig(embedding=16, **_SIZE), retromae=RetromaeConfig()),
+    _mlm("deberta reconstructed", DebertaConfig(**_SIZE), retromae=RetromaeConfig(), contrastive=_VECTORS),
     _mlm("xlm", XlmConfig(**_SIZE | {"feed_forward": 128}, languages=("en", "fr"))),
     _mlm("eurobert", EuroBertConfig(key_value_heads=2, **_SIZE)),
     _mlm("eurobert with dropout", EuroBertConfig(**_SIZE, dropout=0.1, attention_dropout=0.1)),

@@ -26,6 +26,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.zero_state import MASTER, Fragment
@@ -55,6 +56,12 @@ CASES: dict[str, Case] = {
         RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=SboConfig()),
         {".": "BertForMaskedLM"},
         ("boundary_head",),
+    ),
+    "bert-retromae": (
+        BertConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, retromae=RetromaeConfig()),
+        {".": "BertForMaskedLM"},
+        ("shallow_decoder",),
     ),
     "albert-sop": (
         AlbertConfig(**SHAPE, embedding=16),

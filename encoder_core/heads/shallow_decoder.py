@@ -1,0 +1,132 @@
+"""RetroMAE's decoder: one layer that tells a text from its vector and, for each token, from a few of the others.
+
+Its queries know the text's vector and a place, its keys are the vector and the words in their places (enhanced
+decoding: Xiao et al. 2022, section 3.3). So every token of a text is predicted in one pass, each from other words. It
+is a layer with LayerNorms after its blocks, as in the paper, whatever the encoder's layers are.
+
+The paper adds "position embeddings", and its code takes the encoder's. Here the table is the decoder's own, as not
+every family has one; so are the LayerNorm and, where embeddings are narrower than states, the projection.
+
+Which keys a query sees differs from query to query, which no fused kernel offers: attention runs on the padded
+rectangle with a mask, in half precision on a GPU, too (torch's fused attention with a mask, or the written formula).
+
+Shapes: T tokens, R rows, L longest row, E embedding width, H hidden, N heads, D head width.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch
+from encoder_core.layers.attention import attend_padded
+from encoder_core.layers.dropout import Dropout, kept, threshold_of
+from encoder_core.layers.encoder import FeedForward
+from encoder_core.layers.residual import LayerNorm, normed_sum
+from encoder_core.layers.rows import Rows
+from encoder_core.layers.sizes import Activation
+from encoder_core.random_draws import draw_key
+
+
+class ShallowDecoder(nn.Module):
+    """One layer of attention and feed-forward, from queries to words (see the module).
+
+    Args:
+        positions: number of tokens in the longest row.
+        width: width of the word embeddings, which a Linear projects to `hidden` if it differs.
+        inner: inner width of the feed-forward block.
+        eps: epsilon of the LayerNorms.
+        dropout, attention_dropout: rates, of states and of attention probabilities.
+    """
+
+    def __init__(
+        self,
+        positions: int,
+        width: int,
+        hidden: int,
+        *,
+        heads: int,
+        inner: int,
+        activation: Activation,
+        eps: float,
+        dropout: float,
+        attention_dropout: float,
+    ) -> None:
+        super().__init__()
+        self.width = hidden // heads
+        self.position = nn.Embedding(positions, hidden)
+        self.projection = None if width == hidden else nn.Linear(width, hidden)
+        self.norm = LayerNorm(hidden, eps=eps)
+        self.query, self.key, self.value, self.output = (nn.Linear(hidden, hidden) for _ in range(4))
+        self.attention_norm = LayerNorm(hidden, eps=eps)
+        self.feed_forward = FeedForward(hidden, inner, activation)
+        self.feed_forward_norm = LayerNorm(hidden, eps=eps)
+        self.dropout = Dropout(dropout)
+        self.attention_dropout = attention_dropout
+
+    def forward(
+        self,
+        vectors_RH: Float[Tensor, "rows hidden"],
+        words_TE: Float[Tensor, "tokens width"],
+        batch: Batch,
+        rate: float,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return a state for each token, from which it is predicted; the state of a row's first token means nothing.
+
+        Args:
+            vectors_RH: vector of each row's text.
+            words_TE: word embeddings of the rows' text, in which nothing is hidden.
+            batch: the batch with these rows; T may be 0.
+            rate: probability with which a key is hidden from a query.
+        """
+        rows = Rows.of(batch)
+        count = batch.positions.numel()
+        vector_TH = vectors_RH.repeat_interleave(batch.cu_seqlens.diff(), 0, output_size=count)
+        place_TH = self.position(batch.positions)
+        words_TH = words_TE if self.projection is None else self.projection(words_TE)
+        query_TH = self.dropout(self.norm(vector_TH + place_TH), batch.keys)
+        text_TH = self.dropout(self.norm(words_TH + place_TH), batch.keys)
+        key_TH = torch.where((batch.positions == 0)[:, None], vector_TH, text_TH)
+        attended_TH = self.output(self._attended(query_TH, key_TH, rows, visible(batch, rate)))
+        drop, keys_T = self.dropout, batch.keys
+        y_TH = normed_sum(self.attention_norm, query_TH, attended_TH, drop, keys_T, drop.draw())
+        return normed_sum(self.feed_forward_norm, y_TH, self.feed_forward(y_TH), drop, keys_T, drop.draw())
+
+    def _attended(self, query_TH: Tensor, key_TH: Tensor, rows: Rows, visible_TL: Tensor) -> Tensor:
+        """Return each query's mean of the values that it sees. Padding sees the row's vector, so that it is finite."""
+        q_TH, k_TH, v_TH = self.query(query_TH), self.key(key_TH), self.value(key_TH)
+        q_RNLD, k_RNLD, v_RNLD = (
+            rows.pad(x_TH.unflatten(-1, (-1, self.width))).transpose(1, 2) for x_TH in (q_TH, k_TH, v_TH)
+        )
+        seen_RLL = rows.pad(visible_TL)
+        seen_RLL[..., :1] = True
+        context_RNLD = attend_padded(
+            q_RNLD,
+            k_RNLD,
+            v_RNLD,
+            seen_RLL[:, None],
+            rows,
+            self.attention_dropout if self.training else 0.0,
+            scale=self.width**-0.5,
+        )
+        return rows.unpad(context_RNLD.transpose(1, 2)).flatten(-2)
+
+
+def visible(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
+    """Return which tokens of its row each token's query sees: the first, and others but itself, drawn with
+    probability 1 - `rate`.
+
+    A draw belongs to the query's token and the key's place (`random_draws.py`). The paper's code hides a fixed number
+    of whole words, and lets queries share 256 masks at most; here each query has its own. The rate is a multiple of
+    1/65,536.
+    """
+    place_L = torch.arange(batch.max_length, device=batch.positions.device)
+    keep_TL = kept(batch.keys, draw_key(), range(batch.max_length), threshold_of(rate)).bool()
+    here_TL = batch.positions[:, None]
+    return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _inside(batch, place_L)
+
+
+def _inside(batch: Batch, place_L: Tensor) -> Tensor:
+    """Return [T, L], whether a token's row has that place."""
+    lengths_R = batch.cu_seqlens.diff()
+    length_T = lengths_R.repeat_interleave(lengths_R, output_size=batch.positions.numel())
+    return place_L < length_T[:, None]

@@ -1,0 +1,54 @@
+"""RetroMAE: a shallow decoder predicts a row's whole text from the vector of its first token.
+
+The encoder reads the text with masks, as mlm makes them (paper: 15 to 30 %), and its first token's last state is the
+vector. The decoder (`heads/shallow_decoder.py`) is too weak to tell the text from the few words that it sees, so the
+vector must hold the text (Xiao et al. 2022, arXiv 2205.12035, section 3). It predicts by mlm's head, and is not
+exported.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch, sent
+from encoder_core.heads.prediction import MaskedLanguageModelHead
+from encoder_core.heads.shallow_decoder import ShallowDecoder
+from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.terms.retromae import RetromaeConfig
+
+
+class Reconstruction(HeadTerm):
+    """Cross-entropy of the ids of all tokens but the rows' first ones, hidden by mlm or not; metric "correct".
+
+    Nothing is predicted at holes (`Batch.kept`).
+    """
+
+    def __init__(
+        self,
+        config: RetromaeConfig,
+        decoder: ShallowDecoder,
+        head: MaskedLanguageModelHead,
+        word: nn.Embedding,
+    ) -> None:
+        super().__init__(config, {"head": head, "shallow_decoder": decoder})
+        self.head, self.decoder = head, decoder
+        self._word, self._rate = word, config.rate
+
+    def targets(self, batch: Batch) -> int:
+        return _on_host(batch).numel()
+
+    def sums(self, states: States, batch: Batch) -> TermSums:
+        vectors_RH = states.at(batch.cu_seqlens[:-1].long(), most=1)
+        text_T = batch.text
+        state_TH = self.decoder(vectors_RH, self._word(text_T), batch, self._rate)
+        at_M = sent(_on_host(batch), batch.tokens.device)
+        found = self.head(state_TH, at_M, text_T.index_select(0, at_M))
+        return TermSums(found.loss_sum, len(at_M), {"correct": found.correct})
+
+
+def _on_host(batch: Batch) -> Int[Tensor, " targets"]:
+    """Return the flat positions that are predicted, in the host's memory: nothing waits for the device."""
+    host = batch.on_host
+    at_K = np.arange(host.tokens.numel()) if host.kept is None else host.kept.numpy()
+    return torch.from_numpy(at_K[host.positions.numpy()[at_K] > 0])
