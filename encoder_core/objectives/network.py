@@ -7,12 +7,14 @@ from typing import Literal
 from torch import nn
 
 from encoder_core.families.catalogue import ModelConfig, build_encoder
+from encoder_core.families.config import encoder_layers
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.heads.shallow_decoder import ShallowDecoder
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.clm import NextTokens
+from encoder_core.objectives.condenser import Condenser
 from encoder_core.objectives.diffusion import DiffusedTokens
 from encoder_core.objectives.distil import Distillation, LayersAlike, StatesAlike
 from encoder_core.objectives.mlm import MaskedTokens, tied_head
@@ -22,6 +24,7 @@ from encoder_core.objectives.sentence_pairs import SentencePair
 from encoder_core.objectives.span_boundary import SpanBoundary
 from encoder_core.objectives.term import HeadTerm
 from encoder_core.terms.clm import ClmConfig
+from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
 from encoder_core.terms.mlm import MlmConfig
@@ -59,6 +62,9 @@ def head_term(
             return SpanBoundary(term, SpanBoundaryHead(model.hidden, word, activation=activation, eps=eps))
         case RetromaeConfig():
             return Reconstruction(term, shallow_decoder(model), head(), word)
+        case CondenserConfig():
+            layers = encoder_layers(model, term.layers, lambda: None)
+            return Condenser(term, term.early_layer(model.layers), layers, head())
         case DistilConfig():
             return Distillation(term)
         case CosineConfig():

@@ -22,6 +22,7 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.terms.clm import ClmConfig
+from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
@@ -93,6 +94,7 @@ class RecipeObjective(Choice):
         sop: whether two segments are in order (ALBERT). Needs input of ordered pairs.
         sbo: masked spans from their boundaries (SpanBERT).
         retromae: the whole text from its vector, by a shallow decoder (RetroMAE). Goes with mlm.
+        condenser: masked tokens from early states and the text's vector (Condenser). Goes with mlm.
         rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
         contrastive: which texts belong together. Alone, it needs input of text pairs or of sentences, and goes with
@@ -109,6 +111,7 @@ class RecipeObjective(Choice):
     sop: SopConfig | None = None
     sbo: SboConfig | None = None
     retromae: RetromaeConfig | None = None
+    condenser: CondenserConfig | None = None
     rtd: ReplacedTokenConfig | None = None
     plm: PlmTerm | None = None
     contrastive: ContrastiveConfig | None = None

@@ -25,6 +25,7 @@ from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
 from encoder_core.terms.composition import refusals
+from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, TeacherSource
 from encoder_core.terms.mlm import MlmConfig
@@ -66,6 +67,7 @@ TERMS: Mapping[str, st.SearchStrategy[TermConfig]] = {
     "sop": st.builds(SopConfig, weight=weights),
     "sbo": st.builds(SboConfig, weight=weights),
     "retromae": st.builds(RetromaeConfig, weight=weights),
+    "condenser": st.builds(CondenserConfig, weight=weights, early=st.sampled_from([None, 0, 1, 2])),
     "rtd": st.builds(
         ReplacedTokenConfig, weight=weights, embeddings=st.sampled_from(["shared", "gradient_disentangled"])
     ),

@@ -23,6 +23,7 @@ from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.objectives.losses import ObjectiveModule as Module
 from encoder_core.objectives.teacher import Teacher
+from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.retromae import RetromaeConfig
@@ -123,6 +124,8 @@ NETWORKS: tuple[Network, ...] = (
     _mlm("bert reconstructed", BertConfig(**_SIZE), retromae=RetromaeConfig()),
     _mlm("albert reconstructed", AlbertConfig(embedding=16, **_SIZE), retromae=RetromaeConfig()),
     _mlm("deberta reconstructed", DebertaConfig(**_SIZE), retromae=RetromaeConfig(), contrastive=_VECTORS),
+    _mlm("bert condensed", BertConfig(**_SIZE), condenser=CondenserConfig()),
+    _mlm("deberta condensed", DebertaConfig(**_SIZE), condenser=CondenserConfig(early=1, layers=1)),
     _mlm("xlm", XlmConfig(**_SIZE | {"feed_forward": 128}, languages=("en", "fr"))),
     _mlm("eurobert", EuroBertConfig(key_value_heads=2, **_SIZE)),
     _mlm("eurobert with dropout", EuroBertConfig(**_SIZE, dropout=0.1, attention_dropout=0.1)),

@@ -24,6 +24,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.retromae import RetromaeConfig
@@ -62,6 +63,12 @@ CASES: dict[str, Case] = {
         RecipeObjective(mlm=MLM, retromae=RetromaeConfig()),
         {".": "BertForMaskedLM"},
         ("shallow_decoder",),
+    ),
+    "modernbert-condenser": (
+        ModernBertConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, condenser=CondenserConfig()),
+        {".": "ModernBertForMaskedLM"},
+        ("condenser",),
     ),
     "albert-sop": (
         AlbertConfig(**SHAPE, embedding=16),
