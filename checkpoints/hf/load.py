@@ -80,6 +80,7 @@ _FREE = {
     "mask_decoder",
     "memory",
     "memory_refresh",
+    "mup",
     "reuse",
 }
 

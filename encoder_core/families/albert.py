@@ -73,6 +73,11 @@ class AlbertConfig(WithGenerator):
         )
 
     @property
+    def widths(self) -> tuple[str, ...]:
+        """As everywhere; embeddings of a width of their own keep it."""
+        return (*super().widths, "embedding") if self.embedding == self.hidden else super().widths
+
+    @property
     def embedding_width(self) -> int:
         return self.embedding
 

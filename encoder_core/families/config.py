@@ -5,15 +5,16 @@ defines its small form. Other code does not ask for a model's family, except for
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -52,6 +53,23 @@ class SmallForm:
     memory_refresh: int
 
 
+class Mup(BaseModel):
+    """The base of muP: the narrower model whose learning rates and fresh weights a recipe states.
+
+    It has the depth of the model, and heads of the same width. What follows for each parameter is computed in
+    `encoder_core/objectives/mup.py`.
+
+    Attributes:
+        hidden: width of the base's hidden states.
+        feed_forward: inner width of the base; None: in proportion to `hidden`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hidden: int = Field(gt=0)
+    feed_forward: int | None = Field(default=None, gt=0)
+
+
 class EncoderConfig(BaseModel, ABC):
     """The shape of an encoder. Each family adds its own fields and methods.
 
@@ -67,10 +85,13 @@ class EncoderConfig(BaseModel, ABC):
         initializer_range: standard deviation of fresh weights.
         initializer: distribution of fresh weights (`layers/initialise.py`): normal, or normal truncated at two
             standard deviations.
+        mup: the base from which fresh weights and learning rates are scaled to this width; None: they are not scaled.
+        unspoken: keys that early recipes did not have, with the value at which they are not written to recipes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    unspoken: ClassVar[Mapping[str, object]] = {"mup": None}
     name: ClassVar[str]
     recipe: ClassVar[str]
     pair_recipe: ClassVar[str | None] = None
@@ -89,6 +110,16 @@ class EncoderConfig(BaseModel, ABC):
     layer_norm_eps: float = Field(default=1e-12, gt=0)
     initializer_range: float = Field(default=0.02, gt=0)
     initializer: Initializer = "truncated_normal"
+    mup: Mup | None = None
+
+    @model_serializer(mode="wrap")
+    def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        return {
+            name: value
+            for name, value in fields.items()
+            if name not in self.unspoken or value != self.unspoken[name]
+        }
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> Self:
@@ -199,6 +230,24 @@ class EncoderConfig(BaseModel, ABC):
         return True
 
     @property
+    def norm_before_decoder(self) -> bool:
+        """Whether the head of token ids has a norm of its own, directly before the decoder."""
+        return not self.bare_head
+
+    @property
+    def widths(self) -> tuple[str, ...]:
+        """The settings that grow in proportion to `hidden` from a base of muP to this model."""
+        return ("heads", "feed_forward")
+
+    def mup_base(self) -> Self:
+        """The base of `mup`, as a model of its own; without `mup` this model.
+
+        Raises:
+            ModelError: there is no such base, or muP is not defined for this model.
+        """
+        return self if self.mup is None else _base_of(self, self.mup)
+
+    @property
     def output_scale(self) -> float:
         """Scale of fresh weights that write to the hidden states (`layers/parameters.py`, ScaledLinear)."""
         return 1.0
@@ -222,10 +271,10 @@ class WithGenerator(EncoderConfig):
     """A family whose generator, for replaced-token detection, is as wide as the model itself and less deep.
 
     Attributes:
-        generator_layers: depth of the generator; None: half of this network's (DeBERTaV3, section 3.1). None is not
-            written to recipes, because early recipes had no such key.
+        generator_layers: depth of the generator; None: half of this network's (DeBERTaV3, section 3.1).
     """
 
+    unspoken: ClassVar[Mapping[str, object]] = {**EncoderConfig.unspoken, "generator_layers": None}
     generator_layers: int | None = Field(default=None, gt=0)
 
     @property
@@ -237,10 +286,58 @@ class WithGenerator(EncoderConfig):
     def small(self, form: SmallForm) -> dict[str, object]:
         return {"generator_layers": self.generator_layers and 1}
 
-    @model_serializer(mode="wrap")
-    def _unspoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields = serialize(self)
-        return {name: value for name, value in fields.items() if name != "generator_layers" or value}
+
+_Model = TypeVar("_Model", bound=EncoderConfig)
+
+
+def _base_of(model: _Model, mup: Mup) -> _Model:
+    """Return the base of `model`, as a model of its own.
+
+    Raises:
+        ModelError: the model's head has no place for muP's output multiplier, or no base has these widths.
+    """
+    if model.tied and not model.norm_before_decoder:
+        raise ModelError(
+            f"muP is not defined for {model.name} whose decoder is the word embeddings: no norm of the head's own "
+            "precedes the decoder, which could carry the output multiplier",
+            remedy="leave model.mup out, or train a family whose head has a norm, or whose decoder is not tied",
+        )
+    widths = {name: _narrowed(model, name, mup) for name in model.widths}
+    if mup.feed_forward is not None:
+        widths["feed_forward"] = mup.feed_forward
+    try:
+        base = type(model).model_validate(model.model_dump() | widths | {"hidden": mup.hidden, "mup": None})
+    except ValidationError as error:
+        raise ModelError(
+            f"no {model.name} is the base of width {mup.hidden}: {error.errors()[0]['msg']}",
+            remedy="set model.mup to the widths of a model that can be trained",
+        ) from error
+    if base.projects_embeddings != model.projects_embeddings:
+        raise ModelError(
+            f"embeddings of width {model.embedding_width} are projected at width {max(model.hidden, mup.hidden)}, but "
+            f"not at {min(model.hidden, mup.hidden)}, so the model and its base differ in more than width",
+            remedy=f"choose a base, model.mup.hidden, that is not {model.embedding_width} wide",
+        )
+    return base
+
+
+def _narrowed(model: EncoderConfig, name: str, mup: Mup) -> int:
+    """Return a width of the base in proportion to its `hidden`.
+
+    Raises:
+        ModelError: it would not be whole.
+    """
+    own: int = getattr(model, name)
+    whole, rest = divmod(own * mup.hidden, model.hidden)
+    if not rest or (name == "feed_forward" and mup.feed_forward is not None):
+        return whole
+    head = model.hidden // model.heads
+    raise ModelError(
+        f"model.mup.hidden is {mup.hidden}, where {name} would be {own * mup.hidden / model.hidden:g}",
+        remedy="state model.mup.feed_forward"
+        if name == "feed_forward"
+        else f"choose a multiple of {head}: heads of the base are as wide as the model's",
+    )
 
 
 def encoder_layers(

@@ -13,9 +13,10 @@ with scaled rotary positions (from 3.1 on) are refused: no base of ours gives th
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import SmallForm
@@ -39,10 +40,10 @@ class EuroBertConfig(PreNormConfig):
         key_value_heads: number of heads of keys and values; equally many query heads share each. None: as many as
             `heads`.
         rotary_base: base of the rotary positions of all layers.
-        tied_decoder: whether the decoder's weights are the word embeddings, as in small Llamas. False is not written to
-            recipes, because early recipes had no such key.
+        tied_decoder: whether the decoder's weights are the word embeddings, as in small Llamas.
     """
 
+    unspoken: ClassVar[Mapping[str, object]] = {**PreNormConfig.unspoken, "tied_decoder": False}
     family: Literal["eurobert"] = "eurobert"
     name: ClassVar[str] = "EuroBERT"
     recipe: ClassVar[str] = "eurobert-210m"
@@ -52,13 +53,6 @@ class EuroBertConfig(PreNormConfig):
     rotary_base: float = Field(default=250_000.0, gt=0)
     tied_decoder: bool = False
 
-    @model_serializer(mode="wrap")
-    def _unspoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        unspoken = {"generator_layers": None, "tied_decoder": False}
-        return {
-            name: value for name, value in serialize(self).items() if (name, value) not in unspoken.items()
-        }
-
     @model_validator(mode="after")
     def _heads_are_shared_evenly(self) -> Self:
         if self.heads % self.shared_heads:
@@ -66,6 +60,10 @@ class EuroBertConfig(PreNormConfig):
                 f"heads ({self.heads}) must be a multiple of key_value_heads ({self.key_value_heads})"
             )
         return self
+
+    @property
+    def widths(self) -> tuple[str, ...]:
+        return super().widths if self.key_value_heads is None else (*super().widths, "key_value_heads")
 
     @property
     def rms_norm(self) -> bool:

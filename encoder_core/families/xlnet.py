@@ -70,6 +70,11 @@ class XlnetConfig(EncoderConfig):
     def bounded(self) -> bool:
         return False
 
+    @property
+    def norm_before_decoder(self) -> bool:
+        """Never: the decoder reads the query stream (`heads/prediction.py`, PermutationHead)."""
+        return False
+
     def small(self, form: SmallForm) -> dict[str, object]:
         scale = form.length / self.max_length
         own = {

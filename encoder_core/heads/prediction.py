@@ -52,6 +52,11 @@ class MaskedLanguageModelHead(nn.Module):
         if tied:
             self.decoder.weight = embedding.weight
 
+    @property
+    def decoder_norm(self) -> nn.LayerNorm | None:
+        """The norm whose output the decoder reads; None: it reads hidden states."""
+        return self.norm
+
     def features(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets width"]:
         """Return the input of the decoder."""
         if self.dense is None or self.norm is None:
@@ -151,6 +156,11 @@ class SpanBoundaryHead(nn.Module):
         self.second_norm = nn.LayerNorm(embedding.embedding_dim, eps=eps)
         self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
         self.decoder.weight = embedding.weight
+
+    @property
+    def decoder_norm(self) -> nn.LayerNorm:
+        """The norm whose output the decoder reads."""
+        return self.second_norm
 
     def features(
         self,

@@ -18,8 +18,9 @@ the embeddings and its last layer, XLNet's mask embedding), TensorFlow uses Glor
 rest of their model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,33 +48,51 @@ class _WithoutDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_SAME: Mapping[str, float] = MappingProxyType({})
+
+
 @torch.no_grad()
-def initialise(model: nn.Module, std: float = 0.02, initializer: Initializer = "truncated_normal") -> None:
+def initialise(
+    model: nn.Module,
+    std: float = 0.02,
+    initializer: Initializer = "truncated_normal",
+    factors: Mapping[str, float] = _SAME,
+) -> None:
     """Set every parameter of `model` by the table above, drawing from torch's default generator.
 
     Tied parameters are drawn once.
+
+    Args:
+        factors: what values by the table are multiplied by, by the parameter's name (`encoder_core/objectives/mup.py`).
 
     Raises:
         TypeError: a module owns parameters and is not in the table.
     """
     done: set[int] = set()
-    for module in model.modules():
+    for place, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in done:
                 continue
             done.add(id(parameter))
-            _set(module, name, parameter, std, initializer)
+            factor = factors.get(f"{place}.{name}" if place else name, 1.0)
+            _set(module, name, parameter, lambda p, scale: _draw(p, std * scale, initializer), factor)
 
 
-def _set(module: nn.Module, name: str, parameter: nn.Parameter, std: float, initializer: Initializer) -> None:
+def _set(
+    module: nn.Module,
+    name: str,
+    parameter: nn.Parameter,
+    draw: Callable[[nn.Parameter, float], None],
+    factor: float,
+) -> None:
     if (name == "bias" and not isinstance(module, AttentionBias)) or isinstance(module, DifferenceEmbedding):
         nn.init.zeros_(parameter)
     elif isinstance(module, _DRAWN):
-        _draw(parameter, std * (module.scale if isinstance(module, ScaledLinear) else 1.0), initializer)
+        draw(parameter, factor * (module.scale if isinstance(module, ScaledLinear) else 1.0))
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             nn.init.zeros_(parameter[module.padding_idx])
     elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        nn.init.ones_(parameter)
+        nn.init.constant_(parameter, factor)
     else:
         raise TypeError(f"no initial value is defined for {name} of {type(module).__name__}")
 

@@ -1,8 +1,9 @@
-"""Parameter groups: which parameters decay, have a trust ratio, or have a lower learning rate."""
+"""Parameter groups: which parameters decay, have a trust ratio, or have another learning rate."""
 
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, assert_never
 
 from torch import nn
@@ -17,6 +18,9 @@ UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
 """The updates of one step by name, in order, and the parameters that each of them changes."""
 
 
+_SAME: Mapping[str, float] = MappingProxyType({})
+
+
 def parameter_groups(
     model: nn.Module,
     weight_decay: float,
@@ -25,6 +29,7 @@ def parameter_groups(
     layer_decay: float = 1.0,
     update_groups: UpdateGroups | None = None,
     matrices: bool = False,
+    rates: Mapping[str, float] = _SAME,
 ) -> list[dict[str, Any]]:
     """Return parameter groups for any of our optimizers, in the order of update groups and then of the model's
     parameters.
@@ -39,6 +44,8 @@ def parameter_groups(
         update_groups: parameters by update; None: one update for all.
         matrices: whether hidden matrices have groups of their own (Muon's), one for each way in which several are
             joined in a parameter.
+        rates: what the learning rate of a parameter is multiplied by, by its name (`encoder_core/objectives/mup.py`).
+            Its decay, which optimizers multiply by the rate, stays what it is.
     """
     plain = _plain(model)
     undecayed = _undecayed(model, decayed, plain)
@@ -47,23 +54,25 @@ def parameter_groups(
     apart = {id(its.weight): its for its in hidden_matrices(model).values()} if matrices else {}
     order = list(update_groups or (WHOLE,))
     group_of = {id(p): name for name, params in (update_groups or {}).items() for p in params}
-    groups: dict[tuple[str, bool, bool, bool, Joined | None, float], list[nn.Parameter]] = defaultdict(list)
+    groups: dict[tuple[str, bool, bool, bool, Joined | None, float, float], list[nn.Parameter]] = defaultdict(
+        list
+    )
     for name, p in trained:
         scale = layer_decay ** _below_heads(name, depth)
         joined = apart[id(p)].joined if id(p) in apart else None
         marks = id(p) in undecayed, id(p) in plain, id(p) in apart, joined
-        groups[group_of.get(id(p), WHOLE), *marks, scale].append(p)
+        groups[group_of.get(id(p), WHOLE), *marks, scale, rates.get(name, 1.0)].append(p)
     return [
         {
             "params": params,
-            "weight_decay": 0.0 if is_undecayed else weight_decay,
+            "weight_decay": 0.0 if is_undecayed else weight_decay / rate,
             TRUST_RATIO: not is_plain,
             MATRICES: is_matrix,
             JOINED: joined,
-            LR_SCALE: scale,
+            LR_SCALE: scale * rate,
             UPDATE_GROUP: update_group,
         }
-        for (update_group, is_undecayed, is_plain, is_matrix, joined, scale), params in sorted(
+        for (update_group, is_undecayed, is_plain, is_matrix, joined, scale, rate), params in sorted(
             groups.items(), key=lambda group: order.index(group[0][0])
         )
     ]

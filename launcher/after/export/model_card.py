@@ -226,6 +226,11 @@ def _training(facts: Facts) -> Iterator[str]:
         f"Recipe `{recipe.name}`, objective {objective}, {tokens} tokens in full rows. The run is "
         f"{facts.run.record.fingerprint[:12]}, made with {_versions(facts.run.record.versions)}.\n"
     )
+    if recipe.model.mup is not None:
+        yield (
+            f"Fresh weights and learning rates were those of a base of width {recipe.model.mup.hidden}, scaled by muP. "
+            "The weights hold the output multiplier; the network needs none.\n"
+        )
     yield f"Held-out loss in nats for each target: {_heldout(facts.heldout)}.\n"
     yield f"{facts.certificate}\n"
 

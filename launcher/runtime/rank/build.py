@@ -12,9 +12,10 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.mup import mup_scales
 from encoder_core.objectives.teacher import Teacher, teacher_of
 from encoder_core.optim.adamw import AdamW, StableAdamW
-from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.lamb import Lamb
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.settings import LambConfig, MuonConfig, StableAdamWConfig
@@ -24,6 +25,7 @@ from encoder_core.train.step import draw_seed
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.phases import layer_settings
 from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.summary import known
 from launcher.runtime.recipe.timeline import learning_rate, phase_at, term_weights
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.teachers import FoundTeacher, read_teachers
@@ -84,8 +86,9 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
     """Return the model with fresh weights, which the recipe's seed determines on any machine."""
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
+    factors = {name: scale.fresh for name, scale in mup_scales(config, recipe.objective.terms).items()}
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP))
-    initialise(model, config.initializer_range, config.initializer)
+    initialise(model, config.initializer_range, config.initializer, factors)
     return model
 
 
@@ -99,6 +102,7 @@ def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optim
         decayed=settings.decayed,
         update_groups=model.update_groups(),
         matrices=isinstance(settings, MuonConfig),
+        rates=_rates(recipe, model),
     )
     match settings:
         case MuonConfig():
@@ -109,6 +113,13 @@ def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optim
             return StableAdamW(groups, settings)
         case _:
             return AdamW(groups, settings)
+
+
+def _rates(recipe: Recipe, model: ObjectiveModule) -> dict[str, float]:
+    """Return what muP multiplies the learning rate of each parameter by, by name; nothing without muP."""
+    scales = mup_scales(known(recipe.model), recipe.objective.terms)
+    matrices = hidden_matrices(model).keys() if recipe.optimizer.muon is not None and scales else ()
+    return {name: its.muon_rate if name in matrices else its.rate for name, its in scales.items()}
 
 
 def engine_config(recipe: Recipe) -> EngineConfig:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.errors import ModelError
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.document import Path
@@ -33,6 +34,7 @@ def impossible(recipe: Recipe) -> list[RecipeIssue]:
         *_mixtures(recipe),
         *_corpora(recipe),
         *_schedule(recipe),
+        *_mup(recipe),
         *_shuffle(recipe),
         *_precision(recipe),
         *_trainers(recipe),
@@ -321,6 +323,21 @@ def _schedule_fits(schedule: ScheduleConfig, path: Path, whose: str, steps: int)
             (*path, "restarts"),
             f"{schedule.restarts:,} restarts leave less than one step for each decay",
             "restart less often, or decay in more steps",
+        )
+
+
+def _mup(recipe: Recipe) -> Iterator[RecipeIssue]:
+    if recipe.model.mup is None:
+        return
+    try:
+        recipe.model.mup_base()
+    except ModelError as error:
+        yield RecipeIssue(("model", "mup"), error.problem, error.remedy)
+    if recipe.optimizer.lamb is not None:
+        yield RecipeIssue(
+            ("optimizer", "lamb"),
+            "muP scales rates of AdamW, StableAdamW and Muon; LAMB's follow the norms of weights",
+            "choose one of these optimizers, or leave model.mup out",
         )
 
 

@@ -131,7 +131,8 @@ def _size(recipe: Recipe) -> str:
     if taught:
         size += f", taught by {human_count(taught)}"
     assumed = "" if recipe.model.vocab else f" (with {_ASSUMED_VOCABULARY:,} ids; the tokenizer decides)"
-    return size + assumed
+    scaled = f", muP from width {recipe.model.mup.hidden:,}" if recipe.model.mup else ""
+    return size + assumed + scaled
 
 
 def _phase(phase: RecipePhase, recipe: Recipe) -> str:

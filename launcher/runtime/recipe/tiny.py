@@ -8,7 +8,7 @@ from data_service.samples.pairs import Translations
 from data_service.samples.spec import Input
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.config import SmallForm
+from encoder_core.families.config import Mup, SmallForm
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig
 from encoder_core.terms.term import SmallObjective
@@ -182,6 +182,7 @@ def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
             "dropout": model.dropout if drops else 0.0,
             "attention_dropout": model.attention_dropout if drops else 0.0,
             "initializer_range": INITIALIZER_RANGE,
+            "mup": model.mup and Mup(hidden=HIDDEN),
         }
         | model.small(form)
     )

@@ -1,5 +1,5 @@
 """Muon and StableAdamW under real ZeRO 0-3, in fp32 and bf16, on 1 to 3 ranks, equal literal unsharded references, and
-go on from their state anywhere."""
+go on from their state anywhere. Parameters learn at rates of their own and decay alike, as with muP."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,16 +51,18 @@ def _newton_schulz(m: Tensor) -> Tensor:
     return x
 
 
-def _adam(p: Tensor, given: list[Tensor], betas: tuple[float, float], eps: float, decay: float) -> Tensor:
+def _adam(
+    p: Tensor, given: list[Tensor], rate: float, betas: tuple[float, float], eps: float, decay: float
+) -> Tensor:
     m = v = torch.zeros_like(p)
     for t, g in enumerate(given, start=1):
         m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
         p = p * (1 - RATE * decay)
-        p = p - RATE * (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
+        p = p - rate * (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
     return p
 
 
-def _muon(p: Tensor, given: list[Tensor], name: str, rows: list[int]) -> Tensor:
+def _muon(p: Tensor, given: list[Tensor], rate: float, name: str, rows: list[int]) -> Tensor:
     """Liu et al. 2025, equations 1 to 4, with Nesterov's momentum as in their code; of each matrix by itself: the one
     of each row is in `rows`, unless the parameter is one."""
     decay = 0.0 if name.endswith("bias") else MUON.weight_decay
@@ -68,20 +70,20 @@ def _muon(p: Tensor, given: list[Tensor], name: str, rows: list[int]) -> Tensor:
         result = torch.empty_like(p)
         for part in set(rows):
             its = torch.tensor([row == part for row in rows])
-            result[its] = _muon(p[its], [g[its] for g in given], name, [])
+            result[its] = _muon(p[its], [g[its] for g in given], rate, name, [])
         return result
     if not name.startswith("layers") or name.endswith("bias"):
-        return _adam(p, given, MUON.betas, MUON.eps, decay)
+        return _adam(p, given, rate, MUON.betas, MUON.eps, decay)
     shape, p = p.shape, p.flatten(1)
     buffer = torch.zeros_like(p)
     for g in (g.flatten(1) for g in given):
         buffer = 0.95 * buffer + g
         update = _newton_schulz(g + 0.95 * buffer)
-        p = p * (1 - RATE * decay) - RATE * 0.2 * max(p.shape) ** 0.5 * update
+        p = p * (1 - RATE * decay) - rate * 0.2 * max(p.shape) ** 0.5 * update
     return p.view(shape)
 
 
-def _stable(p: Tensor, given: list[Tensor], name: str, rows: list[int]) -> Tensor:
+def _stable(p: Tensor, given: list[Tensor], rate: float, name: str, rows: list[int]) -> Tensor:
     """Wortsman et al. 2023, algorithm 2, with its corrected betas."""
     v = u = torch.zeros_like(p)
     b1, b2 = STABLE.betas
@@ -90,8 +92,8 @@ def _stable(p: Tensor, given: list[Tensor], name: str, rows: list[int]) -> Tenso
         b1_hat, b2_hat = (b * (1 - b ** (t - 1)) / (1 - b**t) for b in (b1, b2))
         v, u = b1_hat * v + (1 - b1_hat) * g, b2_hat * u + (1 - b2_hat) * g * g
         rms = (g * g / u.clamp(min=STABLE.eps**2)).mean().sqrt()
-        eta = RATE / max(1.0, float(rms))
-        p = p - eta * decay * p - eta * v / (u.sqrt() + STABLE.eps)
+        eta = rate / max(1.0, float(rms))
+        p = p - eta * (decay * RATE / rate) * p - eta * v / (u.sqrt() + STABLE.eps)
     return p
 
 
@@ -100,7 +102,13 @@ def expected(case: Case) -> dict[str, np.ndarray]:
     given = [[g.double() for g in gradients(shapes_of(model), step)] for step in range(STEPS)]
     literal = _muon if case.optimizer == "muon" else _stable
     return {
-        name: literal(p.detach().double(), [step[i] for step in given], name, model.rows.get(name, []))
+        name: literal(
+            p.detach().double(),
+            [step[i] for step in given],
+            RATE * model.rates[name],
+            name,
+            model.rows.get(name, []),
+        )
         .numpy()
         .ravel()
         for i, (name, p) in enumerate(model.named_parameters())

@@ -61,7 +61,8 @@ class Several(JoinedLinear):
 class Model(nn.Module):
     """Odd sizes: partitions cut matrices anywhere, some into more than two, and some ranks hold none of some.
 
-    `rows`: of the parameters that hold several matrices, by name, the matrix that each row is of.
+    `rows`: of the parameters that hold several matrices, by name, the matrix that each row is of. `rates`: the factor
+    of each parameter's learning rate, as muP has them.
     """
 
     def __init__(self, seed: int) -> None:
@@ -86,6 +87,7 @@ class Model(nn.Module):
             for i, (_, rows, times) in enumerate(several)
         }
         self.head = Linear(draws.randint(1, 20), draws.randint(1, 20))
+        self.rates = {name: draws.choice((1.0, 1.0, 0.5, 0.125)) for name, _ in self.named_parameters()}
         for p in self.parameters():
             p.data = torch.randn(p.shape).bfloat16().float()
 
@@ -135,9 +137,9 @@ def _run(case: Case, world: int, steps: range, state: Whole | None) -> list[Piec
     shapes = shapes_of(model)
     optimizer: torch.optim.Optimizer
     if case.optimizer == "muon":
-        optimizer = Muon(parameter_groups(model, MUON.weight_decay, matrices=True), MUON)
+        optimizer = Muon(parameter_groups(model, MUON.weight_decay, matrices=True, rates=model.rates), MUON)
     else:
-        optimizer = StableAdamW(parameter_groups(model, STABLE.weight_decay), STABLE)
+        optimizer = StableAdamW(parameter_groups(model, STABLE.weight_decay, rates=model.rates), STABLE)
     engine = Engine(
         model,
         optimizer,
