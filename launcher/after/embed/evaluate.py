@@ -1,13 +1,12 @@
 """Measures a model's vectors on similarity (STS) and retrieval, with sentence-transformers' own evaluators."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from launcher.after.embed.model import library, load_model, say_what_is_cut
+from launcher.after.embed.model import DOCUMENT, QUERY, counting, library, load_model, say_what_is_cut
 from launcher.after.embed.rows import rows_of_pairs
 from launcher.after.embed.settings import Cosine, EmbedTraining, Encoding, Loss, RowSource
 from launcher.after.embed.train import train_on_rows
@@ -17,12 +16,9 @@ from launcher.after.tasks.schema import TaskPart
 from launcher.after.tasks.task import Task
 from launcher.errors import TaskError
 from launcher.extras import EVALUATE, optional
-from launcher.progress import work
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-_QUERY, _DOCUMENT = "query", "document"  # prompts that retrieval uses, where the model has them
 
 
 class FitSettings(TaskPart):
@@ -79,12 +75,13 @@ def measure(
     Raises TaskError if the examples are of another kind, or all scores are equal; MissingPackage.
     """
     say_what_is_cut(model, _texts(examples), task.name)
+    doing = f"measuring {task.name}"
     match examples:
         case Sentences() if examples.second is not None and examples.labels.dtype == np.float64:
-            with _counting(model, task, 2 * len(examples)):
+            with counting(model, doing, 2 * len(examples)):
                 found = _similarity(model, task, examples, batch)
         case Retrieval():
-            with _counting(model, task, len(examples.queries) + len(examples.documents)):
+            with counting(model, doing, len(examples.queries) + len(examples.documents)):
                 found = _retrieval(model, task, examples, batch)
         case _:
             raise TaskError(
@@ -92,19 +89,6 @@ def measure(
                 remedy="name a task of the kind similarity or retrieval, or use maskfleet finetune",
             )
     return {metric: found[metric] for metric in task.metrics}
-
-
-@contextmanager
-def _counting(model: "SentenceTransformer", task: Task, texts: int) -> Iterator[None]:
-    """Show, inside the `with` block, how many of the task's texts have a vector."""
-    with work(f"measuring {task.name}", texts, "texts") as now:
-        counter = model.register_forward_hook(
-            lambda module, given, made: now.advance(len(made["sentence_embedding"]))
-        )
-        try:
-            yield
-        finally:
-            counter.remove()
 
 
 def _texts(examples: Examples) -> Iterator[str]:
@@ -154,8 +138,8 @@ def _retrieval(model: "SentenceTransformer", task: Task, examples: Retrieval, ba
         batch_size=batch,
         write_csv=False,
         score_functions={"cosine": similarity},
-        query_prompt_name=_QUERY if _QUERY in model.prompts else None,
-        corpus_prompt_name=_DOCUMENT if _DOCUMENT in model.prompts else None,
+        query_prompt_name=QUERY if QUERY in model.prompts else None,
+        corpus_prompt_name=DOCUMENT if DOCUMENT in model.prompts else None,
     )
     found = evaluator(model)
     return {name.removeprefix("cosine_"): float(value) for name, value in found.items()}

@@ -4,7 +4,8 @@ A folder is data. Weights are read from safetensors only, no code of the folder'
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -19,10 +20,13 @@ from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_
 from launcher.after.finetune.inputs import most_tokens
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.extras import EVALUATE, optional, reason
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+QUERY, DOCUMENT = "query", "document"
+"""Names of the prompts that retrieval uses, where the model has them."""
 _LOG = logging.getLogger(__name__)
 _KNOWN = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
 _WEIGHTS_IN = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
@@ -196,3 +200,16 @@ def say_what_is_cut(model: "SentenceTransformer", texts: Iterable[str], what: st
             length,
         )
     return longer
+
+
+@contextmanager
+def counting(model: "SentenceTransformer", what: str, texts: int) -> Iterator[None]:
+    """Show `what` is done, inside the `with` block, and how many of its texts have a vector."""
+    with work(what, texts, "texts") as now:
+        counter = model.register_forward_hook(
+            lambda module, given, made: now.advance(len(made["sentence_embedding"]))
+        )
+        try:
+            yield
+        finally:
+            counter.remove()

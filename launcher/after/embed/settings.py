@@ -38,6 +38,20 @@ class Encoding(_Settings):
     prompts: dict[str, str] = Field(default_factory=dict)
 
 
+class MiningSettings(Encoding):
+    """The settings of a search for hard negatives.
+
+    Attributes:
+        negatives: number of negatives of each example.
+        share: share of the positive's cosine that a negative's must be below; of a negative cosine, as far below it.
+        batch: number of texts in a batch; it changes vectors by rounding.
+    """
+
+    negatives: PositiveInt = 1
+    share: Annotated[float, Field(gt=0, le=1)] = 0.95
+    batch: PositiveInt = 32
+
+
 class Softmax(_Settings):
     """A loss that predicts the class of a pair from (u, v, |u - v|). Sentence-BERT (1908.10084), section 3,
     classification objective."""

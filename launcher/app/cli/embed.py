@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from launcher.app.cli.corpus_options import PositiveFieldOption, QueryFieldOption
 from launcher.app.cli.one_process import repeatable, told
 from launcher.app.cli.options import (
     DataOption,
+    InputsArgument,
     JsonOption,
     LicenceOption,
     ScratchOption,
@@ -21,6 +23,16 @@ group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embed
 _Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run, or a folder of transformers or SentenceTransformer.")
 ]
+_Pooling = Annotated[
+    str | None,
+    typer.Option(
+        "--pooling", help="cls, mean, weighted_mean, last_token, max; default: the folder's, or mean."
+    ),
+]
+_MaxLength = Annotated[
+    int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")
+]
+_Batch = Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -85,16 +97,9 @@ def evaluate(
         str | None, typer.Option("--split", help="Of the tasks; default: dev where there is one, else test.")
     ] = None,
     step: StepOption = None,
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            "--pooling", help="cls, mean, weighted_mean, last_token, max; default: the folder's, or mean."
-        ),
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")] = 32,
+    pooling: _Pooling = None,
+    max_length: _MaxLength = None,
+    batch: _Batch = 32,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's vectors: STS by rank correlation, retrieval by nDCG@10, MRR and recall.
@@ -129,6 +134,57 @@ def evaluate(
                 table.add_row(task.name, where, name, f"{100 * value:.2f}")
     if not as_json:
         print_table(table)
+
+
+@group.command()
+def negatives(
+    model: _Model,
+    inputs: InputsArgument,
+    out: Annotated[
+        str, typer.Option("--out", help="File or s3:// URI (.jsonl) for the pairs; it must not exist.")
+    ],
+    count: Annotated[int, typer.Option("--negatives", min=1, help="Of each pair.")] = 1,
+    share: Annotated[
+        float, typer.Option("--share", help="A negative's cosine is below this share of the positive's.")
+    ] = 0.95,
+    query_field: QueryFieldOption = None,
+    positive_field: PositiveFieldOption = None,
+    step: StepOption = None,
+    pooling: _Pooling = None,
+    max_length: _MaxLength = None,
+    batch: _Batch = 32,
+) -> None:
+    """Give pairs of texts hard negatives: positives of other pairs that MODEL takes for their own.
+
+    Example: `maskfleet embed negatives RUN pairs.jsonl --negatives 1 --out mined.jsonl`, then `maskfleet corpus build
+    mined.jsonl --texts pairs --negatives 1 ...` for the run that goes on from RUN.
+    """
+    from data_service.ingest.options import BuildOptions
+    from launcher.after.embed.settings import MiningSettings
+    from launcher.app.cli.options import settings as checked
+    from launcher.app.cli.texts import list_texts
+
+    mining = checked(
+        MiningSettings, negatives=count, share=share, pooling=pooling, max_length=max_length, batch=batch
+    )
+    fields = {"query": query_field, "positive": positive_field}
+    pairs = {name: value for name, value in fields.items() if value is not None}
+    options = checked(BuildOptions, pairs=pairs)
+    listing = list_texts(inputs)
+    require_model(model)
+    with work("loading libraries"):
+        from launcher.after.embed.model import load_model
+        from launcher.after.embed.negatives import read_examples, require_new, with_negatives, write_examples
+        from launcher.after.finetune.pretrained import open_pretrained
+
+        _only_errors_of_libraries()
+    with repeatable(), told("launcher.after.embed"):
+        require_new(out)
+        examples = read_examples(listing, options)
+        with open_pretrained(model, step) as pretrained:
+            found = with_negatives(load_model(pretrained, mining), examples, mining)
+        write_examples(found, out)
+    typer.echo(f"{len(found):,} pairs, negatives of each: {count}; written to {out}")
 
 
 @group.command("settings")

@@ -68,6 +68,8 @@ RIGHT = {
     "diagnose": "{model} --text {text} --task sst2 --pooling cls --limit 10 --step 3",
     "doctor": "",
     "embed eval": "{model} stsb --data {data} --pooling mean --max-length 32 --batch 8 --step 3 --split dev",
+    "embed negatives": "{model} {text} --out {new} --negatives 2 --share 0.9 --pooling cls --max-length 32 --batch 8 "
+    "--step 3",
     "embed settings": "nli",
     "embed train": "{model} stsb --data {data} --out {new} --set epochs=1 --step 3 --scratch {new}",
     "estimate": "roberta-base --nodes 2 --gpus-per-node 8 --gpu H100 --mfu 0.3 --mtbf-hours 100 --text 160GB "
@@ -133,6 +135,7 @@ WRONG = {
     "--pooling": "median",
     "--sbatch": "-N2",
     "--set": "seed",
+    "--share": "1.5",
     "--shared-memory": "much",
     "--step": "x",
     "--task": "sst3",
@@ -262,6 +265,7 @@ def test_what_is_right_goes_on(places: dict[str, str]) -> None:
     heavy = {
         "finetune",
         "embed eval",
+        "embed negatives",
         "embed train",
         "evaluate",
         "compare",

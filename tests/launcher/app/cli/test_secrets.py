@@ -86,6 +86,7 @@ COMMANDS = (
     "evaluate {run} glue --results {uri} --only-table",
     "finetune {uri} sst2",
     "embed eval {uri} stsb",
+    "embed negatives {uri} {root}/text.jsonl --out {out}/mined.jsonl",
     "diagnose {uri}",
     "fill {uri} <mask>",
     "doctor {uri}",

@@ -1,0 +1,166 @@
+"""Hard negatives: the nearest texts of other queries, by their definition written out, and the same every time."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset  # type: ignore[import-untyped]
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import mine_hard_negatives
+
+from data_service.corpus.corpus import open_corpus
+from data_service.errors import InputError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions, PairFields
+from data_service.store.base import Store
+from data_service.tokenizers.load import save_tokenizer
+from launcher.after.embed import negatives
+from launcher.after.embed.model import load_model
+from launcher.after.embed.negatives import Example, read_examples, with_negatives, write_examples
+from launcher.after.embed.settings import Encoding, MiningSettings
+from launcher.after.finetune.pretrained import open_pretrained
+from launcher.app.cli import main as cli
+from launcher.errors import TaskError
+from tests.support.data.made_up import WORDS
+from tests.support.models.exports import FAMILIES, export, fitting_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("bert") / "model"
+    export(FAMILIES["bert"], place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> SentenceTransformer:
+    with open_pretrained(str(folder)) as pretrained:
+        return load_model(pretrained, Encoding(pooling="cls"))
+
+
+def pairs(seed: int, count: int = 24) -> list[Example]:
+    """Some queries twice, with another positive; some positives of two queries; one that is its own query's text."""
+    draw = random.Random(seed)
+    found = [
+        Example(" ".join(draw.choices(WORDS, k=4)), " ".join(draw.choices(WORDS, k=8))) for _ in range(count)
+    ]
+    found += [Example(found[0].query, found[5].positive), Example(found[1].query, "another one")]
+    return [
+        *found,
+        Example("the answer to itself", found[2].positive),
+        Example("why", "the answer to itself"),
+    ]
+
+
+def literal(model: SentenceTransformer, examples: list[Example], count: int, share: float) -> list[list[str]]:
+    """Pair by pair, over all texts by their cosine."""
+    texts = list(dict.fromkeys(example.positive for example in examples))
+    vector = {
+        text: model.encode(text, show_progress_bar=False) / np.linalg.norm(model.encode(text))
+        for text in {*texts, *(example.query for example in examples)}
+    }
+    found = []
+    for example in examples:
+        own = {other.positive for other in examples if other.query == example.query} | {example.query}
+        cosine = {text: float(vector[example.query] @ vector[text]) for text in texts}
+        its = cosine[example.positive]
+        bound = its * share if its >= 0 else its * (2 - share)
+        possible = [text for text in texts if text not in own and cosine[text] < bound]
+        found.append(sorted(possible, key=lambda text: -cosine[text])[:count])
+    return found
+
+
+@pytest.mark.parametrize(("seed", "count", "share"), [(0, 1, 1.0), (1, 3, 0.999), (2, 2, 1.0)])
+def test_negatives_are_the_nearest_texts_of_others(
+    model: SentenceTransformer, seed: int, count: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = pairs(seed)
+    expected = literal(model, examples, count, share)
+    monkeypatch.setattr(negatives, "_SIMILARITIES", 100)  # a few examples at a time
+    found = with_negatives(model, examples, MiningSettings(negatives=count, share=share, batch=5))
+    whole = [
+        Example(one.query, one.positive, tuple(texts))
+        for one, texts in zip(examples, expected, strict=True)
+        if len(texts) == count
+    ]
+    assert len(whole) > 8
+    assert len(whole) < len(examples) or share == 1.0  # some have too few
+    assert found == whole
+
+
+def test_they_are_those_that_sentence_transformers_mines(model: SentenceTransformer) -> None:
+    examples = pairs(5)[:24]
+    columns = {"query": [one.query for one in examples], "positive": [one.positive for one in examples]}
+    mined = mine_hard_negatives(
+        Dataset.from_dict(columns),
+        model,
+        num_negatives=2,
+        relative_margin=0.001,
+        range_max=len(examples),
+        output_format="n-tuple",
+        verbose=False,
+    )
+    theirs = {row["query"]: (row["negative_1"], row["negative_2"]) for row in mined}
+    found = with_negatives(model, examples, MiningSettings(negatives=2, share=0.999))
+    assert {one.query: one.negatives for one in found} == theirs
+
+
+def test_if_no_pair_has_enough_it_is_said(model: SentenceTransformer) -> None:
+    with pytest.raises(TaskError, match=r"\b2\b"):
+        with_negatives(model, pairs(0)[:2], MiningSettings(negatives=2, share=1.0))
+
+
+def test_pairs_are_read_as_corpora_of_pairs_are_and_written_once(tmp_path: Path, any_store: Store) -> None:
+    (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y", "negatives": ["old"]}\n{"q": "z", "a": " "}\n')
+    (tmp_path / "b.csv").write_text("q,a\nu,v\n")
+    options = BuildOptions(pairs=PairFields(query="q", positive="a"))
+    found = read_examples(list_inputs([str(tmp_path)]), options)
+    assert [(one.query, one.positive) for one in found] == [("x", "y"), ("u", "v")]
+    (tmp_path / "c.jsonl").write_text('{"q": "x"}\n')
+    with pytest.raises(InputError, match=r"\ba\b"):
+        read_examples(list_inputs([str(tmp_path / "c.jsonl")]), options)
+    out = f"{any_store.uri}/mined.jsonl"
+    write_examples([Example("ü", "y", ("n", "m"))], out)
+    assert json.loads(any_store.get("mined.jsonl")) == {
+        "query": "ü",
+        "positive": "y",
+        "negatives": ["n", "m"],
+    }
+    with pytest.raises(TaskError, match=r"mined\.jsonl"):
+        write_examples([], out)
+
+
+def test_a_command_from_pairs_to_the_next_phases_corpus(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice the same bytes, and a corpus that has them."""
+    lines = [json.dumps({"query": one.query, "positive": one.positive}) for one in pairs(3)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+    written = []
+    for name in ("one.jsonl", "two.jsonl"):
+        words = ["embed", "negatives", str(folder), str(tmp_path / "pairs.jsonl"), "--pooling", "cls"]
+        options = ["--negatives", "2", "--share", "1", "--out", str(tmp_path / name)]
+        monkeypatch.setattr(sys, "argv", ["maskfleet", *words, *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code in (None, 0), capsys.readouterr().err
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]
+    records = [json.loads(line) for line in written[0].splitlines()]
+    assert len(lines) >= len(records) > 8
+    assert all(len(record["negatives"]) == 2 for record in records)
+    save_tokenizer(fitting_tokenizer("wordpiece", "bert"), f"{tmp_path}/tokenizer")
+    build_corpus(
+        [str(tmp_path / "one.jsonl")],
+        f"{tmp_path}/corpus",
+        f"{tmp_path}/tokenizer",
+        BuildOptions(pairs=PairFields(count=2), heldout_fraction=0.0),
+        lambda progress: None,
+    )
+    pairs_of = open_corpus(f"{tmp_path}/corpus").manifest.pairs
+    assert pairs_of is not None
+    assert pairs_of.negatives == 2
