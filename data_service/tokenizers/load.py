@@ -10,7 +10,7 @@ albert, xlnet: `spiece.model`; text is decomposed, stripped of accents, split at
 deberta-v2 (and v3): `spm.model`; the model's own character map is not applied, and [MASK] follows its pieces.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, assert_never
@@ -52,18 +52,21 @@ def load_tokenizer(uri: str) -> Tokenizer:
         StoreError: the store cannot be read.
     """
     store = open_store(uri)
-    files = {
-        name: content
-        for name in (*TOKENIZER_FILES, MODEL_CONFIG)
-        if (content := _get(store, name)) is not None
-    }
-    return from_files(files, where=store.uri)
+    return from_files(read_files(store), where=store.uri)
 
 
-def find_tokenizer(folders: Iterable[Store]) -> Tokenizer | None:
-    """Return the tokenizer in the first of the folders that holds one; None if none does. Raises as
-    `load_tokenizer`."""
-    return next((load_tokenizer(store.uri) for store in folders if holds_tokenizer(store)), None)
+def read_files(folder: Store) -> dict[str, bytes]:
+    """Return the contents of the files in `folder` that describe a tokenizer. Raises StoreError: it cannot be read."""
+    found = {name: _get(folder, name) for name in (*TOKENIZER_FILES, MODEL_CONFIG)}
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def find_tokenizer(
+    folders: Iterable[Store], load: Callable[[str], Tokenizer] = load_tokenizer
+) -> Tokenizer | None:
+    """Return the tokenizer in the first of the folders that holds one, as `load` reads it; None if none does. Raises as
+    `load`."""
+    return next((load(store.uri) for store in folders if holds_tokenizer(store)), None)
 
 
 def holds_tokenizer(folder: Store) -> bool:
@@ -98,13 +101,20 @@ def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer") -> Token
                 f"{where}: {name} is a pickle, which could run code when read",
                 remedy="save the tokenizer with transformers' save_pretrained and give that folder",
             )
-    config = json_file(files, CONFIG, where)
-    configured = json_file(files, SPECIAL_TOKENS, where) | {k: v for k, v in config.items() if v is not None}
     kept = {name: files[name] for name in MODEL_FILES if name in files}
-    return Tokenizer(_definition(files, where), configured, model_files=kept, where=where)
+    return Tokenizer(
+        definition_of(files, where), configured_roles(files, where), model_files=kept, where=where
+    )
 
 
-def _definition(files: Mapping[str, bytes], where: str) -> str:
+def configured_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
+    """Return what a folder's files configure: `cls_token`, `bos_token` ... Raises TokenizerError: one is damaged."""
+    config = json_file(files, CONFIG, where)
+    return json_file(files, SPECIAL_TOKENS, where) | {k: v for k, v in config.items() if v is not None}
+
+
+def definition_of(files: Mapping[str, bytes], where: str) -> str:
+    """Return the text of a `tokenizer.json`. Raises TokenizerError: there is no tokenizer."""
     if DEFINITION in files:
         return text_file(files, DEFINITION, where)
     published = read_published(files, where)

@@ -116,15 +116,20 @@ def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where
                 remedy="correct tokenizer_config.json, or add the piece to the vocabulary",
             )
         return name
-    found = next((known for known in _KNOWN_NAMES[role] if known in vocabulary), None)
+    found = known_name(role, vocabulary)
     if found is None:
         raise TokenizerError(
             f"{where}: no {role} token: {role}_token is not configured and none of "
             f"{', '.join(_KNOWN_NAMES[role])} is in the vocabulary",
-            remedy=f"name it as {role}_token in tokenizer_config.json; masked training needs all of "
-            f"{', '.join(_KNOWN_NAMES)}",
+            remedy=f"name it as {role}_token in tokenizer_config.json, or add what is missing with `maskfleet "
+            f"tokenizer extend --specials`: masked training needs all of {', '.join(_KNOWN_NAMES)}",
         )
     return found
+
+
+def known_name(role: str, vocabulary: Mapping[str, int]) -> str | None:
+    """Return the piece of the vocabulary that usually has the role; None if there is none."""
+    return next((known for known in _KNOWN_NAMES[role] if known in vocabulary), None)
 
 
 def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:

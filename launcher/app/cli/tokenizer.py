@@ -164,27 +164,46 @@ def check(
 def extend(
     tokenizer: TokenizerArgument,
     new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
-    terms: Annotated[Path, typer.Option("--terms", help="The words to add, one a line, in UTF-8.")],
+    terms: Annotated[
+        Path | None, typer.Option("--terms", help="The words to add, one a line, in UTF-8.")
+    ] = None,
+    specials: Annotated[
+        bool,
+        typer.Option(
+            "--specials",
+            help="Add the special tokens that an encoder needs and a decoder lacks: [UNK], [PAD], [MASK]. What begins "
+            "and ends a text there encloses rows.",
+        ),
+    ] = False,
     replace: ReplaceOption = False,
 ) -> None:
-    """Add whole words to a vocabulary, so that each becomes one token. Existing pieces keep their ids.
+    """Add whole words to a vocabulary, so that each becomes one token, or special tokens. Existing pieces keep their
+    ids.
 
     A run whose `tokenizer` is the extended one and whose `start` is a model with the old one begins with that model's
-    rows, new ones being the mean of the rows of the pieces that the word was split into.
+    rows, new ones being the mean of the rows of the pieces that the word was split into. Rows of new special tokens
+    are fresh.
 
     Example: `maskfleet tokenizer extend bpe-50k/ bpe-medical/ --terms drugs.txt`
     """
+    from data_service.tokenizers.completed import load_completed
     from data_service.tokenizers.load import load_tokenizer, save_tokenizer
     from data_service.tokenizers.vocabulary import extend_tokenizer
     from launcher.app.cli.texts import read_terms
+    from launcher.errors import OptionError
 
+    if terms is None and not specials:
+        raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
     _check_free(new, replace)
-    extension = extend_tokenizer(load_tokenizer(tokenizer), read_terms(terms))
-    save_tokenizer(extension.tokenizer, new)
-    typer.echo(
-        f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
-        f"{extension.tokenizer.vocab_size:,} ids at {new} (hash {extension.tokenizer.hash[:12]})"
-    )
+    extended, told = (load_completed if specials else load_tokenizer)(tokenizer), ""
+    if terms is not None:
+        extension = extend_tokenizer(extended, read_terms(terms))
+        extended = extension.tokenizer
+        told = (
+            f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
+        )
+    save_tokenizer(extended, new)
+    typer.echo(f"{told}{extended.vocab_size:,} ids at {new} (hash {extended.hash[:12]})")
 
 
 def _check_free(uri: str, replace: bool) -> None:

@@ -17,6 +17,7 @@ from checkpoints.listing import committed
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from data_service.store.base import Store
+from data_service.tokenizers.completed import load_completed
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
@@ -49,7 +50,8 @@ class InitialSource:
     Attributes:
         shapes: shape of each parameter, by our name of it.
         read: function that reads a range of a parameter.
-        tokenizer: tokenizer of the model's vocabulary; None if it is that of the run.
+        tokenizer: tokenizer of the model's vocabulary; None if it is that of the run. It may have more ids than the
+            vocabulary tables have rows.
         record: fields for the run's "start" event.
         close: function that ends reading.
     """
@@ -188,12 +190,11 @@ def from_folder(
             remedy="put the folder on a shared disk or in a bucket",
         )
     record["start_digest"] = digests[0]
-    found = find_tokenizer((store, store.at(PARTS[1])))
-    known = found is not None and found.hash != tokenizer.hash
+    found = find_tokenizer((store, store.at(PARTS[1])), load_completed)
     if found is None:
         record["tokenizer"] = "none in the folder: taken to be the recipe's"
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return InitialSource(shapes, from_tensors(tensors), found if known else None, record)
+    return InitialSource(shapes, from_tensors(tensors), found, record)
 
 
 def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:

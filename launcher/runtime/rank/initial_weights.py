@@ -162,9 +162,13 @@ def _onto(
     record: dict[str, JsonValue] = source.record | {"fresh": list[JsonValue](fresh)}
     held = {name: parameters[name].detach().clone() for name in fresh}
     if source.tokenizer is not None:
-        carry = CarryOver(source.tokenizer, tokenizer)
         tables = vocabulary_tables(config, recipe.objective) & source.shapes.keys()
-        record |= {"copied": carry.copied, "averaged": carry.averaged}
+        if _fits(source.tokenizer, tokenizer, [source.shapes[name][0] for name in tables]):
+            tables = set()
+    if source.tokenizer is not None and tables:
+        carry = CarryOver(source.tokenizer, tokenizer)
+        lacking = max(0, source.tokenizer.vocab_size - min(source.shapes[name][0] for name in tables))
+        record |= {"copied": carry.copied - lacking, "averaged": carry.averaged}
         held |= {name: carry(_whole(source, name), parameters[name].detach()) for name in sorted(tables)}
     _check_fit(
         {name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start
@@ -174,6 +178,11 @@ def _onto(
     )
     record.setdefault("left", list[JsonValue](sorted(source.shapes.keys() - parameters.keys())))
     return InitialWeights(_over(held, source.read), record, source.close)
+
+
+def _fits(old: Tokenizer, new: Tokenizer, rows: Sequence[int]) -> bool:
+    """Return whether tables with so many rows for the ids of `old` are right for `new` as they are."""
+    return old.hash == new.hash and min(rows, default=0) >= old.vocab_size
 
 
 def _whole(source: InitialSource, name: str) -> Tensor:
@@ -220,7 +229,8 @@ def vocabulary_tables(config: ModelConfig, objective: RecipeObjective) -> set[st
 class CarryOver:
     """A conversion of vocabulary tables from the ids of `old` to the ids of `new`. Raises TokenizerError as `origins`.
 
-    Rows beyond the ids of both tokenizers, which pad a vocabulary to a round number, stay unchanged.
+    Rows beyond the ids of both tokenizers, which pad a vocabulary to a round number, stay unchanged. Ids of `old` that
+    the table has no row for are those of appended special tokens, which the model does not know.
 
     Attributes:
         copied: number of new ids that take the row of the same piece.
@@ -238,11 +248,12 @@ class CarryOver:
         `fresh`."""
         count = len(self._offsets) - 1
         flat = table.reshape(len(table), -1)
-        means = F.embedding_bag(self._ids, flat, self._offsets[:-1], mode="mean")
+        means = F.embedding_bag(self._ids.clamp(max=len(flat) - 1), flat, self._offsets[:-1], mode="mean")
+        lacking = F.pad((self._ids >= len(flat)).cumsum(0), (1, 0))[self._offsets].diff()
         result = fresh.clone()
         idle = slice(self._used, min(len(table), len(fresh)))
         result[idle] = table[idle]
-        known = self._offsets.diff() > 0
+        known = (self._offsets.diff() > 0) & (lacking == 0)
         result[:count][known] = means[known].reshape(-1, *table.shape[1:])
         return result
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import load_tokenizer
 from launcher.app.cli.main import app
+from launcher.errors import OptionError
 from tests.support.data.made_up import write_text
 
 
@@ -31,6 +32,15 @@ def test_a_tokenizer_is_written_over_only_if_told(tmp_path: Path) -> None:
     assert load_tokenizer(str(out)).vocab_size == 310
     maskfleet("tokenizer", "extend", out, out, "--terms", terms, "--replace")
     assert load_tokenizer(str(out)).vocab_size == 312
+
+
+def test_an_extension_says_what_it_adds(tmp_path: Path) -> None:
+    write_text(tmp_path / "text.jsonl")
+    maskfleet("tokenizer", "train", tmp_path / "text.jsonl", "--out", tmp_path / "old", "--vocab-size", 300)
+    with pytest.raises(OptionError):
+        maskfleet("tokenizer", "extend", tmp_path / "old", tmp_path / "new")
+    maskfleet("tokenizer", "extend", tmp_path / "old", tmp_path / "new", "--specials")  # it lacks none
+    assert load_tokenizer(str(tmp_path / "new")).hash == load_tokenizer(str(tmp_path / "old")).hash
 
 
 def test_a_published_vocabulary_is_not_mixed_with_a_new_one(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Starting from a model: the encoder and the heads that are there, and the rest named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from pydantic import JsonValue, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from checkpoints.gather import Alone
 from checkpoints.hf.folder import WEIGHTS
+from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
+from data_service.tokenizers.completed import complete
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
@@ -23,6 +27,7 @@ from launcher.errors import RunError
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.rank.initial_weights import InitialWeights, check_start, initial_weights
 from launcher.runtime.recipe.objective import RecipeObjective
+from tests.data_service.tokenizers.test_completed import decoder
 from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
     BERT,
@@ -265,3 +270,37 @@ def test_a_table_of_differences_is_no_table(setting: Setting, other_run: str) ->
     setting.asks(DEBERTA_V2, disentangled, other_run).begin()
     with pytest.raises(RunError, match=r"\bembeddings\b.*\bshared\b.*\bgradient_disentangled\b"):
         setting.asks(DEBERTA_V2, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()), other_run).begin()
+
+
+def test_a_decoder_whose_tokenizer_lacks_special_tokens(setting: Setting, tmp_path: Path) -> None:
+    """As a Llama's. The rows that the decoder knows are taken over, those of the new tokens are fresh."""
+    files = decoder("<|begin_of_text|>", "<|end_of_text|>", {})
+    completed = complete(files)
+    known = completed.vocab_size - 3  # [UNK], [PAD], [MASK]
+    torch.manual_seed(0)
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=known,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+        )
+    )
+    theirs.save_pretrained(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    config = load_pretrained(tmp_path).config.model_copy(update={"vocab": None})
+    its = replace(setting, tokenizer=completed)
+    model, start = its.asks(config, RecipeObjective(mlm=MLM), tmp_path).begin()
+    tables = dict(model.named_parameters())
+    for name, table in (
+        ("encoder.embeddings.word.weight", theirs.model.embed_tokens.weight),
+        ("head.decoder.weight", theirs.lm_head.weight),
+    ):
+        assert torch.equal(tables[name][:known], table)
+        assert len(tables[name]) >= completed.vocab_size
+        assert not torch.equal(tables[name][known : completed.vocab_size], torch.zeros_like(table[:3]))
+    assert (start.record["copied"], start.record["averaged"]) == (known, 0)
