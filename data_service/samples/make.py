@@ -175,15 +175,18 @@ def _masked(
     assert isinstance(densest, RowMasking)
     slots = densest.slots(rows.edges[start : stop + 1], start)
     fixed = fixed_positions(text, spec.never_masked)
-    units = token_units(laid_out.edges, fixed)
+    units, sentences = token_units(laid_out.edges, fixed), None
+    if starts_word is not None or masking.reads_sentences:
+        sentences = rows.sentence_starts(block, start, stop)
     if starts_word is not None:
+        assert sentences is not None
         stored = None if masking.level is None else block.begins(masking.level)
         begins = starts_word[text] if stored is None else rows.take(stored, start, stop)
-        units = word_units(begins, laid_out.edges, fixed, breaks=rows.sentence_starts(block, start, stop))
+        units = word_units(begins, laid_out.edges, fixed, breaks=sentences)
     vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates)
+    maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences)
     return _labelled(block, rows, start, laid_out, masking.mask(maskable))
 
 

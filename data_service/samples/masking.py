@@ -66,6 +66,8 @@ class MaskableRows:
         tables: tables that the masking needs.
         rates: [N] float64, the share of each row's tokens to predict, if rows differ (`Annealing`); None: the
             masking's own.
+        sentences: offsets in the rows' text at which sentences begin, in no order, some perhaps twice; None if the
+            masking does not ask for them.
     """
 
     rows: LaidOut
@@ -75,6 +77,7 @@ class MaskableRows:
     key: Key
     tables: MaskingTables = NO_TABLES
     rates: NDArray[np.float64] | None = None
+    sentences: NDArray[np.int64] | None = None
 
 
 class RowMasking(BaseModel, ABC):
@@ -95,6 +98,16 @@ class RowMasking(BaseModel, ABC):
     def level(self) -> Level | None:
         """Level of the block's units that are chosen whole; None for single tokens."""
         return None
+
+    @property
+    def reads_sentences(self) -> bool:
+        """Whether `mask` needs to know where sentences begin."""
+        return False
+
+    @property
+    def corrupts(self) -> bool:
+        """Whether rows get a second form, which an encoder reads (`Samples.corrupted`)."""
+        return False
 
     def mask_epoch(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`."""

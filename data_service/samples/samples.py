@@ -42,6 +42,9 @@ class Samples:
         rates: [N] float32, probability with which each token of the row's text was hidden (masked diffusion); None
             otherwise.
         maskable: [N] int32, number of tokens of each row that could be hidden; None without `rates`.
+        corrupted: [C], corrupted forms of the rows, row after row, in the dtype of `tokens`: an encoder reads them, and
+            a decoder predicts `tokens` (denoising). A row's form may be shorter than the row. None otherwise.
+        corrupted_offsets: [N + 1] int64, offsets in `corrupted`; None without it.
     """
 
     tokens: Tokens
@@ -60,6 +63,8 @@ class Samples:
     holes: NDArray[np.int64] | None = None
     rates: NDArray[np.float32] | None = None
     maskable: NDArray[np.int32] | None = None
+    corrupted: Tokens | None = None
+    corrupted_offsets: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
@@ -102,6 +107,7 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
         target_ids=samples.target_ids[low:high],
         order=None if samples.order is None else samples.order[first:last],
         holes=None if samples.holes is None else _inside(samples.holes, first, last) - first,
+        **_corrupted(samples, slice(start, stop)),
         **_by_row(samples, slice(start, stop)),
     )
 
@@ -138,6 +144,7 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         pair_label=_join([part.pair_label for part in parts]),
         order=_join([part.order for part in parts]),
         holes=_join([None if part.holes is None else part.holes + shift for part, shift in shifted]),
+        **_joined_corrupted(parts),
         reversed_rows=_join([part.reversed_rows for part in parts]),
         text_starts=_join([part.text_starts for part in parts]),
         cls_last=_join([part.cls_last for part in parts]),
@@ -175,8 +182,38 @@ def _take_rows(
         target_ids=samples.target_ids[targets],
         order=None if samples.order is None else samples.order[where],
         holes=holes,
+        **_corrupted(samples, rows),
         **_by_row(samples, rows),
     )
+
+
+class _Corrupted(TypedDict):
+    """The corrupted forms in `Samples`, which have lengths of their own."""
+
+    corrupted: Tokens | None
+    corrupted_offsets: NDArray[np.int64] | None
+
+
+def _corrupted(samples: Samples, rows: NDArray[np.int64] | slice) -> _Corrupted:
+    """Return the corrupted forms of some rows; of a range of rows, a view."""
+    tokens, offsets = samples.corrupted, samples.corrupted_offsets
+    if tokens is None or offsets is None:
+        return _Corrupted(corrupted=None, corrupted_offsets=None)
+    if isinstance(rows, slice):
+        edges = offsets[rows.start : rows.stop + 1]
+        return _Corrupted(corrupted=tokens[edges[0] : edges[-1]], corrupted_offsets=edges - edges[0])
+    where, moved = _ragged_take(offsets, rows)
+    return _Corrupted(corrupted=tokens[where], corrupted_offsets=moved)
+
+
+def _joined_corrupted(parts: Sequence[Samples]) -> _Corrupted:
+    offsets = [part.corrupted_offsets for part in parts if part.corrupted_offsets is not None]
+    forms = [part.corrupted for part in parts if part.corrupted is not None]
+    if not offsets:
+        return _Corrupted(corrupted=None, corrupted_offsets=None)
+    lengths = np.concatenate([np.diff(each) for each in offsets])
+    joined: Tokens = np.concatenate(forms)  # type: ignore[assignment]
+    return _Corrupted(corrupted=joined, corrupted_offsets=np.append(0, np.cumsum(lengths)))
 
 
 def _ragged_take(

@@ -34,14 +34,14 @@ class Units:
     def text(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sorted text offsets of all tokens of the sorted units `chosen`."""
         starts = chosen if self.starts is None else self.starts[chosen]
-        return starts if self.sizes is None else _ranges(starts, self.sizes[chosen])
+        return starts if self.sizes is None else ranges(starts, self.sizes[chosen])
 
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of the units in `rows`, row after row."""
-        return _ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
+        return ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
 
 
-def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the integers of the ranges that begin at `starts` and have `sizes`, one range after another."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from data_service.samples.denoising import Denoising
 from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes, check_lanes
 from data_service.samples.masking import MlmMasking, NoMasking
@@ -51,7 +52,8 @@ Input = Annotated[Packed | Pairs | Lanes | Translations | Texts, Field(discrimin
 """How documents become rows: the settings under a recipe's `input`."""
 
 Masking = Annotated[
-    MlmMasking | PermutedPrediction | DiffusionMasking | NoMasking | NextToken, Field(discriminator="kind")
+    MlmMasking | PermutedPrediction | DiffusionMasking | Denoising | NoMasking | NextToken,
+    Field(discriminator="kind"),
 ]
 """What is predicted, and what stands in its place."""
 
@@ -257,6 +259,8 @@ class StreamSpec(_Config):
             raise ValueError(
                 "inputs of several texts (pairs, sentences) need masking none, and all other inputs need a masking"
             )
+        if isinstance(self.masking, Denoising) and not isinstance(self.input, Packed):
+            raise ValueError("denoising corrupts rows of one segment: it needs packed rows")
         return self
 
     @model_validator(mode="after")

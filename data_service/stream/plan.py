@@ -30,7 +30,7 @@ from data_service.corpus.manifest import BlockTable
 from data_service.errors import PlanError
 from data_service.result_cache import RecentResults
 from data_service.samples.lanes import Lanes
-from data_service.samples.masking import NoMasking
+from data_service.samples.masking import NoMasking, RowMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts
@@ -137,6 +137,7 @@ _BYTES_PER_TARGET = 8  # its position
 _BYTES_PER_ORDER = 4
 _BYTES_PER_ROW = 16  # its beginning, the beginning of its second segment, and its label
 _BYTES_PER_TEXT = 4  # its beginning
+_BYTES_PER_FORM = 8  # the beginning of its corrupted form
 _WORD = 1 << 32
 _GOLDEN = 0x9E3779B9  # of a word: its multiples lie evenly
 
@@ -362,6 +363,8 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
     targets = float(masking.predict) if isinstance(masking, PermutedPrediction) else masking.most(tokens)
     size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
+    if isinstance(masking, RowMasking) and masking.corrupts:
+        size += tokens * token + _BYTES_PER_FORM
     return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
 
 
