@@ -45,6 +45,8 @@ class Batch:
             otherwise.
         maskable: [R] int64, number of tokens of each row that could be hidden; None without `rates`.
         causal: whether attention hides from each token the later tokens of its row, in every layer.
+        corrupted: the rows' corrupted forms, which an encoder reads, for a decoder that predicts `tokens` (denoising);
+            row i belongs to row i here. None for other objectives.
         host: the same batch in the host's memory, where it was made; None if it was not moved (`to`).
     """
 
@@ -67,6 +69,7 @@ class Batch:
     rates: Float[Tensor, " rows"] | None = None
     maskable: Int[Tensor, " rows"] | None = None
     causal: bool = False
+    corrupted: "Batch | None" = None
     host: "Batch | None" = None
 
     def to(self, device: torch.device) -> "Batch":
@@ -75,7 +78,8 @@ class Batch:
         """
         if self.tokens.device == device:
             return self
-        return replace(self, host=self, **_each(self, lambda x: sent(x, device)))
+        corrupted = None if self.corrupted is None else self.corrupted.to(device)
+        return replace(self, host=self, corrupted=corrupted, **_each(self, lambda x: sent(x, device)))
 
     @property
     def on_host(self) -> "Batch":
@@ -167,6 +171,7 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
         pair_rows=None if pairs is None else moved_R[pairs[chosen_R[pairs]]],
         rates=_moved(batch.rates, rows),
         maskable=_moved(batch.maskable, rows),
+        corrupted=None if batch.corrupted is None else with_rows(batch.corrupted, rows),
     )
 
 

@@ -17,6 +17,7 @@ from encoder_core.kernels.tile import (
     find_queries,
     in_other_segment,
     kept,
+    key_bounds,
     load_band,
     load_vectors,
     product,
@@ -87,9 +88,7 @@ def through_softmax(
 
 @triton.jit
 def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, tiles, tile: tl.constexpr):
-    """Compute gradients by q, r and segment scores, one tile of queries a program; also the deltas [M, N], which the
-    kernels after this one read. Grid (R * tiles, N).
-    """
+    """Compute gradients by q, r and segment scores of a tile of queries, and the deltas [M, N]. Grid (R * tiles, N)."""
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     q_first = tl.program_id(0) % tiles * tile.size
     start, length = row_bounds(x, row)
@@ -102,9 +101,10 @@ def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, til
     dq = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     dr = tl.full([tile.size, tile.padded], 0.0, tile.sums)
     d_same, d_other = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
-    low, high = keys_in_reach(x, tile, length, q_first)
+    k_start, k_length = key_bounds(x, row, start, length)
+    low, high = keys_in_reach(x, tile, k_length, q_first)
     for k_first in range(low, high, tile.size):
-        k_at, k_here = find_keys(x, tile, row, start, length, k_first)
+        k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
         k = load_vectors(x, tile, x.k, head, k_at, k_here)
         v = load_vectors(x, tile, x.v, head, k_at, k_here)
         _, d_scores = through_softmax(
@@ -166,10 +166,11 @@ def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, tiles, tile: tl.constexpr):
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     k_first = (tl.program_id(0) % tiles - carried_tiles(x, tile)) * tile.size
     start, length = row_bounds(x, row)
-    if k_first >= length:
+    k_start, k_length = key_bounds(x, row, start, length)
+    if k_first >= k_length:
         return
     sign = sign_of(x, row)
-    k_at, k_here = find_keys(x, tile, row, start, length, k_first)
+    k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
     k = load_vectors(x, tile, x.k, head, k_at, k_here)
     v = load_vectors(x, tile, x.v, head, k_at, k_here)
     dk = tl.full([tile.size, tile.padded], 0.0, tile.sums)

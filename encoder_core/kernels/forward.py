@@ -12,6 +12,7 @@ from encoder_core.kernels.tile import (
     find_keys,
     find_queries,
     kept,
+    key_bounds,
     load_vectors,
     product,
     row_bounds,
@@ -52,9 +53,10 @@ def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
     highest = tl.full([tile.size], float("-inf"), tile.sums)
     total = tl.full([tile.size], 0.0, tile.sums)
     mixed = tl.full([tile.size, tile.padded], 0.0, tile.sums)
-    low, high = keys_in_reach(x, tile, length, q_first)
+    k_start, k_length = key_bounds(x, row, start, length)
+    low, high = keys_in_reach(x, tile, k_length, q_first)
     for k_first in range(low, high, tile.size):
-        k_at, k_here = find_keys(x, tile, row, start, length, k_first)
+        k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
         k = load_vectors(x, tile, x.k, head, k_at, k_here)
         scores = scores_of(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
         higher = tl.maximum(highest, tl.max(scores, 1))

@@ -35,6 +35,7 @@ class Layout:
 
     Attributes:
         longest: number of tokens in the longest row.
+        longest_k: number of keys in the longest row of `cu_seqlens_k`; None without it.
         causal: whether a query sees no later key.
     """
 
@@ -52,6 +53,8 @@ class Layout:
     center: int = 0
     window: int | None = None
     causal: bool = False
+    cu_seqlens_k: Tensor | None = None
+    longest_k: int | None = None
     threshold: int = 0
     inverse: float = 1.0
 
@@ -133,7 +136,8 @@ def _by_tokens(given: Given, context: Tensor, by: list[Tensor | None], layout: L
         x, grad, context, log_sums, deltas, d_q, d_r, d_segments, tiles, tile_of(x, cut.size), **cut.options
     )
     cut = cuts.keys
-    tiles = -(-layout.longest // cut.size) - (-x.carried // cut.size)
+    longest = layout.longest if layout.longest_k is None else layout.longest_k
+    tiles = -(-longest // cut.size) - (-x.carried // cut.size)
     keys_kernel[(x.rows * tiles, x.heads)](*given, d_k, d_v, tiles, tile_of(x, cut.size), **cut.options)
 
 
@@ -189,6 +193,7 @@ def _inputs(tensors: list[Tensor | None], layout: Layout) -> Inputs:
         signs=layout.signs,
         draws=layout.draws,
         cu_seqlens=layout.cu_seqlens,
+        cu_seqlens_k=layout.cu_seqlens_k,
         heads=q.shape[1],
         rows=layout.cu_seqlens.numel() - 1,
         carried=layout.carried,

@@ -7,8 +7,8 @@ Every family leaves most terms out; a kernel is compiled without them (`None`). 
 Buckets are expanded beforehand, so that a tile of queries and a tile of keys, whose distances are consecutive, use
 consecutive rows.
 
-Shapes: T tokens of R rows, M queries, K = T + R * carried keys, N heads, D head width, E distances. Tensors are
-contiguous.
+Shapes: T tokens of R rows, M queries, K = T + R * carried keys, or those of other rows, N heads, D head width, E
+distances. Tensors are contiguous.
 """
 
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ class Inputs(NamedTuple):
         signs: [R] int32, 1, or -1 for a reversed row; None: all 1.
         draws: [M] int64, keys from which each query's dropout is hashed (`random_draws.py`); None: no dropout.
         cu_seqlens: [R + 1] int32, bounds of the rows in the tokens.
+        cu_seqlens_k: [R + 1] int32, bounds of the rows of keys and values, if these are other tokens (attention across:
+            without tables, window, causality and memory). None: the same tokens.
         heads, rows: N, R.
         carried: number of memory keys before each row's first token, at positions -carried to -1.
         center, distances: index of distance 0 in the tables, and E.
@@ -56,6 +58,7 @@ class Inputs(NamedTuple):
     signs: Any
     draws: Any
     cu_seqlens: Any
+    cu_seqlens_k: Any
     heads: Any
     rows: Any
     carried: Any

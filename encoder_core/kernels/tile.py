@@ -41,6 +41,16 @@ def row_bounds(x, row):
 
 
 @triton.jit
+def key_bounds(x, row, start, length):
+    """Return the same of the row's keys, which are other tokens if they have bounds of their own."""
+    if x.cu_seqlens_k is not None:
+        first = tl.load(x.cu_seqlens_k + row)
+        length = tl.load(x.cu_seqlens_k + row + 1) - first
+        start = first.to(tl.int64)
+    return start, length
+
+
+@triton.jit
 def sign_of(x, row):
     if x.signs is None:
         return 1

@@ -10,7 +10,7 @@ takes about an eighth of the memory.
 Shapes: T tokens, N heads, D head width; n heads, l queries and m keys of one piece.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.cpu_pieces import Bounds, local_pieces
+from encoder_core.layers.cpu_pieces import Bounds, local_pieces, pieces_across
 from encoder_core.layers.dropout import inverse_rate, kept, threshold_of
 from encoder_core.random_draws import draw_key, head_keys
 
@@ -27,11 +27,13 @@ Slices = tuple[slice, slice]
 
 class BlockedAttention(torch.autograd.Function):
     """(q, k, v: [T, N, D], keys of the tokens' draws: [T], bounds of the rows, dropout, window or None, whether rows
-    are causal) -> [T, N, D].
+    are causal, bounds of the rows of keys and values or None) -> [T, N, D].
 
     With a window, a query sees the keys of its row that are at most that many tokens away. Only blocks of scores
     around the diagonal are computed: the cost grows with T * window, not with the square of a row's length. In causal
     rows a query sees no later key, and no block of scores above the diagonal is computed.
+
+    With bounds of their own, keys and values are other tokens, [S, N, D]: a query of row i sees row i of them, whole.
     """
 
     @staticmethod
@@ -45,11 +47,12 @@ class BlockedAttention(torch.autograd.Function):
         dropout: float,
         window: int | None,
         causal: bool,
+        key_bounds: Bounds | None = None,
     ) -> Tensor:
         scores = Draws.of(drawn_T, dropout)
-        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         keeps = []
-        for row, queries, keys, heads in local_pieces(bounds, q.shape[1], window, causal=causal):
+        for row, queries, keys, heads in _pieces(bounds, key_bounds, q.shape[1], window, causal=causal):
             hidden = _hidden(queries, keys, window, causal)
             weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             if scores.threshold:
@@ -58,7 +61,8 @@ class BlockedAttention(torch.autograd.Function):
             product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(inverse_rate(scores.threshold))
             out[queries, heads] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
-        ctx.bounds, ctx.threshold, ctx.window, ctx.causal = bounds, scores.threshold, window, causal
+        ctx.bounds, ctx.threshold, ctx.window = (bounds, key_bounds), scores.threshold, window
+        ctx.causal = causal
         return out
 
     @staticmethod
@@ -66,8 +70,8 @@ class BlockedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *keeps = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        inverse = inverse_rate(ctx.threshold)
-        pieces = local_pieces(ctx.bounds, q.shape[1], ctx.window, causal=ctx.causal)
+        inverse, (bounds, key_bounds) = inverse_rate(ctx.threshold), ctx.bounds
+        pieces = _pieces(bounds, key_bounds, q.shape[1], ctx.window, causal=ctx.causal)
         for i, (_, queries, keys, heads) in enumerate(pieces):
             grad_nlD = grad[queries, heads].transpose(0, 1)
             hidden = _hidden(queries, keys, ctx.window, ctx.causal)
@@ -85,12 +89,18 @@ class BlockedAttention(torch.autograd.Function):
             dk[keys, heads] += torch.bmm(
                 d_scores.transpose(1, 2), q[queries, heads].transpose(0, 1)
             ).transpose(0, 1)
-        return dq, dk, dv, None, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None, None
 
 
-blocked_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Bounds, float, int | None, bool], Tensor] = (
-    BlockedAttention.apply
-)
+blocked_attention: Callable[..., Tensor] = BlockedAttention.apply
+
+
+def _pieces(
+    bounds: Bounds, key_bounds: Bounds | None, heads: int, window: int | None, *, causal: bool
+) -> Iterator[tuple[int, slice, slice, slice]]:
+    if key_bounds is None:
+        return local_pieces(bounds, heads, window, causal=causal)
+    return pieces_across(bounds, key_bounds, heads)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,15 @@ def local_pieces(
                 yield start, queries, keys, together
 
 
+def pieces_across(
+    bounds: Bounds, key_bounds: Bounds, heads: int
+) -> Iterator[tuple[int, slice, slice, slice]]:
+    """Yield the same where the keys of row i are row `key_bounds[i]` of other tokens; the start is that of the keys."""
+    for (start, stop), (first, last) in zip(bounds, key_bounds, strict=True):
+        for together in heads_together(heads, (stop - start) * (last - first)):
+            yield first, slice(start, stop), slice(first, last), together
+
+
 def heads_together(heads: int, scores: int) -> Iterator[slice]:
     """Yield slices of heads, each as many as stay within `PIECE` scores; a head has `scores`."""
     together = max(1, min(heads, PIECE // scores))

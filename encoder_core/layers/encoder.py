@@ -49,6 +49,7 @@ class Embeddings(nn.Module):
             whose table has unused rows before it, as in the published weights.
         padding: row of the word and position tables that is initialised to zero; None for no such row.
         eps: epsilon of the LayerNorm; None: no LayerNorm.
+        word: table of words to share with another network; None: a table of its own.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Embeddings(nn.Module):
         norm_bias: bool = True,
         eps: float | None,
         dropout: float,
+        word: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         self.first_position = first_position
-        self.word = nn.Embedding(vocab, width, padding_idx=padding)
+        self.word = nn.Embedding(vocab, width, padding_idx=padding) if word is None else word
         self.position = nn.Embedding(positions, width, padding_idx=padding) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
         self.language = nn.Embedding(languages, width) if languages else None

@@ -73,6 +73,31 @@ def fused_attention(
     return kernels.fused_attention(q_MND, k_KND, v_KND, kernels.Terms(**(terms or {})), layout)
 
 
+def fused_across(
+    q_TND: Float[Tensor, "tokens heads width"],
+    k_SND: Float[Tensor, "others heads width"],
+    v_SND: Float[Tensor, "others heads width"],
+    rows: Rows,
+    others: Rows,
+    dropout: float,
+) -> Float[Tensor, "tokens heads width"]:
+    """Return the context where the queries of each of `rows` see the same row of `others`."""
+    from encoder_core.kernels import fused_attention as kernels
+
+    threshold = threshold_of(dropout)
+    layout = kernels.Layout(
+        cu_seqlens=rows.cu_seqlens,
+        longest=rows.max_length,
+        cu_seqlens_k=others.cu_seqlens,
+        longest_k=others.max_length,
+        scale=q_TND.shape[-1] ** -0.5,
+        draws=rows.keys + draw_key() if threshold else None,
+        threshold=threshold,
+        inverse=inverse_rate(threshold),
+    )
+    return kernels.fused_attention(q_TND, k_SND, v_SND, kernels.Terms(), layout)
+
+
 def slots_of(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
     """Return [T] int32, the index of the query at each token, or -1."""
     assert query_rows.at is not None, "the flat token indices of the queries are unknown"

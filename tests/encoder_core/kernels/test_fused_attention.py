@@ -30,6 +30,7 @@ FORMS = {
     "causal_window": Form(heads=1, window=7, causal=True),
     "causal_memory": Form(heads=1, table_a=True, few=True, carried=6, causal=True),
     "relative_keys": Form(heads=1, table_a=True, dropout=True),
+    "across": Form(heads=2, width=5, across=True, dropout=True),
     "permuted": Form(
         heads=1, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6, dropout=True
     ),
@@ -41,7 +42,15 @@ LENGTHS = {"mixed": [1, 0, 20], "none": []}
 SHORT = [
     *(
         (form, "mixed")
-        for form in ("window", "disentangled", "few_queries", "relative_keys", "permuted_queries", "causal")
+        for form in (
+            "window",
+            "disentangled",
+            "few_queries",
+            "relative_keys",
+            "permuted_queries",
+            "causal",
+            "across",
+        )
     ),
     ("disentangled", "none"),
 ]

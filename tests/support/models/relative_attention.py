@@ -57,6 +57,7 @@ class Form:
     carried: int = 0
     window: int | None = None
     causal: bool = False
+    across: bool = False
     dtype: torch.dtype = field(default=torch.float64)
 
 
@@ -64,7 +65,8 @@ def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
     """Random tensors for rows of these lengths."""
     draws = np.random.default_rng(seed)
     tokens, longest = sum(lengths), max(lengths, default=0)
-    keys = tokens + len(lengths) * form.carried
+    others = draws.integers(0, 2 * longest + 1, size=len(lengths)).tolist() if form.across else []
+    keys = sum(others) if form.across else tokens + len(lengths) * form.carried
     at = _queries(draws, tokens, form)
     distances = max(1, 2 * (longest + form.carried) - 1)
 
@@ -98,6 +100,8 @@ def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
         center=longest + form.carried - 1,
         window=form.window,
         causal=form.causal,
+        cu_seqlens_k=torch.tensor([0, *others], device=DEVICE).cumsum(0).int() if form.across else None,
+        longest_k=max(others, default=0) if form.across else None,
     )
     if form.dropout:
         layout = replace(
@@ -195,6 +199,8 @@ def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tup
     layout = given.layout
     start, stop = (int(edge) for edge in layout.cu_seqlens[row : row + 2])
     keys = torch.arange(start + row * layout.carried, stop + (row + 1) * layout.carried)
+    if layout.cu_seqlens_k is not None:
+        keys = torch.arange(*layout.cu_seqlens_k[row : row + 2].tolist())
     apart = positions[:, None] - (torch.arange(len(keys)) - layout.carried)
     scores = torch.stack(list(_terms(given, row, queries, keys, apart))).sum(0) * layout.scale
     seen = torch.ones_like(apart, dtype=torch.bool)

@@ -1,0 +1,63 @@
+"""A Transformer's decoder over flat tokens: it writes a row token by token, and reads an encoder's states of the row.
+
+Shapes: T tokens of the decoder, S of the encoder, R rows, H hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from encoder_core.batch import Batch
+from encoder_core.layers.cross_attention import DecoderLayer
+from encoder_core.layers.encoder import Embeddings
+from encoder_core.layers.rows import Rows
+
+
+class Decoder(nn.Module):
+    """Embeddings and layers that see the tokens before, and all states of the encoder ("Attention Is All You Need",
+    section 3.1).
+
+    With `checkpoint_activations` each layer saves only its inputs and is recomputed in the backward pass, with the same
+    dropout.
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, layers: Sequence[DecoderLayer], *, checkpoint_activations: bool = False
+    ) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.layers = nn.ModuleList(layers)
+        self.checkpoint_activations = checkpoint_activations
+
+    def forward(
+        self, batch: Batch, read_SH: Float[Tensor, "others hidden"], read: Batch
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the last layer's output. At each token it predicts that token: its input is the token before, and for
+        a row's first token the row's last, `</s>` (facebookresearch/fairseq, `move_eos_to_beginning`).
+
+        Args:
+            batch: the rows to write.
+            read_SH: the encoder's states.
+            read: the rows that the encoder has read, as many.
+        """
+        inputs = following(batch)
+        rows, others = Rows.of(inputs), Rows.of(read)
+        x_TH: Tensor = self.embeddings(inputs)
+        for layer in self.layers:
+            if self.checkpoint_activations and self.training:
+                x_TH = checkpoint(layer, x_TH, rows, read_SH, others, use_reentrant=False)
+            else:
+                x_TH = layer(x_TH, rows, read_SH, others)
+        return x_TH
+
+
+def following(batch: Batch) -> Batch:
+    """Return causal rows whose tokens are each one behind, the last of a row being its first."""
+    before_T = torch.arange(len(batch.tokens), device=batch.tokens.device) - 1
+    starts_R, stops_R = batch.cu_seqlens[:-1].long(), batch.cu_seqlens[1:].long()
+    before_T = before_T.index_copy(0, starts_R, stops_R - 1)
+    return replace(batch, tokens=batch.tokens[before_T], causal=True, corrupted=None)

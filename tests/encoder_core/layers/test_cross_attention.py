@@ -1,0 +1,102 @@
+"""Attention from one set of rows to another: every kernel against the formula, row by row, with dropout by token."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from encoder_core.layers.cross_attention import attend_across
+from encoder_core.layers.dropout import dropout as drop
+from encoder_core.layers.kernel_choice import Kernel, asked, only
+from encoder_core.layers.rows import Rows
+from encoder_core.random_draws import draw_key, head_keys
+from tests.support.models.parity import rows_of
+
+KERNELS: tuple[Kernel, ...] = ("blocked", "padded", "written")
+lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5)
+
+
+def operands(rows: Rows, others: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(1)
+
+    def drawn(of: Rows) -> Tensor:
+        shape = len(of.positions), 3, 5
+        return torch.randn(shape, generator=draws, dtype=torch.float64).requires_grad_(True)
+
+    return drawn(rows), drawn(others), drawn(others)
+
+
+def plainly(q: Tensor, k: Tensor, v: Tensor, rows: Rows, others: Rows, dropout: float) -> Tensor:
+    contexts, draw = [], draw_key()
+    for (start, stop), (first, last) in zip(rows.bounds, others.bounds, strict=True):
+        scores = torch.einsum("qnd,knd->nqk", q[start:stop], k[first:last]) / q.shape[-1] ** 0.5
+        drawn = head_keys(rows.keys[start:stop], range(q.shape[1])).t()
+        weights = drop(scores.softmax(-1), dropout, drawn, draw)
+        contexts.append(torch.einsum("nqk,knd->qnd", weights, v[first:last]))
+    return torch.cat(contexts)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=25, deadline=None)
+@given(lengths=lengths, dropout=st.sampled_from([0.0, 0.3]))
+def test_every_kernel_computes_the_formula(
+    kernel: Kernel, lengths: list[tuple[int, int]], dropout: float
+) -> None:
+    """Forward and backward, in fp64; dropout is the same by every kernel."""
+    rows, others = (rows_of(list(each)) for each in zip(*lengths, strict=True))
+    given_ones, expected_ones = operands(rows, others), operands(rows, others)
+    torch.manual_seed(7)
+    with only(kernel):
+        found = attend_across(*given_ones, rows, others, dropout)
+    torch.manual_seed(7)
+    expected = plainly(*expected_ones, rows, others, dropout)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    gradient = torch.randn(found.shape, dtype=torch.float64)
+    found.backward(gradient)
+    expected.backward(gradient)
+    for ours, theirs in zip(given_ones, expected_ones, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dropout", "usual"), [(0.0, "padded"), (0.1, "blocked")])
+def test_kernels_are_offered_to_the_trial(dropout: float, usual: Kernel) -> None:
+    rows, others = rows_of([3, 9]), rows_of([5, 2])
+    with asked() as seen:
+        attend_across(*operands(rows, others), rows, others, dropout)
+    assert next(iter(seen["attention", dropout > 0])) == usual
+    assert set(seen["attention", dropout > 0]) == set(KERNELS)
+
+
+def test_without_tokens_nothing_is_computed() -> None:
+    none = Rows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), 0)
+    found = operands(none, none)
+    context = attend_across(*found, none, none, 0.1)
+    assert context.shape == (0, 3, 5)
+    context.sum().backward()
+    assert all(operand.grad is not None for operand in found)
+
+
+def test_on_a_gpu_flash_attention_gets_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in that computes the same on the CPU."""
+    rows, others = rows_of([3, 9]), rows_of([5, 2])
+    seen: list[object] = []
+
+    def stand_in(*given: object, window: int | None, causal: bool) -> Tensor:
+        seen.extend(given[3:])
+        assert window is None
+        assert not causal
+        q, k, v = given[:3]
+        assert isinstance(q, Tensor)
+        assert isinstance(k, Tensor)
+        assert isinstance(v, Tensor)
+        return plainly(q, k, v, rows, others, 0.0)
+
+    module = "encoder_core.layers.cross_attention"
+    monkeypatch.setattr(f"{module}._possible", lambda q, dropout: ["flash", "padded", "written"])
+    monkeypatch.setattr(f"{module}.flash_attention", stand_in)
+    found = operands(rows, others)
+    torch.testing.assert_close(
+        attend_across(*found, rows, others, 0.0), plainly(*found, rows, others, 0.0), rtol=1e-10, atol=1e-12
+    )
+    assert seen == [rows.cu_seqlens, others.cu_seqlens, 9, 5, 0.0]
