@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from checkpoints.hf.load import load_pretrained
 from data_service.errors import TokenizerError
 from data_service.rng import draws64, stream_key
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.network import masked_language_model
 from launcher.after.fill.masked_text import MASK, MaskedText, read_masks
 
@@ -61,7 +60,7 @@ class MaskFiller:
         pretrained = load_pretrained(folder)
         self._longest = pretrained.config.max_length
         self._model = masked_language_model(pretrained.config)
-        self._model.load_state_dict(pretrained.tensors | _tied(pretrained.tensors, self._model), strict=True)
+        self._model.load_state_dict(pretrained.tensors | tied(pretrained.tensors, self._model), strict=True)
         self._model.eval()
 
     def guesses(self, sentence: str, count: int) -> list[Guess]:
@@ -129,7 +128,7 @@ def _special(tokenizer: Tokenizer) -> Tensor:
     return torch.from_numpy(tokenizer.special_mask.nonzero()[0])
 
 
-def _tied(tensors: dict[str, Tensor], model: MultitaskModel) -> dict[str, Tensor]:
+def tied(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Return tensors by the names of parameters that share their tensor with a stored one."""
     stored = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}

@@ -1,12 +1,16 @@
 """`maskfleet fill`: fills the masks of a text with a checkpoint."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from launcher.app.cli.options import CheckpointArgument, JsonOption, StepOption, print_json, require_model
 from launcher.errors import OptionError
 from launcher.progress import work
+
+if TYPE_CHECKING:
+    from launcher.after.fill.fill import Sampling
+    from launcher.after.finetune.pretrained import LocalModel
 
 
 def register(app: typer.Typer) -> None:
@@ -44,10 +48,11 @@ def fill(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fill the masks of a text with a masked language model.
+    """Fill the masks of a text with a masked language model, or let a BART write the text.
 
     In each step all masks are predicted, and the surest predictions stay. It is meant for models that masked diffusion
-    trained (objective.diffusion), which know rows with many masks; others fill a few.
+    trained (objective.diffusion), which know rows with many masks; others fill a few. A BART reads the text and writes
+    all of it anew, token by token; a <mask> stands for any number of tokens.
 
     Example: `maskfleet fill runs/base "The method <mask> an <mask:3>." --steps 2`
     """
@@ -57,18 +62,32 @@ def fill(
             f"{text!r} has no <mask>", remedy="write <mask> where a token is wanted, or <mask:20>"
         )
     with work("loading libraries"):
-        from launcher.after.fill.fill import MaskFiller, Sampling
+        from launcher.after.fill.fill import Sampling
         from launcher.after.finetune.pretrained import open_pretrained
     with open_pretrained(checkpoint, step) as model:
-        filler = MaskFiller(model.folder)
-        if count is not None:
-            guesses = filler.guesses(text, count)
-            records = [{"text": guess.text, "probability": guess.probability} for guess in guesses]
-        else:
-            records = [{"text": filler.fill(text, Sampling(steps, temperature, seed))}]
+        records = _records(model, text, Sampling(steps, temperature, seed), count)
     if as_json:
         print_json(records)
         return
     for record in records:
         probability = record.get("probability")
         typer.echo(record["text"] if probability is None else f"{probability:7.2%}  {record['text']}")
+
+
+def _records(model: "LocalModel", text: str, sampling: "Sampling", count: int | None) -> list[dict[str, Any]]:
+    """Return the text, or `count` candidates for its mask. Raises OptionError: the model has no such options."""
+    from checkpoints.hf.load import read_folder_config
+    from launcher.after.fill.fill import MaskFiller
+    from launcher.after.fill.write import TextWriter
+
+    if read_folder_config(model.folder).decodes:
+        if count is not None or sampling.steps is not None:
+            raise OptionError(
+                f"{model.name} writes a text token by token: it has no steps, and no guesses for one mask",
+                remedy="leave --steps and --count out",
+            )
+        return [{"text": TextWriter(model.folder).write(text, sampling.temperature, sampling.seed)}]
+    if count is None:
+        return [{"text": MaskFiller(model.folder).fill(text, sampling)}]
+    guesses = MaskFiller(model.folder).guesses(text, count)
+    return [{"text": guess.text, "probability": guess.probability} for guess in guesses]
