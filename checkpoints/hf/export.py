@@ -83,6 +83,14 @@ def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
     return {field: ids[name] for field, name in found.items() if name in ids}
 
 
+def _special_ids(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
+    """Return the ids for config.json. A decoder begins with what ends a row, and generation ends with it."""
+    ids = special_token_ids(tokenizer_files)
+    if config.decodes and "eos_token_id" in ids:
+        ids |= dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id"), ids["eos_token_id"])
+    return ids
+
+
 def _first(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
     for role in roles:
         token = configured.get(role)
@@ -147,7 +155,7 @@ def write_model(
     for name, text in notes.items():
         (folder / name).write_text(text, encoding="utf-8")
     _write_weights(folder, read_parameter, their)
-    fields = their.fields | {"dtype": "float32"} | special_token_ids(tokenizer_files)
+    fields = their.fields | {"dtype": "float32"} | _special_ids(config, tokenizer_files)
     (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     _compare(folder, read_parameter, heads)
 

@@ -193,6 +193,12 @@ def _read_all(
 
     tensors = {ours: read(theirs) for ours, theirs in matched.items()}
     present = table.modern(stored)
+    for name in table.zero:
+        if name in present and read(present[name]).any():
+            raise ModelError(
+                f"{folder}: {name} is not zero, and the model has no such tensor",
+                remedy="use weights that were trained without it, as the published ones were",
+            )
     for fold in table.folds:
         if fold.theirs in present:
             row = read(present[fold.theirs])[0]

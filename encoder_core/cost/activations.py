@@ -21,6 +21,7 @@ from encoder_core.cost.saved import (
     PreNormSize,
     Saved,
     disentangled_layer,
+    layer_across,
     norm,
     plain_layer,
     pre_norm_layer,
@@ -30,6 +31,7 @@ from encoder_core.cost.saved import (
     total,
     two_stream_layer,
 )
+from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import Deberta, DebertaConfig, DebertaV2Config
@@ -198,6 +200,23 @@ def kept_by_decoder(width: int, vocabulary: int, targets: int, *, bias: bool = T
     """Yield what the cross-entropy saves: its gradients."""
     yield Saved("head: gradient of features", targets * width)
     yield Saved("head: gradient of the decoder", vocabulary * (width + bias), FP32)
+
+
+def kept_by_decoding(model: BartConfig, shape: Shape, read: int, kernel: Kernel) -> Activations:
+    """Return what a decoder saves, and the encoder's states, of `read` tokens a row, which all its layers share."""
+    layer = layer_across(
+        shape.rows,
+        shape.length,
+        read,
+        model.heads,
+        model.hidden,
+        model.feed_forward,
+        kernel=kernel,
+        drops=drops_of(model),
+    )
+    states = Saved("encoder's states", shape.rows * read * model.hidden)
+    embeddings = kept_by_embeddings(model, shape, kernel)
+    return Activations((*embeddings, states), (replace(layer, count=model.layers),))
 
 
 def kept_by_two_streams(model: XlnetConfig, shape: Shape, kernel: Kernel) -> Activations:

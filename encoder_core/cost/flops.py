@@ -16,6 +16,7 @@ from encoder_core.cost.products import (
     Shape,
     TwoStreamSize,
     disentangled_layer,
+    layer_across,
     plain_layer,
     pre_norm_layer,
     relative_key_scores,
@@ -25,6 +26,7 @@ from encoder_core.cost.products import (
     without_gradient,
 )
 from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import Deberta, DebertaConfig, DebertaV2Config
@@ -35,7 +37,7 @@ from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.sizes import PASSES, log_buckets
 
-Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig
+Plain = BertConfig | RobertaConfig | AlbertConfig | ElectraConfig | XlmConfig | BartConfig
 
 
 def is_enhanced(model: ModelConfig) -> bool:
@@ -66,7 +68,7 @@ def encoder(model: ModelConfig, shape: Shape) -> Iterator[Product]:
                 yield from _convolution(model, shape)
         case XlnetConfig():
             yield from _content(model, shape)
-        case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig() | XlmConfig():
+        case BertConfig() | RobertaConfig() | AlbertConfig() | ElectraConfig() | XlmConfig() | BartConfig():
             yield from _plain(model, shape)
         case PreNormConfig():
             yield from _pre_norm(model, shape)
@@ -89,6 +91,14 @@ def _plain(model: Plain, shape: Shape) -> Iterator[Product]:
     if isinstance(model, BertConfig) and model.position != "absolute":
         sides = 2 if model.position == "relative_key_query" else 1
         yield from times(relative_key_scores(*size, sides), model.layers)
+
+
+def writing(model: BartConfig, shape: Shape, read: int) -> Iterator[Product]:
+    """Yield the products of the decoder's layers, for all tokens. `read`: number of tokens that the encoder reads of
+    each row.
+    """
+    size = (shape.rows, shape.length, read, model.heads, model.hidden, model.feed_forward)
+    yield from times(layer_across(*size), model.layers)
 
 
 def passes(model: Deberta) -> int:

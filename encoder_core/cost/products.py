@@ -193,6 +193,16 @@ def relative_key_scores(rows: int, length: int, heads: int, hidden: int, sides: 
     )
 
 
+def layer_across(rows: int, length: int, read: int, heads: int, hidden: int, inner: int) -> Iterator[Product]:
+    """Yield a decoder's layer (encoder_core/layers/cross_attention.py): a causal one, and attention to `read` tokens of
+    an encoder in each row.
+    """
+    yield from plain_layer(rows, length, heads, hidden, inner, causal=True)
+    yield from projections(rows * length, hidden, 2)
+    yield from projections(rows * read, hidden, 2)
+    yield from attention(rows, length, read, heads, hidden)
+
+
 @dataclass(frozen=True)
 class DisentangledSize:
     """The size of a DeBERTa layer. `places`: number of relative positions in use. `fused`: whether query, key and

@@ -133,6 +133,29 @@ def decoding_layer(
     yield from _block(tokens, hidden, inner, kernel, drops)
 
 
+def layer_across(
+    rows: int,
+    length: int,
+    read: int,
+    heads: int,
+    hidden: int,
+    inner: int,
+    *,
+    kernel: Kernel,
+    drops: Drops,
+) -> Layer:
+    """Return a decoder's layer. The encoder's states, of `read` tokens a row, are counted elsewhere."""
+    own = plain_layer(rows, length, heads, hidden, inner, kernel=kernel, drops=drops, causal=True)
+    tokens = rows * length
+    across = [
+        Saved("states that ask, q and contexts", tokens * hidden, count=3),
+        Saved("k, v", rows * read * hidden, count=2),
+        *_attention(rows * heads * length, read, kernel, drops),
+        *normed_sum(tokens, hidden, kernel, dropped=drops.states),
+    ]
+    return replace(own, inner=(*own.inner, *across))
+
+
 @dataclass(frozen=True)
 class PreNormSize:
     """The size of a pre-norm layer, and where it has dropout: on probabilities, on attention's output, inside the

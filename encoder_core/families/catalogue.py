@@ -11,6 +11,7 @@ from pydantic import Field
 
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
@@ -41,10 +42,14 @@ DetectorConfig = (
 )
 """Families with a `generator`: a smaller model of the same family that shares the embeddings."""
 
-ModelConfig = Annotated[DetectorConfig | XlnetConfig, Field(discriminator="family")]
+ModelConfig = Annotated[DetectorConfig | XlnetConfig | BartConfig, Field(discriminator="family")]
 """The configuration of any family, told apart by its `family` field."""
 
-FAMILIES: tuple[type[DetectorConfig | XlnetConfig], ...] = (*get_args(DetectorConfig), XlnetConfig)
+FAMILIES: tuple[type[DetectorConfig | XlnetConfig | BartConfig], ...] = (
+    *get_args(DetectorConfig),
+    XlnetConfig,
+    BartConfig,
+)
 
 
 def language_table(config: ModelConfig) -> tuple[str, ...]:
@@ -62,7 +67,7 @@ def build_encoder(
     """Build the family's encoder; its weights are not yet initialised.
 
     Args:
-        embeddings: embeddings to share with another network of the family, or None; XLNet shares none.
+        embeddings: embeddings to share with another network of the family, or None; XLNet and BART share none.
         attend: kernel of plain attention; disentangled and two-stream attention have their own.
 
     Raises:
@@ -102,7 +107,8 @@ def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
 def _written(config: ModelConfig, heads: Heads) -> Written:
     if heads == "none":
         its = _written(config, config.main_heads)
-        return Written(_alone(its), its.table.encoder(), its.fields)
+        table = its.table if config.decodes else its.table.encoder()
+        return Written(_alone(its), table, its.fields)
     found = config.written(heads)
     if found is None and heads == "rtd":  # a family without a class for it: its encoder, and ELECTRA's head
         its = _written(config, "mlm")

@@ -77,6 +77,7 @@ class EncoderConfig(BaseModel, ABC):
         name: name of the family.
         recipe: bundled recipe with the settings for continuing a model of the family; `pair_recipe`: with a generator.
         main_heads: heads of the network that other tasks start from.
+        decodes: whether the network is an encoder and a decoder that reads its states.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
@@ -96,6 +97,7 @@ class EncoderConfig(BaseModel, ABC):
     recipe: ClassVar[str]
     pair_recipe: ClassVar[str | None] = None
     main_heads: ClassVar[Heads] = "mlm"
+    decodes: ClassVar[bool] = False
 
     layers: int = Field(gt=0)
     hidden: int = Field(gt=0)

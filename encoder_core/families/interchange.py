@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol
 from encoder_core.errors import ModelError
 from encoder_core.layers.sizes import Activation
 
-Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "none"]
+Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "denoise", "none"]
 """The heads on an encoder: a masked-language-model head, the same with a pair head, ELECTRA's detection head, XLNet's
-head for permuted tokens, or none."""
+head for permuted tokens, BART's decoder with its head, or none (of a BART: its decoder without a head)."""
 
 ENCODER = "encoder."
 """The prefix of our names for an encoder's parameters; all other parameters belong to heads."""
@@ -51,6 +51,7 @@ class KeyTable:
         unused: transformers' names that we have no use for; we ignore them in a file.
         folds: tables to fold; see `Fold`.
         aliases: prefixes of names that other versions of the class write, each with the current prefix.
+        zero: transformers' names for tensors that we lack and that must be zero, in a file that has them.
     """
 
     pairs: tuple[Pair, ...]
@@ -58,6 +59,7 @@ class KeyTable:
     unused: tuple[str, ...] = ()
     folds: tuple[Fold, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    zero: tuple[str, ...] = ()
 
     def names(self, layers: int) -> dict[str, str]:
         """Return our names to transformers' names, for a model with `layers` distinct layers."""
@@ -126,7 +128,7 @@ class KeyTable:
 
     def _unknown(self, stored: Iterable[str], layers: int) -> list[str]:
         names = self.names(layers).values()
-        known = {*names, *self.tied, *self.unused, *(fold.theirs for fold in self.folds)}
+        known = {*names, *self.tied, *self.unused, *self.zero, *(fold.theirs for fold in self.folds)}
         return [name for name in stored if name not in known]
 
 

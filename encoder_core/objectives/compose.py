@@ -9,11 +9,13 @@ from typing import assert_never
 from torch import nn
 
 from encoder_core.errors import ModelError
+from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.contrastive import DetectionWithVectors, MultitaskWithVectors, contrastive_model
+from encoder_core.objectives.denoise import denoising_model
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.network import (
@@ -30,6 +32,7 @@ from encoder_core.objectives.replaced import (
 )
 from encoder_core.terms.composition import Parts, refusals
 from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.denoise import DenoiseConfig
 from encoder_core.terms.plm import PlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.term import AroundConfig, HeadConfig, ModuleConfig, Setting, TermConfig
@@ -81,6 +84,12 @@ def whole_module(
             assert isinstance(model, XlnetConfig)  # else it is refused, as are other terms
             weight = last_weight(term.weight)
             return permuted_language_model(model, weight, checkpoint_activations=checkpoint_activations)
+        case DenoiseConfig():
+            assert isinstance(model, BartConfig)  # else it is refused, as are other terms
+            weight = last_weight(term.weight)
+            return denoising_model(
+                model, weight, checkpoint_activations=checkpoint_activations, attend=attend
+            )
         case ReplacedTokenConfig():
             assert isinstance(model, DetectorConfig)  # else it is refused
             disentangled = term.embeddings == "gradient_disentangled"
@@ -132,7 +141,13 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
                     f"{config.family} does not predict permuted tokens", remedy="use a model of family xlnet"
                 )
             return permuted_language_model(config)
+        case "denoise":
+            if not isinstance(config, BartConfig):
+                raise ModelError(f"{config.family} has no decoder", remedy="use a model of family bart")
+            return denoising_model(config)
         case "none":
+            if isinstance(config, BartConfig):
+                return denoising_model(config)  # whose head has no parameters of its own
             return contrastive_model(config, ContrastiveConfig())
         case _:
             assert_never(heads)

@@ -8,7 +8,7 @@ from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.states import CountedStates
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.terms.term import HeadConfig, Refusal, Setting
+from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_decoder
 
 _BESIDE = ("clm", "mlm")
 
@@ -44,6 +44,7 @@ class ClmConfig(HeadConfig):
                 "the whole row",
                 f"leave {others[0]} out, and train it in a run that starts from this one",
             )
+        yield from without_decoder(self.name, setting)
         if isinstance(setting.model, XlnetConfig):
             yield Refusal(
                 ("objective",),

@@ -26,6 +26,7 @@ from encoder_core.terms.term import (
     RowFacts,
     Setting,
     SmallObjective,
+    without_decoder,
 )
 
 
@@ -89,8 +90,11 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         return embeddings + vectors + Activations((), tuple(kept_by_layers(model, shape, kernel)))
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Refuse running text if there is no other term, and several updates a step if there is one."""
+        """Refuse families with a decoder, running text if there is no other term, and several updates a step if there
+        is one.
+        """
         others = setting.terms.keys() - {self.name}
+        yield from without_decoder(self.name, setting)
         if "plm" in others:
             yield Refusal(
                 ("objective",),

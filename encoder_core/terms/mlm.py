@@ -7,7 +7,7 @@ from encoder_core.cost.flops import head
 from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.states import CountedStates
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.terms.term import HeadConfig, LateWeight, Refusal, Setting
+from encoder_core.terms.term import HeadConfig, LateWeight, Refusal, Setting, without_decoder
 
 
 class TokenPrediction(HeadConfig):
@@ -28,8 +28,9 @@ class TokenPrediction(HeadConfig):
         return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Refuse XLNet, and rows without masks."""
+        """Refuse XLNet, families with a decoder, and rows without masks."""
         rows = setting.rows
+        yield from without_decoder(self.name, setting)
         if isinstance(setting.model, XlnetConfig):
             yield Refusal(
                 ("objective",),

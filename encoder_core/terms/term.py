@@ -35,6 +35,7 @@ class RowFacts:
         lanes: whether a row continues where its lane's row of the previous step ended.
         reuse: number of tokens that a row repeats from the previous one.
         unit: unit of masking: token, whole_word, ngram, span.
+        packed: whether a row is text of one segment.
     """
 
     packing: str
@@ -44,6 +45,7 @@ class RowFacts:
     lanes: bool = False
     reuse: int = 0
     unit: str = "token"
+    packed: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,17 @@ class Refusal:
     path: tuple[str | int, ...]
     what: str
     remedy: str
+
+
+def without_decoder(name: str, setting: Setting) -> Iterator[Refusal]:
+    """Refuse a family with a decoder for the term `name`, which trains an encoder alone."""
+    if setting.model.decodes:
+        family = setting.model.family
+        yield Refusal(
+            ("objective",),
+            f"a model of family {family} is not trained by {name}: its decoder would learn nothing",
+            f"use denoise for {family}, and {name} for another family",
+        )
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ class HostRows(Protocol):
     def rates(self) -> NDArray[np.float32] | None: ...
     @property
     def maskable(self) -> NDArray[np.int32] | None: ...
+    @property
+    def corrupted(self) -> NDArray[np.uint16] | NDArray[np.uint32] | None: ...
+    @property
+    def corrupted_offsets(self) -> NDArray[np.int64] | None: ...
 
 
 def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
@@ -97,10 +101,29 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         rates=None if rows.rates is None else tensor(rows.rates, np.float32),
         maskable=None if rows.maskable is None else tensor(rows.maskable),
         causal=_all_causal(rows),
+        corrupted=_corrupted(rows, first),
     )
     if rows.holes is not None and len(rows.holes):
         return _without_holes(on_host, rows, group).to(device)
     return on_host.to(device)
+
+
+def _corrupted(rows: HostRows, first: int) -> Batch | None:
+    """Return the rows' corrupted forms on the host; None if they have none."""
+    if rows.corrupted is None or rows.corrupted_offsets is None:
+        return None
+    lengths = np.diff(rows.corrupted_offsets)
+    positions = np.arange(len(rows.corrupted)) - np.repeat(rows.corrupted_offsets[:-1], lengths)
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(
+        tokens=torch.from_numpy(rows.corrupted.astype(np.int64)),
+        cu_seqlens=torch.from_numpy(rows.corrupted_offsets.astype(np.int32)),
+        max_length=int(lengths.max(initial=0)),
+        positions=torch.from_numpy(positions),
+        target_positions=none,
+        target_ids=none,
+        numbers=torch.arange(first, first + len(lengths)),
+    )
 
 
 def _all_causal(rows: HostRows) -> bool:

@@ -5,7 +5,7 @@ largest relative error of a parameter's gradient.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,11 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from encoder_core.batch import Batch
+from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.denoise import denoising_model
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
 from encoder_core.objectives.network import masked_and_next_language_model, masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
@@ -106,13 +108,15 @@ def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> Mod
 
 
 def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
-    """Build the network on the subject's device, in its precision, for masked words or XLNet's permuted ones; for next
-    words, too, if rows may be causal.
+    """Build the network on the subject's device, in its precision, for masked words, XLNet's permuted ones or BART's
+    corrupted rows; for next words, too, if rows may be causal.
     """
     module: ObjectiveModule
     with torch.device(subject.device):
         if isinstance(network, XlnetConfig):
             module = permuted_language_model(network)
+        elif isinstance(network, BartConfig):
+            module = denoising_model(network)
         elif subject.causal:
             module = masked_and_next_language_model(network)
         else:
@@ -135,7 +139,7 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
     if isinstance(network, XlnetConfig):
         order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
         segments = (positions >= min(lengths)).long()
-    return Batch(
+    batch = Batch(
         tokens=tokens,
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
         max_length=max(lengths),
@@ -144,7 +148,24 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
         target_ids=tokens[targets],
         segments=segments,
         order=order,
-    ).to(device)
+    )
+    if isinstance(network, BartConfig):
+        batch = replace(batch, causal=True, corrupted=_forms(network, lengths))
+    return batch.to(device)
+
+
+def _forms(network: BartConfig, lengths: Sequence[int]) -> Batch:
+    """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
+    fewer = [length - length // 4 for length in lengths]
+    draws, none = torch.Generator().manual_seed(_SEED + 1), torch.zeros(0, dtype=torch.int64)
+    return Batch(
+        tokens=torch.randint(network.vocabulary, (sum(fewer),), generator=draws),
+        cu_seqlens=torch.tensor([0, *fewer]).cumsum(0).int(),
+        max_length=max(fewer),
+        positions=torch.cat([torch.arange(length) for length in fewer]),
+        target_positions=none,
+        target_ids=none,
+    )
 
 
 def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:

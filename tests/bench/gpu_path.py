@@ -29,6 +29,9 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
         for room in ("relative_key", "xlnet_attention"):
             place = import_module(f"encoder_core.layers.{room}")
             stack.enter_context(patch.object(place, "fused_takes", lambda device, dtype, width: True))
+        if find_spec("encoder_core.layers.cross_attention"):
+            across, flash = import_module("encoder_core.layers.cross_attention"), _flash(record)
+            stack.enter_context(patch.object(across, "attend_across", lambda *given: flash(*given[:5])))
         cross_entropy = import_module("encoder_core.heads.cross_entropy")
         if hasattr(cross_entropy, "MULTIPLES"):
             stack.enter_context(patch.dict(cross_entropy.MULTIPLES, cpu=64))

@@ -13,7 +13,7 @@ from encoder_core.batch import Batch
 from encoder_core.objectives.losses import CoupledObjective, ObjectiveModule
 from encoder_core.train.exchange import RankExamples
 from encoder_core.train.step import seed_draws
-from tests.support.models.small_networks import NETWORKS, Network, build
+from tests.support.models.small_networks import NETWORKS, Network, build, with_forms
 
 
 def cut(batch: Batch, first: int, last: int) -> Batch:
@@ -38,6 +38,7 @@ def cut(batch: Batch, first: int, last: int) -> Batch:
         order=part(batch.order, start, stop),
         reversed_rows=part(batch.reversed_rows, first, last),
         numbers=torch.arange(first, last),
+        corrupted=None if batch.corrupted is None else cut(batch.corrupted, first, last),
     )
 
 
@@ -85,7 +86,7 @@ def test_microbatches_change_nothing(network: Network) -> None:
         torch.nn.init.normal_(parameter, std=0.2)
     torch.manual_seed(number)
     lengths = [int(n) for n in draws.integers(5, 40, 6)]
-    whole = make_batch(lengths, 500)
+    whole = with_forms(network, make_batch(lengths, 500))
     if network.objective.plm is not None:
         lengths = [40] * 6
         whole = replace(in_random_order(make_batch(lengths, 500)), reversed_rows=torch.arange(6) % 2 == 1)

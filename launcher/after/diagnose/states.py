@@ -94,7 +94,8 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
 def frozen_folder(pretrained: LocalModel) -> Frozen:
     """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
-    tensors = weights_for(config, pretrained.folder, "plm" if isinstance(config, XlnetConfig) else "mlm")
+    own = config.decodes or isinstance(config, XlnetConfig)  # whose class has no other heads
+    tensors = weights_for(config, pretrained.folder, config.main_heads if own else "mlm")
     encoder = build_encoder(config)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():

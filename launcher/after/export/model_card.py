@@ -36,6 +36,15 @@ model = SentenceTransformer(folder)
 print(model.similarity(*model.encode(["a text", "another one"])[:, None]))
 ```
 """
+_GENERATES = """```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+read = tokenizer(f"A text with {tokenizer.mask_token} in it.", return_tensors="pt")
+written = model.generate(read.input_ids, attention_mask=read.attention_mask, max_new_tokens=64)
+print(tokenizer.decode(written[0], skip_special_tokens=True))
+```
+"""
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licence that it knows
 
 
@@ -152,7 +161,7 @@ def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
     if _of_vectors(recipe):
         return "sentence-similarity"
-    if "XLNet" in network.architecture:
+    if "XLNet" in network.architecture or recipe.model.decodes:
         return None
     filled = network.part != "discriminator" and not network.causal
     return "fill-mask" if filled else "feature-extraction"
@@ -190,6 +199,10 @@ def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     if _of_vectors(recipe):
         yield _VECTORS
         yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
+        return
+    if recipe.model.decodes:
+        yield _GENERATES
+        yield f"Training saw rows of up to {longest} tokens, with spans of text behind one mask each.\n"
         return
     masks = _task(recipe, network) == "fill-mask"
     call = (

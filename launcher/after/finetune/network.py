@@ -169,10 +169,11 @@ class HeadSpec:
 
 
 def open_config(folder: Path) -> Any:
-    """Return the configuration in `folder`. Raises TaskMismatch if there is none that transformers can read."""
+    """Return the configuration in `folder`. Raises TaskMismatch if there is none that transformers can read, or it is
+    of a model with a decoder."""
     transformers = optional("transformers", _USE, EVALUATE)
     try:
-        return transformers.AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # of any kind: see `reason`
@@ -180,6 +181,12 @@ def open_config(folder: Path) -> Any:
             f"{folder} has no configuration that transformers reads: {reason(error)}",
             remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
         ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise TaskMismatch(
+            f"{folder} holds an encoder with a decoder ({config.model_type}), and tasks are for encoders alone",
+            remedy="fine-tune it with transformers, which has classes of its own for such models",
+        )
+    return config
 
 
 def open_network(

@@ -8,6 +8,7 @@ ranks or workers repeat that work; a run's own training shares it through the da
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from data_service.samples.samples import Samples, join_rows
 from data_service.stream.stream import Stream
+from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
 from launcher.runtime.rank.data import RankShard
@@ -83,6 +85,8 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         rates           [R] float32, only for masked diffusion: probability with which each token of a row was hidden;
                         the loss of the row is divided by it
         maskable        [R] int64, with `rates`: number of tokens of each row that could be hidden
+        corrupted       [] bool, only for denoising: `input_ids` are the rows' corrupted forms, shorter than `labels`,
+                        which are the rows; both with masks of their own lengths (`attention_mask`, and -100 in labels)
         causal          [] bool, only if a token may attend to no later one (next-token prediction); a label is then
                         to be predicted from the tokens before it
         group           [] int64, only if rows are texts of examples (contrastive training): every `group` rows are
@@ -189,22 +193,12 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
 def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
     """Return ragged rows as padded rectangles."""
     batch = idle_batch(_CPU) if rows is None else to_batch(rows, _CPU)
-    shape = (batch.rows, batch.max_length)
-    lengths = batch.cu_seqlens.diff().long()
-    row, column = torch.repeat_interleave(torch.arange(batch.rows), lengths), batch.positions
-
-    def lay(values: Tensor, filler: int) -> Tensor:
-        laid = torch.full(shape, filler, dtype=torch.int64)
-        laid[row, column] = values
-        return laid
-
+    lay = partial(_lay, batch)
     labels = torch.full_like(batch.tokens, IGNORED)
     labels[batch.target_positions] = batch.target_ids
-    found = {
-        "input_ids": lay(batch.tokens, pad),
-        "attention_mask": lay(torch.ones_like(batch.tokens), 0),
-        "labels": lay(labels, IGNORED),
-    }
+    found = {"labels": lay(labels, IGNORED), **_read(batch, pad)}
+    if batch.corrupted is not None:
+        return found | _read(batch.corrupted, pad) | {"corrupted": torch.tensor(True)}
     if rows is None:
         return found
     if batch.segments is not None:
@@ -226,3 +220,19 @@ def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
     if batch.group > 1:
         found["group"] = torch.tensor(batch.group)
     return found | {name: values for name, values in singles.items() if values is not None}
+
+
+def _lay(batch: Batch, values: Tensor, filler: int) -> Tensor:
+    """Return [R, L] int64, the values of the batch's tokens. `values`: [T]."""
+    row = torch.repeat_interleave(torch.arange(batch.rows), batch.cu_seqlens.diff().long())
+    laid = torch.full((batch.rows, batch.max_length), filler, dtype=torch.int64)
+    laid[row, batch.positions] = values
+    return laid
+
+
+def _read(batch: Batch, pad: int) -> dict[str, Tensor]:
+    """Return what an encoder reads."""
+    return {
+        "input_ids": _lay(batch, batch.tokens, pad),
+        "attention_mask": _lay(batch, torch.ones_like(batch.tokens), 0),
+    }

@@ -151,6 +151,12 @@ def render(shown: Shown) -> Iterator[str]:
     if samples.text_starts is not None:
         yield from _texts(shown)
         return
+    if samples.corrupted is not None:
+        yield f"{len(samples.tokens)} tokens, all predicted from those before and from {len(samples.corrupted)}:"
+        yield ""
+        yield f"[bold]read[/] {escape(visible(shown.tokenizer.decode(samples.corrupted)))}"
+        yield f"[bold]written[/] {marked_text(_without_targets(samples), shown.tokenizer)}"
+        return
     if samples.causal is not None:
         yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} of them predicted from those before:"
         yield ""

@@ -24,6 +24,7 @@ from launcher.runtime.capacity.workload import phase_targets
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
+from launcher.runtime.recipe.objective import DenoiseTerm
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import known
 from launcher.runtime.recipe.tiny import tiny
@@ -121,6 +122,7 @@ def random_rows(
         order = torch.zeros_like(tokens)
         order[targets] = 1 + torch.randperm(len(targets), generator=draws)
     languages = second if hasattr(recipe.model, "languages") else None
+    denoise = recipe.objective.denoise
     return Batch(
         tokens=tokens,
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
@@ -133,7 +135,22 @@ def random_rows(
         pair_labels=torch.randint(2, (len(lengths),), generator=draws),
         order=order,
         numbers=torch.arange(first, first + len(lengths)),
+        causal=denoise is not None,
+        corrupted=None if denoise is None else _forms(tokens, lengths, denoise),
     ).to(device)
+
+
+def _forms(tokens: Tensor, lengths: Sequence[int], denoise: DenoiseTerm) -> Batch:
+    """Return as many rows that are as long as corrupted ones, of the first of these tokens."""
+    fewer, none = [denoise.read(length) for length in lengths], tokens[:0]
+    return Batch(
+        tokens=tokens[: sum(fewer)],
+        cu_seqlens=torch.tensor([0, *fewer]).cumsum(0).int(),
+        max_length=max(fewer),
+        positions=torch.cat([torch.arange(length) for length in fewer]),
+        target_positions=none,
+        target_ids=none,
+    )
 
 
 def uneven(recipe: Recipe, rows: int, length: int) -> list[int]:

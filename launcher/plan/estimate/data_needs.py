@@ -100,6 +100,8 @@ def _masked_a_second(recipe: Recipe) -> float:
         return 300e6  # they are only cut
     if isinstance(recipe.input, Lanes):
         return 15e6
+    if recipe.objective.denoise is not None:
+        return 4e6
     pairs = not isinstance(recipe.input, Packed)
     mlm = recipe.objective.mlm
     match "token" if mlm is None else mlm.unit:  # for clm nothing is drawn, and no more is done

@@ -9,10 +9,12 @@ from typing import Self, get_args
 
 from pydantic import model_serializer, model_validator
 
+from data_service.samples.denoising import Denoising
 from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.next_token import NextToken
+from data_service.samples.packing import Packed
 from data_service.samples.pairs import OrderedPairs, SegmentPairs, SentencePairs
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import Input, Masking
@@ -24,6 +26,7 @@ from encoder_core.families.interchange import Heads
 from encoder_core.terms.clm import ClmConfig
 from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.denoise import DenoiseConfig
 from encoder_core.terms.diffusion import DiffusionConfig
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
 from encoder_core.terms.mlm import MlmConfig
@@ -56,6 +59,13 @@ class DiffusionTerm(DiffusionConfig, DiffusionMasking):
 
 class ClmTerm(ClmConfig, NextToken):
     """Next-token prediction: its settings for the device and for the host."""
+
+
+class DenoiseTerm(DenoiseConfig, Denoising):
+    """Denoising: its settings for the device and for the host."""
+
+    def read(self, length: int) -> int:
+        return self.form(length)
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
@@ -97,6 +107,7 @@ class RecipeObjective(Choice):
         condenser: masked tokens from early states and the text's vector (Condenser). Goes with mlm.
         rtd: which tokens a generator replaced (ELECTRA, DeBERTa v3).
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
+        denoise: rows from their corrupted forms, by a decoder (BART). Stands alone.
         contrastive: which texts belong together. Alone, it needs input of text pairs or of sentences, and goes with
             any family; with mlm, a row belongs together with itself.
         distil: probabilities that frozen teachers predict (DistilBERT). Goes with mlm.
@@ -114,6 +125,7 @@ class RecipeObjective(Choice):
     condenser: CondenserConfig | None = None
     rtd: ReplacedTokenConfig | None = None
     plm: PlmTerm | None = None
+    denoise: DenoiseTerm | None = None
     contrastive: ContrastiveConfig | None = None
     distil: DistilConfig | None = None
     cosine: CosineConfig | None = None
@@ -169,6 +181,7 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
         lanes=isinstance(rows, Lanes),
         reuse=rows.reuse if isinstance(rows, Lanes) else 0,
         unit=masking.unit,
+        packed=isinstance(rows, Packed),
     )
 
 
@@ -184,5 +197,5 @@ def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     )
     if "mlm_pair" in trained and has_pair_class:
         return "mlm_pair"
-    language_models: tuple[Heads, ...] = ("plm", "mlm")
+    language_models: tuple[Heads, ...] = ("plm", "mlm", "denoise")
     return next((heads for heads in language_models if heads in trained), "none")

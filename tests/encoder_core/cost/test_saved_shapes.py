@@ -18,7 +18,7 @@ from encoder_core.cost.saved import Kernel
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.terms.composition import activations
 from tests.support.models.saved import measured, of_autograd
-from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory
+from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, with_forms
 
 pytestmark = pytest.mark.heavy
 
@@ -112,7 +112,7 @@ def mixed_rows(network: Network, case: Case) -> Batch:
     batch = make_batch(lengths, 500)
     inside = torch.arange(shape.targets_per_row) // 2 * 5 + torch.arange(shape.targets_per_row) % 2 + 4
     at: Tensor = (batch.cu_seqlens[:-1, None] + inside).flatten()
-    return replace(batch, target_positions=at, target_ids=batch.tokens[at])
+    return with_forms(network, replace(batch, target_positions=at, target_ids=batch.tokens[at]))
 
 
 @pytest.mark.parametrize("kernel", ["cpu", "gpu"])

@@ -43,7 +43,7 @@ MASKS: dict[str, TermConfig] = {"mlm": MlmConfig()}
 SMALL: dict[str, ModelConfig] = {
     family.name: tiny(load(family.recipe)).model.with_tokenizer(VOCABULARY, 0) for family in FAMILIES
 }
-REFUSED = {"XLM", "XLNet"}
+REFUSED = {"XLM", "XLNet", "BART"}
 OBJECTIVES: dict[str, dict[str, TermConfig]] = {
     "masks": MASKS,
     "spans": MASKS | {"sbo": SboConfig()},

@@ -13,7 +13,7 @@ from encoder_core.batch import Batch
 from encoder_core.layers.kernel_choice import only
 from encoder_core.layers.rows import Rows
 from encoder_core.objectives.losses import CoupledObjective, ObjectiveModule
-from tests.support.models.small_networks import NETWORKS, Network, build, memory, turns
+from tests.support.models.small_networks import NETWORKS, Network, build, memory, turns, with_forms
 
 
 def a_pass(module: ObjectiveModule, batch: Batch, coupled: tuple[torch.Tensor, ...]) -> None:
@@ -28,7 +28,7 @@ def test_a_pass_waits_for_no_device(network: Network) -> None:
     """By the written formula: the kernels of a CPU may ask it."""
     model = network.model.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1})
     module = build(replace(network, model=model))
-    batch = make_batch([5, 20, 33, 1], 500)
+    batch = with_forms(network, make_batch([5, 20, 33, 1], 500))
     if network.objective.plm is not None:
         batch = in_random_order(make_batch([40] * 3, 500))
     with only("written"):
@@ -52,7 +52,7 @@ def test_a_pass_copies_nothing_that_is_waited_for(network: Network) -> None:
     # A student has a state for each layer of its own.
     layers = network.model.layers if network.objective.hidden else 2
     model = network.model.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "layers": layers})
-    batch = make_batch([5, 20, 33, 1], 500)
+    batch = with_forms(network, make_batch([5, 20, 33, 1], 500))
     if network.objective.plm is not None:
         batch = in_random_order(make_batch([40] * 3, 500))
     network = replace(network, model=model)

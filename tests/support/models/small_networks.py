@@ -10,6 +10,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.cost.products import Shape
 from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import FAMILIES, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
@@ -31,7 +32,7 @@ from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.exchange import RankExamples
 from launcher.runtime.recipe.network import objective_module
-from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
+from launcher.runtime.recipe.objective import DenoiseTerm, MlmTerm, PlmTerm, RecipeObjective
 
 SHAPE = Shape(rows=3, length=40, targets_per_row=6, backwards=True)
 _SIZE: dict[str, Any] = {
@@ -134,6 +135,7 @@ NETWORKS: tuple[Network, ...] = (
         XlnetConfig(reuse=16, memory=24, **_SIZE),
         RecipeObjective(plm=PlmTerm(predict=6, permutation=20)),
     ),
+    Network("bart", BartConfig(**_SIZE), RecipeObjective(denoise=DenoiseTerm())),
 )
 
 _NAMED = {type(network.model) for network in NETWORKS}
@@ -156,10 +158,18 @@ def full_rows(network: Network, shape: Shape = SHAPE) -> Batch:
     batch = make_batch([shape.length] * shape.rows, _SIZE["vocab"])
     inside = torch.arange(shape.targets_per_row) // 2 * 5 + torch.arange(shape.targets_per_row) % 2 + 4
     targets = (torch.arange(shape.rows)[:, None] * shape.length + inside).flatten()
-    batch = replace(batch, target_positions=targets, target_ids=batch.tokens[targets])
+    batch = with_forms(network, replace(batch, target_positions=targets, target_ids=batch.tokens[targets]))
     if network.objective.plm is None:
         return batch
     return replace(in_random_order(batch), reversed_rows=torch.arange(shape.rows) % 2 == 1)
+
+
+def with_forms(network: Network, batch: Batch) -> Batch:
+    """The batch as it is, or with the shorter forms that the encoder of a denoising network reads."""
+    if network.objective.denoise is None:
+        return batch
+    lengths = [network.objective.denoise.read(length) for length in batch.cu_seqlens.diff().tolist()]
+    return replace(batch, causal=True, corrupted=make_batch(lengths, _SIZE["vocab"]))
 
 
 def memory(network: Network, module: Module, batch: Batch) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from launcher.runtime.run.metrics import TERM_LOSS, TOKEN_TERMS
 from launcher.runtime.run.step_table import Record
 
 # A commit has one of them, which its curves show.
-_LOSSES = {term + TERM_LOSS.suffix for term in (*TOKEN_TERMS, "diffusion", "contrastive")}
+_LOSSES = {term + TERM_LOSS.suffix for term in (*TOKEN_TERMS, "diffusion", "denoise", "contrastive")}
 _SHOWN = 12  # number of newest problems that are shown
 
 

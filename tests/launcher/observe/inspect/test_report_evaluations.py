@@ -13,7 +13,7 @@ from launcher.runtime.run.evaluations import (
 )
 
 
-@pytest.mark.parametrize("term", ["mlm", "clm", "plm", "diffusion", "contrastive"])
+@pytest.mark.parametrize("term", ["mlm", "clm", "plm", "diffusion", "denoise", "contrastive"])
 def test_losses_by_length_are_drawn(term: str) -> None:
     weights = "a" * 64
     task = EvaluationTask(heldout=HeldOutSettings())

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from encoder_core.families import (
     albert,
+    bart,
     bert,
     deberta,
     electra,
@@ -109,6 +110,8 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
         135_530_240,
         (134, 137),
     ),  # ours
+    "bart-base": (bart.BASE, 139_420_416, (139, 140)),
+    "bart-large": (bart.LARGE, 406_291_456, (400, 407)),
     "mosaicbert-like": (MOSAIC_LIKE, 109_520_450, (109, 111)),  # its own has gated blocks: 137
 }
 
@@ -116,7 +119,8 @@ CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which
 
 IMPLIED = {
     # what the tokenizer, a tag or an absent part of the objective decides
-    *("model.pad_id", "objective.mlm.kind", "objective.plm.kind", "schedule.power", "schedule.floor"),
+    *("model.pad_id", "objective.mlm.kind", "objective.plm.kind", "objective.denoise.kind"),
+    *("schedule.power", "schedule.floor"),
     *("objective.mlm.longest", "objective.mlm.span_p", "schedule.decay_steps", "schedule.restarts"),
     *("mixing", "mixing.batches", "mixing.temperature", "similar_words"),
 }
@@ -190,6 +194,13 @@ def test_its_model_is_the_official_size(name: str) -> None:
             500_000,
             8192 * 512,
         ),  # Yang et al. 2019, hyperparameters for pretraining
+        (
+            "bart-large",
+            4e-4,
+            30_000,
+            500_000,
+            8000 * 512,
+        ),  # Lewis et al. 2019, section 5.1, but for lr and warmup
         ("electra-small", 5e-4, 10_000, 1_000_000, 128 * 128),  # Clark et al. 2020, table 6
         ("electra-base", 2e-4, 10_000, 766_000, 256 * 512),
         ("electra-large", 2e-4, 10_000, 400_000, 2048 * 512),

@@ -20,7 +20,7 @@ PUBLISHED = sorted(
     name for name in bundled() if name != "quickstart" and load(name).objective.contrastive is None
 )
 ROBERTA = ("roberta-base", "roberta-large")  # Chinese RoBERTa-wwm-ext is BERT's code
-NORMAL = (*ROBERTA, "spanbert", "xlnet", "deberta", "distilbert", "eurobert", "xlm")
+NORMAL = (*ROBERTA, "spanbert", "xlnet", "deberta", "distilbert", "eurobert", "xlm", "bart")
 MODERN = ("modernbert", "ettin", "mmbert", "chinese-modernbert")
 OUTPUTS = ("output.weight", "down.weight", "dense.weight")  # Megatron's, ModernBERT's too
 LARGE = 4000  # elements: enough to tell 0.88 of a deviation from all of it
@@ -78,7 +78,7 @@ def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
     attention = {id(m.bias) for m in model.modules() if isinstance(m, AttentionBias)}
     for path, p in model.named_parameters():
         plain = path.endswith("bias") or "norm" in path
-        expected = not plain or name.startswith((*ROBERTA, "spanbert")) or id(p) in attention
+        expected = not plain or name.startswith((*ROBERTA, "spanbert", "bart")) or id(p) in attention
         assert (id(p) in decaying) == (expected and settings.weight_decay > 0), path
 
 

@@ -1,0 +1,262 @@
+"""BART (Lewis et al., 2019, arXiv 1910.13461): an encoder reads corrupted text, and a decoder writes the text.
+
+Encoder and decoder are those of Vaswani et al. (2017) with learned positions, GELU, and a LayerNorm behind the
+embeddings (section 2.1; facebookresearch/fairseq, models/bart/model.py). Encoder, decoder and the decoder's output
+share the table of words. There is no layer between the decoder and that output, and no bias. The term denoise trains
+it.
+
+transformers' class has a bias on the output that is never trained, and zero in the published weights. It may drop inner
+activations of the feed-forward blocks, which fairseq does not (`relu_dropout` 0), nor do we.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from encoder_core.errors import ModelError
+from encoder_core.families.config import EncoderConfig, encoder_layers
+from encoder_core.families.interchange import (
+    Format,
+    Heads,
+    KeyTable,
+    Pair,
+    Written,
+    activation_from_json,
+    activation_to_json,
+    check_tied,
+    with_bias,
+)
+from encoder_core.layers.sizes import Initializer
+
+if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+    from torch import nn
+
+    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.decoder import Decoder
+    from encoder_core.layers.encoder import Embeddings, Encoder
+
+FIRST_POSITION = 2  # row of the table of positions for a row's first token, whatever the padding id is
+
+
+class BartConfig(EncoderConfig):
+    """The configuration of a BART. See `EncoderConfig`. The encoder and the decoder have `layers` layers each."""
+
+    family: Literal["bart"] = "bart"
+    name: ClassVar[str] = "BART"
+    recipe: ClassVar[str] = "bart-base"
+    main_heads: ClassVar[Heads] = "denoise"
+    decodes: ClassVar[bool] = True
+    max_length: int = 1024
+    pad_id: int = 1
+    attention_dropout: float = 0.0
+    layer_norm_eps: float = 1e-5
+    initializer: Initializer = "normal"
+
+    def encoder(
+        self,
+        *,
+        embeddings: "Embeddings | None" = None,
+        checkpoint_activations: bool = False,
+        attend: "Attend | None" = None,
+    ) -> "Encoder":
+        from encoder_core.layers.encoder import Encoder
+
+        layers = encoder_layers(self, self.layers, lambda: attend)
+        return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
+
+    def decoder(
+        self,
+        word: "nn.Embedding",
+        *,
+        checkpoint_activations: bool = False,
+        attend: "Attend | None" = None,
+    ) -> "Decoder":
+        """Build the decoder; its weights are not yet initialised.
+
+        Args:
+            word: the encoder's table of words.
+            attend: kernel of attention to earlier tokens; None: `automatic`.
+
+        Raises:
+            ModelError: the size of the vocabulary is unknown.
+        """
+        from encoder_core.layers.cross_attention import CrossAttention, DecoderLayer
+        from encoder_core.layers.decoder import Decoder
+
+        layers = [
+            DecoderLayer(
+                layer.attention,
+                CrossAttention(self.hidden, self.heads, self.attention_dropout),
+                layer.feed_forward,
+                self.hidden,
+                eps=self.layer_norm_eps,
+                dropout=self.dropout,
+            )
+            for layer in encoder_layers(self, self.layers, lambda: attend)
+        ]
+        return Decoder(_embeddings(self, word), layers, checkpoint_activations=checkpoint_activations)
+
+    @property
+    def bare_head(self) -> bool:
+        return True
+
+    def written(self, heads: Heads) -> Written | None:
+        """Return how transformers' class holds encoder and decoder.
+
+        Raises:
+            ModelError: `heads` are others than BART's own.
+        """
+        if heads != "denoise":
+            raise ModelError(
+                f"bart has no heads of kind {heads!r}: its decoder writes the text",
+                remedy="use a model of another family, or BART with its decoder (denoise)",
+            )
+        return Written("BartForConditionalGeneration", TABLE, to_json(self))
+
+    @classmethod
+    def formats(cls) -> tuple[Format, ...]:
+        return (Format("bart", "BartModel", from_json),)
+
+
+BASE = BartConfig(layers=6, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
+LARGE = BartConfig(layers=12, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
+
+
+def _embeddings(config: BartConfig, word: "nn.Embedding | None" = None) -> "Embeddings":
+    from encoder_core.layers.encoder import Embeddings
+
+    return Embeddings(
+        config.vocabulary,
+        config.hidden,
+        positions=config.max_length + FIRST_POSITION,
+        first_position=FIRST_POSITION,
+        padding=config.pad_id if config.pad_id < FIRST_POSITION else None,  # of both tables
+        eps=config.layer_norm_eps,
+        dropout=config.dropout,
+        word=word,
+    )
+
+
+_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+
+
+def _stack(ours: str, theirs: str, attentions: dict[str, str]) -> tuple[Pair, ...]:
+    """Return the pairs of an encoder or a decoder without its words. `attentions`: names of its attentions."""
+    layer, their = f"{ours}.layers.{{layer}}", f"{theirs}.layers.{{layer}}"
+    projections = [
+        (f"{layer}.{name}.{part}", f"{their}.{its}.{proj}")
+        for name, its in attentions.items()
+        for part, proj in _ATTENTION.items()
+    ]
+    norms = [(f"{layer}.{name}_norm", f"{their}.{its}_layer_norm") for name, its in attentions.items()]
+    modules = [
+        (f"{ours}.embeddings.norm", f"{theirs}.layernorm_embedding"),
+        *projections,
+        *norms,
+        (f"{layer}.feed_forward.up", f"{their}.fc1"),
+        (f"{layer}.feed_forward.down", f"{their}.fc2"),
+        (f"{layer}.feed_forward_norm", f"{their}.final_layer_norm"),
+    ]
+    position = Pair(f"{ours}.embeddings.position.weight", f"{theirs}.embed_positions.weight")
+    return (position, *(pair for names in modules for pair in with_bias(*names)))
+
+
+TABLE = KeyTable(
+    pairs=(
+        Pair("encoder.embeddings.word.weight", "model.shared.weight"),
+        *_stack("encoder", "model.encoder", {"attention": "self_attn"}),
+        *_stack("decoder", "model.decoder", {"attention": "self_attn", "across": "encoder_attn"}),
+    ),
+    tied=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
+    zero=("final_logits_bias",),
+)
+
+FIELDS = {
+    "layers": "encoder_layers",
+    "hidden": "d_model",
+    "heads": "encoder_attention_heads",
+    "feed_forward": "encoder_ffn_dim",
+    "max_length": "max_position_embeddings",
+    "vocab": "vocab_size",
+    "pad_id": "pad_token_id",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "init_std",
+}
+"""Our configuration fields and theirs, where only the name differs."""
+
+_TWICE = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "decoder_ffn_dim": "feed_forward"}
+
+EPSILON = 1e-5  # of every LayerNorm; their configuration has no field for it
+
+DEFAULTS: dict[str, Any] = {
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "d_model": 1024,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "max_position_embeddings": 1024,
+    "vocab_size": 50_265,
+    "pad_token_id": 1,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "init_std": 0.02,
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "tie_word_embeddings": True,
+}
+"""What transformers assumes where a config.json is silent; older files may say more of the norms."""
+
+
+def to_json(config: BartConfig) -> dict[str, Any]:
+    """Return the fields of config.json that describe the model.
+
+    Raises:
+        ModelError: the LayerNorm epsilon is not 1e-5.
+    """
+    if config.layer_norm_eps != EPSILON:
+        raise ModelError(
+            f"model.layer_norm_eps is {config.layer_norm_eps:g}, and transformers' BART has 1e-5 only",
+            remedy="train with model.layer_norm_eps: 1e-5",
+        )
+    return {
+        "model_type": "bart",
+        "is_encoder_decoder": True,
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        **{theirs: getattr(config, ours) for theirs, ours in _TWICE.items()},
+        "activation_function": activation_to_json(config.activation),
+        "activation_dropout": 0.0,
+        "scale_embedding": False,
+        "tie_word_embeddings": True,
+    }
+
+
+def from_json(fields: dict[str, Any]) -> BartConfig:
+    """Return our configuration for the fields of a config.json.
+
+    Raises:
+        ModelError: the model has features that we do not support.
+    """
+    fields = DEFAULTS | fields
+    check_tied(fields)
+    plain = {"scale_embedding": False, "normalize_before": False, "add_final_layer_norm": False}
+    for name, value in plain.items():
+        if fields[name] != value:
+            raise ModelError(
+                f"config.json: {name} is {fields[name]!r}, which is not supported",
+                remedy="use weights of BART's published architecture (mBART and Pegasus have another one)",
+            )
+    for theirs, ours in _TWICE.items():
+        if fields[theirs] != fields[FIELDS[ours]]:
+            raise ModelError(
+                f"config.json: {theirs} is {fields[theirs]}, but {FIELDS[ours]} is {fields[FIELDS[ours]]}",
+                remedy="use a model whose encoder and decoder have the same shape",
+            )
+    values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
+    return BartConfig(
+        **values,
+        activation=activation_from_json(fields, "activation_function"),
+        layer_norm_eps=EPSILON,
+    )
