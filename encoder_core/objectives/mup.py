@@ -16,8 +16,8 @@ the shapes of both:
 more slowly than the embeddings that it is. Here the network has no multiplier. The norm before the decoder has a gain
 g and a bias b, and W (m (g * x + b)) is W (m g * x + m b): its values begin m times as large and, since Adam's steps do
 not depend on the size of gradients, they learn at m times the rate. So checkpoints, exports and kernels know nothing of
-muP, and transformers computes the same logits. A decoder that is tied and follows no norm of its own head (XLM, XLNet)
-is refused. A decoder with weights of its own is a matrix to a fixed number.
+muP, and transformers computes the same logits. A decoder that is tied and follows no norm of its own head
+(XLM, XLNet, BART) is refused. A decoder with weights of its own is a matrix to a fixed number.
 
 **Attention** divides scores by the root of the head's width, not by the width: heads are as wide as the base's, as in
 all sizes of BERT, so the two differ by a constant.
