@@ -1,6 +1,6 @@
 """`Batch`: the input of a model. Tokens are flat; only attention knows about rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -202,6 +202,20 @@ def twice(batch: Batch) -> Batch:
         group=2,
         causal=batch.causal,
         host=None if batch.host is None else twice(batch.host),
+    )
+
+
+def untargeted(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Batch:
+    """Return rows of these lengths, end to end in `tokens` on the host, in which nothing is predicted."""
+    none, lengths_R = tokens[:0], torch.tensor(lengths, dtype=torch.int64)
+    ends_R = lengths_R.cumsum(0)
+    return Batch(
+        tokens=tokens,
+        cu_seqlens=F.pad(ends_R, (1, 0)).int(),
+        max_length=max(lengths, default=0),
+        positions=torch.arange(len(tokens)) - (ends_R - lengths_R).repeat_interleave(lengths_R),
+        target_positions=none,
+        target_ids=none,
     )
 
 

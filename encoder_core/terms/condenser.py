@@ -13,8 +13,7 @@ from encoder_core.cost.products import Product, Shape, plain_layer, times
 from encoder_core.cost.saved import INDEX, Saved, several
 from encoder_core.cost.saved import plain_layer as kept_by_plain_layer
 from encoder_core.cost.states import CountedStates
-from encoder_core.terms.bottleneck import BottleneckConfig
-from encoder_core.terms.term import Refusal, Setting, SmallObjective
+from encoder_core.terms.term import BottleneckConfig, Refusal, Setting, SmallObjective
 
 
 class CondenserConfig(BottleneckConfig):

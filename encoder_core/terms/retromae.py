@@ -13,7 +13,7 @@ from encoder_core.cost.products import Product, Shape, plain_layer
 from encoder_core.cost.saved import INDEX, MASK, Saved, decoding_layer, norm, several
 from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.terms.bottleneck import BottleneckConfig
+from encoder_core.terms.term import BottleneckConfig
 
 
 class RetromaeConfig(BottleneckConfig):

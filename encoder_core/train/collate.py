@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from encoder_core.batch import Batch, with_rows
+from encoder_core.batch import Batch, untargeted, with_rows
 
 
 class HostRows(Protocol):
@@ -112,18 +112,9 @@ def _corrupted(rows: HostRows, first: int) -> Batch | None:
     """Return the rows' corrupted forms on the host; None if they have none."""
     if rows.corrupted is None or rows.corrupted_offsets is None:
         return None
-    lengths = np.diff(rows.corrupted_offsets)
-    positions = np.arange(len(rows.corrupted)) - np.repeat(rows.corrupted_offsets[:-1], lengths)
-    none = torch.zeros(0, dtype=torch.int64)
-    return Batch(
-        tokens=torch.from_numpy(rows.corrupted.astype(np.int64)),
-        cu_seqlens=torch.from_numpy(rows.corrupted_offsets.astype(np.int32)),
-        max_length=int(lengths.max(initial=0)),
-        positions=torch.from_numpy(positions),
-        target_positions=none,
-        target_ids=none,
-        numbers=torch.arange(first, first + len(lengths)),
-    )
+    lengths = np.diff(rows.corrupted_offsets).tolist()
+    forms = untargeted(torch.from_numpy(rows.corrupted.astype(np.int64)), lengths)
+    return replace(forms, numbers=torch.arange(first, first + len(lengths)))
 
 
 def _all_causal(rows: HostRows) -> bool:

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, untargeted
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -157,15 +157,8 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
 def _forms(network: BartConfig, lengths: Sequence[int]) -> Batch:
     """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
     fewer = [length - length // 4 for length in lengths]
-    draws, none = torch.Generator().manual_seed(_SEED + 1), torch.zeros(0, dtype=torch.int64)
-    return Batch(
-        tokens=torch.randint(network.vocabulary, (sum(fewer),), generator=draws),
-        cu_seqlens=torch.tensor([0, *fewer]).cumsum(0).int(),
-        max_length=max(fewer),
-        positions=torch.cat([torch.arange(length) for length in fewer]),
-        target_positions=none,
-        target_ids=none,
-    )
+    draws = torch.Generator().manual_seed(_SEED + 1)
+    return untargeted(torch.randint(network.vocabulary, (sum(fewer),), generator=draws), fewer)
 
 
 def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:

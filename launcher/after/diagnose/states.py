@@ -8,12 +8,11 @@ rows, D depths (the embeddings and each layer's output), H hidden.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,7 +23,7 @@ from checkpoints.load import Reader
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, untargeted
 from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.interchange import ENCODER
 from encoder_core.families.xlnet import XlnetConfig
@@ -211,20 +210,11 @@ def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def _batch(frozen: Frozen, rows: Sequence[Row]) -> Batch:
-    lengths = torch.tensor([len(row) for row in rows])
-    tokens = torch.from_numpy(np.concatenate(rows))
-    segments, none = torch.zeros_like(tokens), tokens[:0]
+    batch = untargeted(torch.from_numpy(np.concatenate(rows)), [len(row) for row in rows])
+    segments = torch.zeros_like(batch.tokens)
     if frozen.class_token_last:
-        segments[lengths.cumsum(0) - 1] = _CLASS_SEGMENT
-    return Batch(
-        tokens=tokens,
-        cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)).int(),
-        max_length=int(lengths.max()),
-        positions=torch.cat([torch.arange(int(length)) for length in lengths]),
-        target_positions=none,
-        target_ids=none,
-        segments=segments,
-    )
+        segments[batch.cu_seqlens[1:].long() - 1] = _CLASS_SEGMENT
+    return replace(batch, segments=segments)
 
 
 def _pool(

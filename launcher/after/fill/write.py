@@ -15,7 +15,7 @@ from checkpoints.hf.load import load_pretrained
 from data_service.errors import TokenizerError
 from data_service.rng import draws64, stream_key
 from data_service.tokenizers.load import load_tokenizer
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, untargeted
 from encoder_core.errors import ModelError
 from encoder_core.families.bart import BartConfig
 from encoder_core.objectives.denoise import denoising_model
@@ -82,12 +82,4 @@ class TextWriter:
 
 
 def _row(ids: list[int]) -> Batch:
-    none = torch.zeros(0, dtype=torch.int64)
-    return Batch(
-        tokens=torch.tensor(ids),
-        cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32),
-        max_length=len(ids),
-        positions=torch.arange(len(ids)),
-        target_positions=none,
-        target_ids=none,
-    )
+    return untargeted(torch.tensor(ids), [len(ids)])

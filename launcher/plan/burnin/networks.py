@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, untargeted
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
@@ -142,15 +142,8 @@ def random_rows(
 
 def _forms(tokens: Tensor, lengths: Sequence[int], denoise: DenoiseTerm) -> Batch:
     """Return as many rows that are as long as corrupted ones, of the first of these tokens."""
-    fewer, none = [denoise.read(length) for length in lengths], tokens[:0]
-    return Batch(
-        tokens=tokens[: sum(fewer)],
-        cu_seqlens=torch.tensor([0, *fewer]).cumsum(0).int(),
-        max_length=max(fewer),
-        positions=torch.cat([torch.arange(length) for length in fewer]),
-        target_positions=none,
-        target_ids=none,
-    )
+    fewer = [denoise.read(length) for length in lengths]
+    return untargeted(tokens[: sum(fewer)], fewer)
 
 
 def uneven(recipe: Recipe, rows: int, length: int) -> list[int]:

@@ -158,16 +158,12 @@ def _onto(
     tokenizer, and missing parameters keep their fresh values."""
     parameters = dict(model.named_parameters())
     fresh = [name for name in parameters if name not in source.shapes]
-    tables = set[str]()
+    tables = _tables_to_carry(source, recipe, config, tokenizer)
     record: dict[str, JsonValue] = source.record | {"fresh": list[JsonValue](fresh)}
     held = {name: parameters[name].detach().clone() for name in fresh}
-    if source.tokenizer is not None:
-        tables = vocabulary_tables(config, recipe.objective) & source.shapes.keys()
-        if _fits(source.tokenizer, tokenizer, [source.shapes[name][0] for name in tables]):
-            tables = set()
     if source.tokenizer is not None and tables:
         carry = CarryOver(source.tokenizer, tokenizer)
-        lacking = max(0, source.tokenizer.vocab_size - min(source.shapes[name][0] for name in tables))
+        lacking = _lacking(source, source.tokenizer, tables)
         record |= {"copied": carry.copied - lacking, "averaged": carry.averaged}
         held |= {name: carry(_whole(source, name), parameters[name].detach()) for name in sorted(tables)}
     _check_fit(
@@ -180,9 +176,29 @@ def _onto(
     return InitialWeights(_over(held, source.read), record, source.close)
 
 
-def _fits(old: Tokenizer, new: Tokenizer, rows: Sequence[int]) -> bool:
-    """Return whether tables with so many rows for the ids of `old` are right for `new` as they are."""
-    return old.hash == new.hash and min(rows, default=0) >= old.vocab_size
+def _tables_to_carry(source: InitialSource, recipe: Recipe, config: ModelConfig, new: Tokenizer) -> set[str]:
+    """Return the vocabulary tables of `source` that are not right for the tokenizer `new` as they are. Raises as
+    `_lacking`."""
+    old = source.tokenizer
+    if old is None:
+        return set()
+    tables = vocabulary_tables(config, recipe.objective) & source.shapes.keys()
+    return tables if old.hash != new.hash or _lacking(source, old, tables) else set()
+
+
+def _lacking(source: InitialSource, old: Tokenizer, tables: Collection[str]) -> int:
+    """Return how many of the last ids of `old` have no row in the tables.
+
+    Raises:
+        RunError: they are not all special tokens, which a decoder's tokenizer may get behind its own.
+    """
+    rows = min((source.shapes[name][0] for name in tables), default=old.vocab_size)
+    if not old.special_mask[rows:].all():
+        raise RunError(
+            f"start: the model has {rows} rows of embeddings, and its tokenizer {old.vocab_size} ids",
+            remedy="start from a folder whose tokenizer is the model's own",
+        )
+    return max(0, old.vocab_size - rows)
 
 
 def _whole(source: InitialSource, name: str) -> Tensor:

@@ -16,6 +16,7 @@ from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from data_service.tokenizers.completed import complete
+from data_service.tokenizers.vocabulary import extend_tokenizer
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
@@ -294,13 +295,24 @@ def test_a_decoder_whose_tokenizer_lacks_special_tokens(setting: Setting, tmp_pa
         (tmp_path / name).write_bytes(content)
     config = load_pretrained(tmp_path).config.model_copy(update={"vocab": None})
     its = replace(setting, tokenizer=completed)
-    model, start = its.asks(config, RecipeObjective(mlm=MLM), tmp_path).begin()
-    tables = dict(model.named_parameters())
+    asked = its.asks(config, RecipeObjective(mlm=MLM), tmp_path)
+    model, start = asked.begin()
+    tables, unseen = dict(model.named_parameters()), fresh(asked)
     for name, table in (
         ("encoder.embeddings.word.weight", theirs.model.embed_tokens.weight),
         ("head.decoder.weight", theirs.lm_head.weight),
     ):
         assert torch.equal(tables[name][:known], table)
         assert len(tables[name]) >= completed.vocab_size
-        assert not torch.equal(tables[name][known : completed.vocab_size], torch.zeros_like(table[:3]))
+        assert torch.equal(tables[name][known:], unseen[name][known:])
     assert (start.record["copied"], start.record["averaged"]) == (known, 0)
+
+
+def test_rows_that_only_special_tokens_may_lack(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), tmp_path / "model")
+    export(asked, tmp_path / "model")
+    wider = extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer.save_files()
+    for name, content in wider.items():
+        (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(RunError, match="rows of embeddings"):
+        asked.begin()
