@@ -24,6 +24,17 @@ _SECTIONS = {
     "precision": "precision",
     "microbatch": "rows of a microbatch",
 }
+_OF_PHASES = {
+    "objective": "objective",
+    "mlm": "objective",
+    "weights": "objective",
+    "mixture": "mixing",
+    "lr": "schedule",
+    "schedule": "schedule",
+    "rope_base": "model",
+    "local_rope_base": "model",
+}
+"""The sections to which a phase's own settings belong; the others are of `phases`."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +74,16 @@ def differences(first: Arm, other: Arm) -> list[str]:
 def _sections(arms: Sequence[Arm]) -> Iterator[Held]:
     fields = [_identity(arm) for arm in arms]
     for section, what in _SECTIONS.items():
-        own = [{key: value for key, value in each.items() if key.split(".")[0] == section} for each in fields]
+        own = [{key: value for key, value in each.items() if _section(key) == section} for each in fields]
         equal = all(one == own[0] for one in own)
         keys = {key for one in own for key in identity.changed(own[0], one)}
         yield Held(what, equal, f"{section}" if equal else ", ".join(sorted(keys)))
+
+
+def _section(path: str) -> str:
+    """Return the section to which the field at `path` belongs."""
+    section, *rest = path.split(".")
+    return _OF_PHASES.get(rest[1], section) if section == "phases" and len(rest) > 1 else section
 
 
 def _rows(found: ComparisonState) -> Held | None:

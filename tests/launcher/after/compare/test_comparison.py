@@ -100,6 +100,31 @@ def test_runs_of_one_seed_read_the_same_rows(done: Comparison) -> None:
     assert lines["tokens"].how == "1.5k"
 
 
+PHASES = (
+    "phases=[{steps: 3, length: 32, batch: {sequences: 8}}, {steps: 3, length: 32, batch: {sequences: 8}}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("phases.1.mlm={rate: 0.05}", "what is predicted"),
+        ("phases.1.weights={mlm: 0.5}", "what is predicted"),
+        ("phases.1.lr=0.1", "the learning rate's course"),
+        ("phases.1.length=24", "steps, row length and batch"),
+    ],
+)
+def test_a_phases_own_setting_is_held_against_what_it_changes(
+    inputs: Path, tmp_path: Path, setting: str, what: str
+) -> None:
+    recipes = {"base": small(inputs, PHASES), "other": small(inputs, PHASES, setting)}
+    arms = arms_of(recipes, None, 2, ("budgets",))
+    lines = held(read_found(comparison_at(str(tmp_path), arms, SEEDS, None)))
+    sections = {line.what: line for line in lines if line.how.startswith("phases.")}
+    assert [line.equal for line in sections.values()] == [False]
+    assert list(sections) == [what]
+
+
 def test_started_again_it_trains_nothing_twice(done: Comparison, trainer: Trainer) -> None:
     before = [committed(done.run(arm.label, seed).store) for arm in done.arms for seed in SEEDS]  # type: ignore[union-attr]
     starts = list(trainer.starts)
