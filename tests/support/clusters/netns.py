@@ -164,10 +164,14 @@ def _tear_down(made: Sequence[Machine]) -> None:
     for machine in made:
         if machine.name in there:
             machine.crash()
+    # Links first: the kernel takes those of a deleted namespace away later, and their names are in use until then.
+    links = {word.partition("@")[0].rstrip(":") for word in _run("ip", "-o", "link").split()}
+    for link in links & {_BRIDGE, *(f"{machine.name}v" for machine in made)}:
+        _run("ip", "link", "delete", link)
+    for machine in made:
+        if machine.name in there:
             _run("ip", "netns", "delete", machine.name)
         shutil.rmtree(_FILES / machine.name, ignore_errors=True)
-    if f"{_BRIDGE}:" in _run("ip", "-o", "link").split():
-        _run("ip", "link", "delete", _BRIDGE)
 
 
 def _run(*command: str, environment: Mapping[str, str] | None = None) -> str:
