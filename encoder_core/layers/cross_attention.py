@@ -119,20 +119,24 @@ class CrossAttention(nn.Module):
         self.dropout = dropout
         self.query, self.key, self.value, self.output = (nn.Linear(hidden, hidden) for _ in range(4))
 
+    def heads(self, read_SH: Float[Tensor, "others hidden"]) -> tuple[OtherHeads, OtherHeads]:
+        """Return keys and values of an encoder's states."""
+        k_SH, v_SH = project(read_SH, (self.key, self.value))
+        return torch.unflatten(k_SH, -1, (-1, self.width)), torch.unflatten(v_SH, -1, (-1, self.width))
+
     def forward(
         self,
         q_TH: Float[Tensor, "tokens hidden"],
-        read_SH: Float[Tensor, "others hidden"],
+        heads: tuple[OtherHeads, OtherHeads],
         rows: Rows,
         others: Rows,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the context, which the layer passes to `output`. `q_TH`: projected queries; `read_SH`: states."""
+        """Return the context, which the layer passes to `output`. `q_TH`: projected queries; `heads`: keys and values
+        of the rows `others`.
+        """
         q_TND = torch.unflatten(q_TH, -1, (-1, self.width))
-        k_SND, v_SND = (
-            torch.unflatten(x_SH, -1, (-1, self.width)) for x_SH in project(read_SH, (self.key, self.value))
-        )
         dropout = self.dropout if self.training else 0.0
-        return attend_across(q_TND, k_SND, v_SND, rows, others, dropout).flatten(-2)
+        return attend_across(q_TND, *heads, rows, others, dropout).flatten(-2)
 
 
 class DecoderLayer(PieceWise):
@@ -170,7 +174,7 @@ class DecoderLayer(PieceWise):
         context_TH = self.attention(self.attention.heads(x_TH, None), rows)
         draws = self.dropout.draw(), self.dropout.draw(), self.dropout.draw()
         y_TH, q_TH = self.between(x_TH, context_TH, rows.keys, draws[:1])
-        found_TH = self.across(q_TH, read_SH, rows, others)
+        found_TH = self.across(q_TH, self.across.heads(read_SH), rows, others)
         return self.after(y_TH, found_TH, rows.keys, draws[1:])
 
     @piece

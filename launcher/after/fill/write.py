@@ -1,23 +1,23 @@
 """Writes a text whole from one with masks, with an exported encoder and decoder (BART).
 
 A mask stands for any number of tokens, so nothing of the text is taken over as it is: the encoder reads the text with
-its masks, and the decoder writes it from the first token to the last (Lewis et al. 2019, section 2). For each token,
-all tokens before it are computed anew: the time grows with the square of the text.
+its masks, and the decoder writes it from the first token to the last (Lewis et al. 2019, section 2), with the keys and
+values of those before kept (`encoder_core/layers/incremental.py`).
 """
 
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from checkpoints.hf.load import load_pretrained
 from data_service.errors import TokenizerError
 from data_service.rng import draws64, stream_key
 from data_service.tokenizers.load import load_tokenizer
-from encoder_core.batch import Batch, untargeted
+from encoder_core.batch import untargeted
 from encoder_core.errors import ModelError
 from encoder_core.families.bart import BartConfig
+from encoder_core.layers.incremental import IncrementalDecoder
 from encoder_core.objectives.denoise import denoising_model
 from launcher.after.fill.fill import predict, tied
 from launcher.after.fill.masked_text import MASK, read_masks
@@ -63,23 +63,20 @@ class TextWriter:
     def _written(self, sentence: str, temperature: float, seed: int) -> list[int]:
         """Return the ids that the decoder writes, the first special one included, the last not."""
         special = self._tokenizer.special
-        read = _row(list(read_masks(sentence, self._tokenizer, self._longest).ids))
-        states_SH = self._model.encoder(read)
+        ids_S = torch.tensor(read_masks(sentence, self._tokenizer, self._longest).ids)
+        read = untargeted(ids_S, [len(ids_S)])
+        decoder = IncrementalDecoder(self._model.decoder, self._model.encoder(read), read)
         never = self._tokenizer.special_mask.copy()
         never[special.sep] = False
         never_V = torch.from_numpy(never.nonzero()[0])
         draws = draws64(stream_key("write", seed), 0, self._longest)
         uniform = torch.from_numpy((draws >> np.uint64(11)) / 2.0**53)
+        decoder.step(torch.tensor([special.sep]))  # what it predicts is known
         written = [special.cls]
         while len(written) < self._longest - 1:
-            states_TH: Tensor = self._model.decoder(_row([*written, special.sep]), states_SH, read)
-            logits_1V = self._model.head.logits(states_TH[-1:])
+            logits_1V = self._model.head.logits(decoder.step(torch.tensor(written[-1:])))
             ids, _ = predict(logits_1V, never_V, temperature, uniform[len(written)][None])
             if int(ids) == special.sep:
                 break
             written.append(int(ids))
         return written
-
-
-def _row(ids: list[int]) -> Batch:
-    return untargeted(torch.tensor(ids), [len(ids)])
