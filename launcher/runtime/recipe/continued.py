@@ -13,12 +13,14 @@ from typing import Any
 import yaml
 
 from checkpoints.hf.folder import CONFIG, PARTS, local_configs
+from checkpoints.hf.heads import is_discriminator
 from checkpoints.hf.load import read_folder_config
 from data_service.samples.pairs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
-from encoder_core.families.catalogue import ModelConfig, language_table
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig, language_table
+from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.settings import AdamWConfig, Decayed
@@ -47,6 +49,15 @@ _REASONS = {
     "microbatch": "rows; more are faster on a large GPU",
     "data_service": "as much data waits ahead of training, in memory, as fits beside it on a small machine",
 }
+_PAIR_REASONS = {
+    "start": "the weights. If the discriminator is alone, the generator begins with its embeddings and some of its\n"
+    "# layers; heads that the folder lacks begin fresh. The run's `start` event names what was read, made and left",
+    "objective": "the folder holds a discriminator, told by the names of its weights: it is trained on as one",
+}
+_VERSION_3 = (
+    "the folder holds no discriminator's head, so this is a DeBERTa v2. A DeBERTa v3 whose heads were left out looks\n"
+    "# the same: for one, take `objective` from deberta-v3-base"
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class _Found:
 
     Attributes:
         config: configuration of the network; of two, that of the discriminator.
-        pair: whether the folder has a generator and a discriminator.
+        pair: whether the folder has a generator and a discriminator, or a discriminator of which a generator is made.
         pair_head: whether the model has a head of a pair task, which is trained further.
     """
 
@@ -67,8 +78,10 @@ class _Found:
 def continued(folder: str) -> Recipe:
     """Return the recipe that continues the model, or the pair of networks, in `folder` (a local folder or s3://).
 
+    A discriminator alone, as DeBERTa v3 is published, is continued as one of a pair.
+
     Raises:
-        ModelError: there is no model, or one of a family that we do not have.
+        ModelError: there is no model, one of a family that we do not have, or damaged weights.
         RunError: there is one network of a pair without the other, or two that are not a pair.
         StoreError: the folder cannot be read.
     """
@@ -104,13 +117,21 @@ def _sources(config: ModelConfig) -> dict[str, object]:
 
 def commented(recipe: Recipe) -> str:
     """Return `recipe` as complete YAML, with the reason of each choice above it."""
-    name = _bundled(recipe)
+    name, reasons = _bundled(recipe), _reasons(recipe)
     parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
     for key, value in recipe.to_data().items():
-        if key in _REASONS:
-            parts.append(f"\n# {_REASONS[key]}.\n")
+        if key in reasons:
+            parts.append(f"\n# {reasons[key]}.\n")
         parts.append(_yaml(key, value))
     return "".join(parts)
+
+
+def _reasons(recipe: Recipe) -> dict[str, str]:
+    if recipe.objective.rtd is not None:
+        return _REASONS | _PAIR_REASONS
+    if isinstance(recipe.model, DebertaV2Config) and recipe.model.convolution is None:
+        return _REASONS | {"objective": _VERSION_3}
+    return _REASONS
 
 
 def _yaml(key: str, value: object) -> str:
@@ -142,7 +163,8 @@ def _find(store: Store, folder: str) -> _Found:
             f"{folder} holds one network of ELECTRA's two, which are trained together",
             remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ of one folder",
         )
-    return _Found(config, pair=False, pair_head=any(name in _PAIR_HEADS for name in architectures))
+    alone = isinstance(config, DetectorConfig) and is_discriminator(store, config)
+    return _Found(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
 
 
 def _find_pair(configs: Path) -> _Found:

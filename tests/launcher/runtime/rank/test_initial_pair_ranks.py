@@ -1,6 +1,7 @@
 """A published DeBERTa v3 through real runs: the same weights on any ranks, continued, killed, and exported again."""
 
 import json
+import math
 import random
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.kept_start import keep_start
+from launcher.runtime.recipe.continued import commented, continued
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
@@ -121,6 +123,24 @@ def test_any_ranks_begin_alike(folder: Path) -> None:
         found.append((heldout(uri, "loss")[0], small_runs.losses(uri)[0]))
     for figures in found[1:]:
         assert figures == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.long
+def test_the_printed_recipe_trains_the_published_folder(folder: Path) -> None:
+    """As `recipe from` prints it, but for the corpus and for how long."""
+    own = folder / "own.yaml"
+    own.write_text(commented(continued(str(folder / "published"))))
+    corpus = f"corpus={{sources: {{text: {{uri: {folder}/corpus}}}}, heldout: {{fraction: 0.1}}}}"
+    few = ("phases=[{steps: 2, length: 32, batch: {sequences: 24}}]", "schedule.warmup=1", "microbatch=12")
+    recipe = load(str(own), (corpus, *few, "precision=fp32"))
+    uri = f"{folder}/printed"
+    create_run(keep_start(recipe, uri), uri, datetime.now(UTC))
+    finish(uri, 1)
+    start = _start(uri)
+    assert start["network"] == "discriminator"
+    assert start["layers"] == [0, 3]
+    assert all(math.isfinite(loss) for loss in small_runs.losses(uri))
+    assert len(small_runs.losses(uri)) == 2
 
 
 @pytest.mark.long

@@ -1,14 +1,19 @@
 """The recipe that continues a model: complete, accepted, and fitting the model without an edit."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoModel
 from typer.testing import CliRunner
 
+from checkpoints.hf.folder import WEIGHTS
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.errors import ModelError
+from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.sentence_pairs import NspConfig
@@ -20,7 +25,8 @@ from launcher.runtime.recipe.checks import unsuitable
 from launcher.runtime.recipe.continued import TOKENIZER, commented, continued
 from launcher.runtime.recipe.load import load, loads, reload
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
-from tests.support.models.exports import FAMILIES, LENGTH, Family, export
+from tests.support.models.exports import FAMILIES, LENGTH, Family, export, fitting_tokenizer
+from tests.support.models.published import publish
 from tests.support.runs.starts import BERT, MLM, Setting
 from tests.support.runs.starts import export as export_for
 
@@ -51,6 +57,80 @@ def test_a_pair_of_any_family_is_continued(tmp_path: Path) -> None:
     assert (recipe.model.layers, recipe.model.generator_layers) == (3, 2)
     assert list(recipe.objective.terms) == ["mlm", "rtd"]
     check_start(recipe)
+
+
+def published(folder: Path, *, heads: bool = True, **own: object) -> DebertaV2Config:
+    """A folder as DeBERTa v3 is published: its tokenizer, and a config.json that version 2 could have."""
+    tokenizer = fitting_tokenizer("unigram", "deberta")
+    known = FAMILIES["deberta-v2"].config.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    assert isinstance(known, DebertaV2Config)
+    config = known.model_copy(update=own)
+    publish(config, folder, heads=heads)
+    for name, content in tokenizer.save_files().items():
+        (folder / name).write_bytes(content)
+    return config
+
+
+def pickle_in(folder: Path, *, zipped: bool, shards: int) -> None:
+    """Replace the safetensors by the pickles of older transformers."""
+    tensors = list(load_file(folder / WEIGHTS).items())
+    (folder / WEIGHTS).unlink()
+    parts = {"pytorch_model.bin" if shards == 1 else f"pytorch_model-{n}.bin": n for n in range(shards)}
+    for name, n in parts.items():
+        torch.save(dict(tensors[n::shards]), folder / name, _use_new_zipfile_serialization=zipped)
+    if shards > 1:
+        index = {name: f"pytorch_model-{n % shards}.bin" for n, (name, _) in enumerate(tensors)}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_deberta_v3_as_published_is_continued_as_a_discriminator(tmp_path: Path, layers: int) -> None:
+    config = published(tmp_path / "v3", layers=layers)
+    recipe = continued(str(tmp_path / "v3"))
+    assert loads(commented(recipe), "printed") == recipe
+    bundled = load("deberta-v3-base")
+    assert (recipe.objective, recipe.input) == (bundled.objective, bundled.input)
+    assert isinstance(recipe.model, DebertaV2Config)
+    assert recipe.model.generator.layers == layers // 2
+    assert recipe.model.hidden == config.hidden
+    assert unsuitable(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
+    check_start(recipe)
+
+
+@pytest.mark.parametrize(("zipped", "shards"), [(True, 1), (False, 1), (True, 3)])
+@pytest.mark.parametrize("heads", [True, False])
+def test_pickled_weights_are_told_by_their_names(
+    tmp_path: Path, zipped: bool, shards: int, heads: bool
+) -> None:
+    published(tmp_path / "model", heads=heads)
+    pickle_in(tmp_path / "model", zipped=zipped, shards=shards)
+    assert (continued(str(tmp_path / "model")).objective.rtd is not None) == heads
+
+
+@pytest.mark.parametrize("convolution", [None, 3])
+def test_a_deberta_without_that_head_is_a_version_2(tmp_path: Path, convolution: int | None) -> None:
+    """With a note where a version 3 whose heads were left out would look the same."""
+    published(tmp_path / "v2", heads=False, convolution=convolution)
+    recipe = continued(str(tmp_path / "v2"))
+    assert list(recipe.objective.terms) == ["mlm"]
+    assert ("deberta-v3-base" in commented(recipe)) == (convolution is None)
+
+
+def test_a_config_without_weights_is_no_discriminator(tmp_path: Path) -> None:
+    published(tmp_path / "bare")
+    (tmp_path / "bare" / WEIGHTS).unlink()
+    assert continued(str(tmp_path / "bare")).objective.rtd is None
+
+
+@pytest.mark.parametrize("name", ["roberta", "deberta", "deberta-v2", "modernbert"])
+def test_the_discriminator_of_any_export_is_continued_as_one(tmp_path: Path, name: str) -> None:
+    family, objective = FAMILIES[name], RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig())
+    pair = ("generator", "discriminator")
+    export(Family(family.config, objective, family.kind, family.style, pair), tmp_path)
+    recipe = continued(str(tmp_path / "discriminator"))
+    assert list(recipe.objective.terms) == ["mlm", "rtd"]
+    check_start(recipe)
+    assert list(continued(str(tmp_path / "generator")).objective.terms) == ["mlm"]
 
 
 def test_a_model_without_heads_gets_no_pair_task(setting: Setting, tmp_path: Path) -> None:

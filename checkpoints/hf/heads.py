@@ -1,0 +1,39 @@
+"""Which network of a pair a folder holds, told by the names of its parameters. No weight is read, no pickle opened.
+
+A config.json cannot tell: that of DeBERTa v3, a discriminator, has the fields and values of a DeBERTa v2 without
+convolution. The head of replaced token detection can, which the published files of version 3 hold beside the other.
+"""
+
+from checkpoints.hf.folder import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS, pickled_networks
+from checkpoints.hf.headers import stored_shapes
+from data_service.store.base import Store
+from encoder_core.families.catalogue import DetectorConfig, interchange
+
+_SCORE = "head.score.weight"
+_NAMES = (
+    4 << 20
+)  # bytes at the start of a pickled file that hold all names: torch writes them before the numbers
+
+
+def is_discriminator(store: Store, config: DetectorConfig) -> bool:
+    """Return whether the network at the root of `store` has a head that detects replaced tokens; false without weights.
+
+    Of pickled weights only the bytes are searched for the head's name.
+
+    Raises:
+        ModelError: the folder's safetensors are damaged.
+        StoreError: the store cannot be read.
+    """
+    their = interchange(config, "rtd")
+    name = their.table.names(their.layers)[_SCORE]
+    if "." in pickled_networks(store):
+        return name.encode() in _pickled_names(store)
+    if all(store.size(file) is None for file in (WEIGHTS, INDEX)):
+        return False
+    return name in their.table.modern(stored_shapes(store))
+
+
+def _pickled_names(store: Store) -> bytes:
+    """Return bytes that contain the names of the pickled parameters."""
+    size = store.size(PICKLE)
+    return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _NAMES))
