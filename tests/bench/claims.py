@@ -34,10 +34,12 @@ class Compared(_Part):
 
 
 class Row(_Part):
-    """A claim, where it is made, and the recipes that try it. `budget`: in place of everybody's."""
+    """A claim, where it is made, and the recipes that try it. `budget`: in place of everybody's; `settings`: of all the
+    row's recipes, before their own."""
 
     claim: str
     source: str
+    settings: list[str] = []
     recipes: dict[str, Compared]
     budget: str | None = None
 
@@ -50,6 +52,7 @@ class Claims(_Part):
     heldout: float
     budget: str
     seeds: int
+    points: int
     settings: list[str]
     rows: dict[str, Row]
 
@@ -77,8 +80,8 @@ def main(
             workdir / name,
             row,
             corpus,
-            [*settings],
-            ["--budget", wanted, "--seeds", str(seeds or claims.seeds)],
+            [*settings, *row.settings],
+            ["--budget", wanted, "--seeds", str(seeds or claims.seeds), "--points", str(claims.points)],
         )
         (workdir / "CLAIMS.md").write_text(page(claims, workdir), "utf-8")
     print((workdir / "CLAIMS.md").read_text("utf-8"))

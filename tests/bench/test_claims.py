@@ -25,12 +25,15 @@ DIFFER = {
     "detection": {"objective", "model", "phases", "optimizer", "schedule"},
     "words": {"objective"},
     "rate": {"objective"},
+    "causal": {"objective", "phases"},
+    "annealed": {"objective", "phases"},
 }
 
 
 def recipes(row: claims.Row) -> list[Recipe]:
     budget = Budget.parse(row.budget or FILE.budget)
-    small = [reload(tiny(load(one.recipe)), (*FILE.settings, *one.settings)) for one in row.recipes.values()]
+    everybody = (*FILE.settings, *row.settings)
+    small = [reload(tiny(load(one.recipe)), (*everybody, *one.settings)) for one in row.recipes.values()]
     return [within(recipe, budget, FILE.vocabulary) for recipe in small]
 
 
