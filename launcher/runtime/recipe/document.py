@@ -7,6 +7,7 @@ data, which pydantic validates in strict JSON mode: `layers: "12"` and `seed: tr
 import difflib
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,10 +15,13 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from data_service.errors import UserError
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.yaml_bounds import KEYS, check_extent, secrets_in
+from launcher.runtime.recipe.yaml_bounds import KEYS, bounded_events, secrets_in
 
 Path = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -27,12 +31,27 @@ _MISSING = object()
 _BROKEN = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`).
+class _Events(Composer, SafeConstructor, Resolver):
+    """SafeLoader for events that are there already: scanning a text takes ten times as long as all that follows.
 
-    Two escapes that JSON writes for one character (a surrogate pair) are read as that character. One of them alone is a
-    UnicodeDecodeError.
+    It also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`). Two escapes that JSON writes for one character (a
+    surrogate pair) are read as that character. One of them alone is a UnicodeDecodeError.
     """
+
+    def __init__(self, events: Sequence[yaml.Event]) -> None:
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+        self._left = deque(events)
+
+    def check_event(self, *choices: type[yaml.Event]) -> bool:
+        return bool(self._left) and (not choices or isinstance(self._left[0], choices))
+
+    def peek_event(self) -> yaml.Event:
+        return self._left[0]
+
+    def get_event(self) -> yaml.Event:
+        return self._left.popleft()
 
     def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
         node = super().compose_scalar_node(anchor)
@@ -41,7 +60,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Events.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 @dataclass(frozen=True)
@@ -98,9 +117,8 @@ def parse(text: str, name: str, words: Words = RECIPE) -> Document:
     """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or another value than a
     mapping at the top."""
     try:
-        check_extent(text, _Loader)
-        node = yaml.compose(text, Loader=_Loader)
-        data = yaml.load(text, Loader=_Loader)
+        events = bounded_events(text)
+        node, data = _Events(events).get_single_node(), _Events(events).get_single_data()
     except _BROKEN as error:
         raise words.error(
             f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
@@ -200,8 +218,7 @@ def parse_assignment(text: str) -> tuple[Path, object]:
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
     path = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
     try:
-        check_extent(value, _Loader)
-        return path, yaml.load(value, Loader=_Loader)
+        return path, _Events(bounded_events(value)).get_single_data()
     except _BROKEN as error:
         raise RecipeError(
             f"--set {text!r}: the value is not valid YAML: {_one_line(error)}",

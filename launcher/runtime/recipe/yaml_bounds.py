@@ -16,15 +16,17 @@ _DEEPEST = 40  # levels; a recipe has 6
 _MOST = 100_000  # values, with aliases expanded; a recipe has a few hundred
 
 
-def check_extent(text: str, loader: type[yaml.SafeLoader]) -> None:
-    """Check the extent of a YAML text. Raises yaml.MarkedYAMLError if it is nested too deep, has too many values, or
+def bounded_events(text: str) -> list[yaml.Event]:
+    """Return the events of a YAML text. Raises yaml.MarkedYAMLError if it is nested too deep, has too many values, or
     uses an alias inside the value that the alias stands for."""
+    found: list[yaml.Event] = []
     anchors: dict[str, int] = {}  # values below each
     opened: list[
         tuple[str | None, int]
     ] = []  # the anchor of each open collection, and the count at its start
     count = 0
-    for event in yaml.parse(text, Loader=loader):
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        found.append(event)
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
             if anchor is not None:
@@ -44,6 +46,7 @@ def check_extent(text: str, loader: type[yaml.SafeLoader]) -> None:
             raise _refused(event, f"nested deeper than {_DEEPEST} levels")
         if count > _MOST:
             raise _refused(event, f"more than {_MOST:,} values, aliases expanded")
+    return found
 
 
 def _refused(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
