@@ -13,17 +13,15 @@ services do differently is dealt with here:
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from threading import Event
-from typing import TypeVar
 from uuid import uuid4
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
-from data_service.store.base import Entry, checked, child, together
+from data_service.store.base import Entry, together
+from data_service.store.bucket import BucketStore
 from data_service.store.cloud_client import CloudClient, CloudConnection, Scheme
 from data_service.store.cloud_errors import FAILURES, translated
 from data_service.store.cloud_transfer import (
@@ -34,51 +32,26 @@ from data_service.store.cloud_transfer import (
     head,
     writer_of,
 )
-from data_service.store.errors import (
-    BadUri,
-    CredentialsExpired,
-    CredentialsMissing,
-    KeyMissing,
-    StoreUnavailable,
-)
-from data_service.store.retries import Patience, outage_of, retried
-from data_service.store.upload_sources import WRITER, Buffers, LocalFile, both
+from data_service.store.errors import BadUri, KeyMissing, StoreUnavailable
+from data_service.store.retries import Patience
+from data_service.store.upload_sources import WRITER, Buffers, LocalFile
 
-_T = TypeVar("_T")
 _DELETED = 256  # most objects that one request to Azure may name
-_VALID_BEFORE = {"gs": Event(), "az": Event()}  # this process has had credentials that a server accepted
 
 
 @dataclass(frozen=True)
-class CloudStore:
-    """A store of the objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable and thread-safe.
-
-    `patience_s`: seconds without progress after which a failing operation is given up.
-    """
+class CloudStore(BucketStore[CloudClient]):
+    """A store of objects on Google Cloud Storage or Azure. See `BucketStore`."""
 
     scheme: Scheme
-    bucket: str
-    prefix: str
-    patience_s: float
-    _connection: CloudConnection = field(repr=False, compare=False)
+
+    _failures = FAILURES
+    _single = SINGLE
+    _translated = staticmethod(translated)
 
     @property
-    def uri(self) -> str:
-        return f"{self.scheme}://{child(self.bucket, self.prefix)}"
-
-    def at(self, prefix: str) -> "CloudStore":
-        below = checked(self.uri, child(prefix, ""))
-        return CloudStore(
-            self.scheme, self.bucket, child(self.prefix, below), self.patience_s, self._connection
-        )
-
-    def get(self, key: str) -> bytes:
-        return self._download(key, 0, None)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        if length == 0:  # no range can say so; only the key can be missing
-            return b"" if self.size(key) is not None else self.get(key)
-        return self._download(key, start, length)
+    def _service(self) -> Scheme:
+        return self.scheme
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.put_buffers(key, [memoryview(data)])
@@ -105,18 +78,6 @@ class CloudStore:
             return True
 
         return self._call(name, write)
-
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
-    ) -> None:
-        self._upload(key, Buffers(buffers), sent)
-
-    def put_file(self, key: str, path: Path) -> None:
-        self._upload(key, LocalFile(path), None)
-
-    def size(self, key: str) -> int | None:
-        entry = self.entry(key)
-        return None if entry is None else entry.size
 
     def entry(self, key: str) -> Entry | None:
         name = self._name(key)
@@ -196,56 +157,19 @@ class CloudStore:
         download = CloudDownload(name, self._full(name), patience.reached, start, length)
         return self._call(name, download.attempt, patience)
 
-    def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
-        name, patience = self._name(key), Patience(self.patience_s)
-        if source.size <= SINGLE:
-            body = source.read(0, source.size)
-            self._call(name, lambda client: obstore.put(client.requests, name, body, use_multipart=False))
-            if sent is not None:
-                sent(source.size)
-            return
-        self._call(name, CloudUpload(name, source, both(patience.reached, sent)).attempt, patience)
+    def _put_whole(self, name: str, body: bytes, client: CloudClient) -> object:
+        return obstore.put(client.requests, name, body, use_multipart=False)
 
-    def _name(self, key: str) -> str:
-        name = child(self.prefix, checked(self.uri, key))
+    def _put_parts(
+        self, name: str, source: Buffers | LocalFile, patience: Patience, reached: Callable[[int], None]
+    ) -> None:
+        self._call(name, CloudUpload(name, source, reached).attempt, patience)
+
+    def _check_name(self, name: str, key: str) -> None:
         if "\\" in name or any(character < " " or character == "\x7f" for character in name):
             raise BadUri.at(f"{self.uri}/{key}", "a key here cannot have a backslash or a control character")
         if self.scheme == "az" and any(part.endswith(".") for part in name.split("/")):
             raise BadUri.at(f"{self.uri}/{key}", "Azure drops the dot at the end of a name")
-        return name
-
-    def _full(self, name: str) -> str:
-        return f"{self.scheme}://{self.bucket}/{name}"
-
-    def _call(
-        self,
-        name: str,
-        operation: Callable[[CloudClient], _T],
-        patience: Patience | None = None,
-        *,
-        signed: bool = True,
-    ) -> _T:
-        """Run the operation; retry it while its failures are transient; raise the last failure as our error.
-
-        `signed`: whether an answer shows that the credentials are valid.
-        """
-        patience = Patience(self.patience_s) if patience is None else patience
-        outage = outage_of(f"{self.scheme}://{self.bucket}")
-        return retried(lambda: self._once(name, operation, signed), patience, outage)
-
-    def _once(self, name: str, operation: Callable[[CloudClient], _T], signed: bool) -> _T:
-        client, known = None, _VALID_BEFORE[self.scheme]
-        try:
-            client = self._connection.client()
-            result = operation(client)
-        except FAILURES as error:
-            ours = translated(error, self._full(name), valid_before=known.is_set())
-            if isinstance(ours, CredentialsExpired | CredentialsMissing):
-                self._connection.forget(client)
-            raise ours from error
-        if signed:
-            known.set()
-        return result
 
 
 def _delete(names: Sequence[str], client: CloudClient) -> None:
@@ -254,4 +178,4 @@ def _delete(names: Sequence[str], client: CloudClient) -> None:
 
 def open_cloud(scheme: Scheme, bucket: str, prefix: str, patience_s: float) -> CloudStore:
     """Return the store of a bucket's objects below `prefix`. Nothing is contacted."""
-    return CloudStore(scheme, bucket, prefix, patience_s, CloudConnection(scheme, bucket))
+    return CloudStore(bucket, prefix, patience_s, CloudConnection(scheme, bucket), scheme)

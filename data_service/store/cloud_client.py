@@ -6,7 +6,6 @@ Account, credentials and endpoint come from the environment, from which obstore 
 
 import os
 import re
-import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from urllib.parse import quote
 
 from obstore.store import AzureStore, GCSStore
 
+from data_service.store.bucket import Connection
 from data_service.store.errors import BadUri, StoreError
 
 Scheme = Literal["gs", "az"]
@@ -71,13 +71,10 @@ class CloudClient:
         return parsedate_to_datetime(date).timestamp()
 
 
-class CloudConnection:
-    """The clients of one bucket for all threads of a process. A copy in another process creates its own."""
-
+class CloudConnection(Connection[CloudClient]):
     def __init__(self, scheme: Scheme, bucket: str) -> None:
+        super().__init__()
         self._scheme, self._bucket = scheme, bucket
-        self._lock = threading.Lock()
-        self._client: CloudClient | None = None
 
     def __reduce__(self) -> tuple[type["CloudConnection"], tuple[Scheme, str]]:
         return CloudConnection, (self._scheme, self._bucket)
@@ -91,16 +88,10 @@ class CloudConnection:
             FAILURES: obstore's errors.
         """
         _ensure_not_forked(f"{self._scheme}://{self._bucket}")
-        with self._lock:
-            if self._client is None:
-                self._client = _connect(self._scheme, self._bucket)
-            return self._client
+        return super().client()
 
-    def forget(self, client: CloudClient | None) -> None:
-        """Drop `client`, so that the next request looks for credentials again; do nothing if it was dropped already."""
-        with self._lock:
-            if self._client is client:
-                self._client = None
+    def _connect(self) -> CloudClient:
+        return _connect(self._scheme, self._bucket)
 
 
 def _ensure_not_forked(uri: str) -> None:

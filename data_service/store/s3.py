@@ -7,15 +7,14 @@ retries nothing. Every answer is checked: an invalid one counts as a failure.
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import boto3
@@ -23,16 +22,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
-from data_service.store.base import Entry, checked, child
-from data_service.store.errors import (
-    BadUri,
-    CredentialsExpired,
-    CredentialsMissing,
-    KeyMissing,
-    StoreError,
-    StoreUnavailable,
-)
-from data_service.store.retries import Patience, outage_of, retried
+from data_service.store.base import Entry, child
+from data_service.store.bucket import BucketStore, Connection
+from data_service.store.errors import BadUri, KeyMissing, StoreError, StoreUnavailable
+from data_service.store.retries import Patience
 from data_service.store.s3_errors import FAILURES, code, translated
 from data_service.store.s3_transfer import (
     DELETED,
@@ -42,46 +35,27 @@ from data_service.store.s3_transfer import (
     Upload,
     head,
 )
-from data_service.store.upload_sources import PART, WRITER, Buffers, LocalFile, both
+from data_service.store.upload_sources import PART, WRITER, Buffers, LocalFile
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
-_T = TypeVar("_T")
-
 _SILENCE_S = 60.0  # a connection without data for so long counts as dead
 _METADATA_S = (
     5  # for an answer of a cloud's metadata service, where nothing else is set: botocore's 1 is short
 )
-_VALID_BEFORE = threading.Event()  # this process has had credentials that a server accepted
 
 for _library in ("botocore", "boto3", "urllib3"):  # they warn of what is dealt with here
     logging.getLogger(_library).addHandler(logging.NullHandler())
 
 
-class _Connection:
-    """One S3 client for all threads of a process. A copy in another process (pickled or forked) creates its own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._client: S3Client | None = None
-        self._owner = 0
-
+class _Connection(Connection["S3Client"]):
     def __reduce__(self) -> tuple[type["_Connection"], tuple[()]]:
         return (_Connection, ())
 
-    def client(self) -> "S3Client":
-        with self._lock:
-            if self._client is None or self._owner != os.getpid():
-                self._client, self._owner = _connect(), os.getpid()
-            return self._client
-
-    def forget(self, client: "S3Client | None") -> None:
-        """Drop `client`, so that the next request looks for credentials again; do nothing if it was dropped already."""
-        with self._lock:
-            if self._client is client:
-                self._client = None
+    def _connect(self) -> "S3Client":
+        return _connect()
 
 
 def _connect() -> "S3Client":
@@ -107,36 +81,24 @@ def _connect() -> "S3Client":
 
 
 @dataclass(frozen=True)
-class S3Store:
-    """A store of the objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable and thread-safe.
+class S3Store(BucketStore["S3Client"]):
+    """A store of objects on S3. See `BucketStore`."""
 
-    `patience_s`: seconds without progress after which a failing operation is given up.
-    """
-
-    bucket: str
     prefix: str = ""
     patience_s: float = 120.0
-    _connection: _Connection = field(default_factory=_Connection, repr=False, compare=False)
+    _connection: Connection["S3Client"] = field(default_factory=_Connection, repr=False, compare=False)
+
+    _failures = FAILURES
+    _single = 2 * PART
+    _translated = staticmethod(translated)
 
     @property
-    def uri(self) -> str:
-        return f"s3://{child(self.bucket, self.prefix)}"
-
-    def at(self, prefix: str) -> "S3Store":
-        below = checked(self.uri, child(prefix, ""))
-        return S3Store(self.bucket, child(self.prefix, below), self.patience_s, self._connection)
-
-    def get(self, key: str) -> bytes:
-        return self._download(key, 0, None)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        if length == 0:  # no range can say so; only the key can be missing
-            return b"" if self.size(key) is not None else self.get(key)
-        return self._download(key, start, length)
+    def _service(self) -> Literal["s3"]:
+        return "s3"
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        name, body = self._name(key), bytes(data)
-        self._call(name, lambda client: client.put_object(Bucket=self.bucket, Key=name, Body=body))
+        name = self._name(key)
+        self._call(name, partial(self._put_whole, name, bytes(data)))
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
         name, body, writer = self._name(key), bytes(data), uuid4().hex
@@ -157,18 +119,6 @@ class S3Store:
             return True
 
         return self._call(name, write)
-
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
-    ) -> None:
-        self._upload(key, Buffers(buffers), sent)
-
-    def put_file(self, key: str, path: Path) -> None:
-        self._upload(key, LocalFile(path), None)
-
-    def size(self, key: str) -> int | None:
-        entry = self.entry(key)
-        return None if entry is None else entry.size
 
     def entry(self, key: str) -> Entry | None:
         name = self._name(key)
@@ -275,45 +225,19 @@ class S3Store:
         download = Download(self.bucket, name, patience.reached, start, length)
         return self._call(name, download.attempt, patience)
 
-    def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
-        name, patience = self._name(key), Patience(self.patience_s)
-        if source.size <= 2 * PART:
-            body = source.read(0, source.size)
-            self._call(name, lambda client: client.put_object(Bucket=self.bucket, Key=name, Body=body))
-            if sent is not None:
-                sent(source.size)
-            return
-        upload = Upload(self.bucket, name, source, both(patience.reached, sent))
+    def _put_whole(self, name: str, body: bytes, client: "S3Client") -> object:
+        return client.put_object(Bucket=self.bucket, Key=name, Body=body)
+
+    def _put_parts(
+        self, name: str, source: Buffers | LocalFile, patience: Patience, reached: Callable[[int], None]
+    ) -> None:
+        upload = Upload(self.bucket, name, source, reached)
         try:
             self._call(name, upload.attempt, patience)
         except BaseException:
             with suppress(StoreError):
                 self._once(name, upload.abort)
             raise
-
-    def _name(self, key: str) -> str:
-        return child(self.prefix, checked(self.uri, key))
-
-    def _full(self, name: str) -> str:
-        return f"s3://{self.bucket}/{name}"
-
-    def _call(self, name: str, operation: Callable[["S3Client"], _T], patience: Patience | None = None) -> _T:
-        """Run the operation; retry it while its failures are transient; raise the last failure as our error."""
-        patience = Patience(self.patience_s) if patience is None else patience
-        return retried(lambda: self._once(name, operation), patience, outage_of(f"s3://{self.bucket}"))
-
-    def _once(self, name: str, operation: Callable[["S3Client"], _T]) -> _T:
-        client = None
-        try:
-            client = self._connection.client()
-            result = operation(client)
-        except FAILURES as error:
-            ours = translated(error, self._full(name), valid_before=_VALID_BEFORE.is_set())
-            if isinstance(ours, CredentialsExpired | CredentialsMissing):
-                self._connection.forget(client)
-            raise ours from error
-        _VALID_BEFORE.set()
-        return result
 
 
 def _date(answer: Mapping[str, Any]) -> float | None:

@@ -107,7 +107,7 @@ def _by_obstore(uri: str) -> Store:
         def client(self) -> CloudClient:
             return CloudClient(made, made, uri)
 
-    return CloudStore("gs", bucket, prefix, 60.0, Connection("gs", bucket))
+    return CloudStore(bucket, prefix, 60.0, Connection("gs", bucket), "gs")
 
 
 def render(result: StorePairs) -> str:

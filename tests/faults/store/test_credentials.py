@@ -3,7 +3,6 @@
 import re
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,11 +27,9 @@ S3_ONLY = pytest.mark.parametrize("service", ["s3"], indirect=True)
 @pytest.fixture
 def never_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process that has not reached any server yet."""
-    monkeypatch.setattr("data_service.store.s3._VALID_BEFORE", threading.Event())
-    if find_spec("obstore") is not None:
-        monkeypatch.setattr(
-            "data_service.store.cloud._VALID_BEFORE", {"gs": threading.Event(), "az": threading.Event()}
-        )
+    monkeypatch.setattr(
+        "data_service.store.bucket._VALID_BEFORE", {name: threading.Event() for name in ("s3", "gs", "az")}
+    )
 
 
 def test_renewed_credentials_are_found(
@@ -121,7 +118,7 @@ def test_a_slow_metadata_service_is_asked_again(
     if valid_before:
         known.set()
         monkeypatch.setattr("data_service.store.retries._FIRST_CREDENTIALS_S", 0.01)
-    monkeypatch.setattr("data_service.store.s3._VALID_BEFORE", known)
+    monkeypatch.setattr("data_service.store.bucket._VALID_BEFORE", {"s3": known})
     with MetadataService(refusals=4) as service:
         service.use(monkeypatch)
         assert open_store(store.uri).get("key") == DATA

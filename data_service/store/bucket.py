@@ -1,0 +1,170 @@
+"""A bucket behind a network as an object store: what S3 and the other clouds do alike.
+
+Keys lie below a prefix. Requests are repeated while their failures may pass, and refused credentials are looked for
+again. What a request is, and what its failures mean, the subclasses say (`s3.py`, `cloud.py`).
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import ClassVar, Generic, Literal, Self, TypeVar
+
+from data_service.store.base import Entry, checked, child
+from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError
+from data_service.store.retries import Patience, outage_of, retried
+from data_service.store.upload_sources import Buffers, LocalFile, both
+
+_C = TypeVar("_C")
+_T = TypeVar("_T")
+
+# By service, whether this process has had credentials that a server accepted.
+_VALID_BEFORE = {"s3": Event(), "gs": Event(), "az": Event()}
+
+
+class Connection(ABC, Generic[_C]):
+    """The client of one bucket for all threads of a process. A copy in another process makes its own, a fork too."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._client: _C | None = None
+        self._owner = 0
+
+    def client(self) -> _C:
+        with self._lock:
+            if self._client is None or self._owner != os.getpid():
+                self._client, self._owner = self._connect(), os.getpid()
+            return self._client
+
+    def forget(self, client: _C | None) -> None:
+        """Drop `client`, so that the next request looks for credentials again; do nothing if it was dropped already."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
+
+    @abstractmethod
+    def _connect(self) -> _C: ...
+
+
+@dataclass(frozen=True)
+class BucketStore(ABC, Generic[_C]):
+    """A store of the objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable and thread-safe.
+
+    `patience_s`: seconds without progress after which a failing operation is given up.
+    """
+
+    bucket: str
+    prefix: str
+    patience_s: float
+    _connection: Connection[_C] = field(repr=False, compare=False)
+
+    _failures: ClassVar[tuple[type[Exception], ...]]
+    _single: ClassVar[int]  # bytes: larger objects are uploaded in parts
+
+    @property
+    @abstractmethod
+    def _service(self) -> Literal["s3", "gs", "az"]:
+        """The scheme of the store's URIs."""
+
+    @abstractmethod
+    def entry(self, key: str) -> Entry | None: ...
+
+    @property
+    def uri(self) -> str:
+        return f"{self._service}://{child(self.bucket, self.prefix)}"
+
+    def at(self, prefix: str) -> Self:
+        below = checked(self.uri, child(prefix, ""))
+        return replace(self, prefix=child(self.prefix, below))
+
+    def get(self, key: str) -> bytes:
+        return self._download(key, 0, None)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if length == 0:  # no range can say so; only the key can be missing
+            return b"" if self.size(key) is not None else self.get(key)
+        return self._download(key, start, length)
+
+    def put_buffers(
+        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+    ) -> None:
+        self._upload(key, Buffers(buffers), sent)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._upload(key, LocalFile(path), None)
+
+    def size(self, key: str) -> int | None:
+        entry = self.entry(key)
+        return None if entry is None else entry.size
+
+    @abstractmethod
+    def _download(self, key: str, start: int, length: int | None) -> bytes:
+        """Return `length` bytes from byte `start`; all that follow if it is None."""
+
+    @abstractmethod
+    def _put_whole(self, name: str, body: bytes, client: _C) -> object:
+        """Create or replace an object by one request."""
+
+    @abstractmethod
+    def _put_parts(
+        self, name: str, source: Buffers | LocalFile, patience: Patience, reached: Callable[[int], None]
+    ) -> None:
+        """Create or replace an object by parts. `reached` is called with the number of bytes that are there."""
+
+    @staticmethod
+    @abstractmethod
+    def _translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+        """Return our error for one of `_failures` of a request about `uri`."""
+
+    def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
+        name, patience = self._name(key), Patience(self.patience_s)
+        if source.size > self._single:
+            self._put_parts(name, source, patience, both(patience.reached, sent))
+            return
+        self._call(name, partial(self._put_whole, name, source.read(0, source.size)))
+        if sent is not None:
+            sent(source.size)
+
+    def _name(self, key: str) -> str:
+        name = child(self.prefix, checked(self.uri, key))
+        self._check_name(name, key)
+        return name
+
+    def _check_name(self, name: str, key: str) -> None:  # noqa: B027 - most services take any name
+        """Raise BadUri if the service has no objects of this name."""
+
+    def _full(self, name: str) -> str:
+        return f"{self._service}://{self.bucket}/{name}"
+
+    def _call(
+        self,
+        name: str,
+        operation: Callable[[_C], _T],
+        patience: Patience | None = None,
+        *,
+        signed: bool = True,
+    ) -> _T:
+        """Run the operation; retry it while its failures are transient; raise the last failure as our error.
+
+        `signed`: whether an answer shows that the credentials are valid.
+        """
+        patience = Patience(self.patience_s) if patience is None else patience
+        outage = outage_of(f"{self._service}://{self.bucket}")
+        return retried(lambda: self._once(name, operation, signed=signed), patience, outage)
+
+    def _once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
+        client, known = None, _VALID_BEFORE[self._service]
+        try:
+            client = self._connection.client()
+            result = operation(client)
+        except self._failures as error:
+            ours = self._translated(error, self._full(name), valid_before=known.is_set())
+            if isinstance(ours, CredentialsExpired | CredentialsMissing):
+                self._connection.forget(client)
+            raise ours from error
+        if signed:
+            known.set()
+        return result
