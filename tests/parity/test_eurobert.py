@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import EuroBertConfig as TheirConfig
 from transformers import EuroBertForMaskedLM
 from transformers.models.eurobert.modeling_eurobert import EuroBertRMSNorm
@@ -18,17 +17,20 @@ from transformers.models.eurobert.modeling_eurobert import EuroBertRMSNorm
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference
+from encoder_core.layers.attention import Attend, blocked, padded_sdpa, reference
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
     assert_same_masked_gradients,
     assert_same_masked_outputs,
-    copy_from,
-    copy_into,
     make_batch,
-    random_weights,
+)
+from tests.support.models.peers import (
+    Direction,
+    in_both_directions,
+    in_both_precisions,
+    peers,
+    unrounded_norm,
 )
 
 CONFIG = EuroBertConfig(
@@ -45,46 +47,22 @@ LENGTHS = {
 @pytest.fixture(scope="module", autouse=True)
 def unrounded() -> Any:
     """Their fp64 models are exact; see above."""
-    theirs = EuroBertRMSNorm.forward
-
-    def chosen(norm: Any, states: Tensor) -> Tensor:
-        if states.dtype != torch.float64:
-            return theirs(norm, states)
-        return (
-            norm.weight * states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EuroBertRMSNorm, "forward", chosen)
+    with unrounded_norm(EuroBertRMSNorm):
         yield
 
 
-def their_model(config: EuroBertConfig, dtype: torch.dtype) -> EuroBertForMaskedLM:
-    their_config = TheirConfig(**interchange(config).fields)
-    return random_weights(EuroBertForMaskedLM(their_config)).to(dtype).eval()
-
-
-def our_model(config: EuroBertConfig, dtype: torch.dtype, attend: Attend = automatic) -> MultitaskModel:
-    return random_weights(masked_language_model(config, attend=attend), seed=1).to(dtype).eval()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@in_both_precisions
+@in_both_directions
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_same_weights_same_outputs(dtype: torch.dtype, direction: str, lengths: list[int]) -> None:
-    ours, theirs = our_model(CONFIG, dtype), their_model(CONFIG, dtype)
-    if direction == "theirs_to_ours":
-        copy_from(theirs, ours, interchange(CONFIG))
-    else:
-        copy_into(theirs, ours, interchange(CONFIG))
+def test_same_weights_same_outputs(dtype: torch.dtype, direction: Direction, lengths: list[int]) -> None:
+    ours, theirs = peers(CONFIG, dtype, direction)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch(lengths, CONFIG.vocabulary), 7)
 
 
 @pytest.mark.parametrize("attend", [blocked, padded_sdpa, reference], ids=lambda kernel: kernel.__name__)
 def test_the_same_with_every_kernel(attend: Attend) -> None:
-    ours, theirs = our_model(CONFIG, torch.float64, attend), their_model(CONFIG, torch.float64)
-    copy_from(theirs, ours, interchange(CONFIG))
+    ours, theirs = peers(CONFIG, torch.float64, attend=attend)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch([1, 9, 40, 200], CONFIG.vocabulary), 7)
 
@@ -110,27 +88,25 @@ def shapes(draw: st.DrawFn) -> EuroBertConfig:
 @settings(max_examples=12, deadline=None)
 @given(config=shapes(), lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5))
 def test_any_shape_and_any_rows_in_fp64(config: EuroBertConfig, lengths: list[int]) -> None:
-    ours, theirs = our_model(config, torch.float64), their_model(config, torch.float64)
-    copy_from(theirs, ours, interchange(config))
+    ours, theirs = peers(config, torch.float64)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch(lengths, config.vocabulary), config.pad_id)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@in_both_precisions
 def test_rows_as_long_as_the_published_models_take(dtype: torch.dtype) -> None:
     config = CONFIG.model_copy(
         update={"layers": 2, "hidden": 16, "heads": 2, "key_value_heads": 1, "max_length": 8192}
     )
-    ours, theirs = our_model(config, dtype), their_model(config, dtype)
-    copy_from(theirs, ours, interchange(config))
+    ours, theirs = peers(config, dtype)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch([8192, 130], config.vocabulary), 0)
 
 
 @pytest.mark.parametrize("lengths", [*LENGTHS.values()][:3], ids=[*LENGTHS][:3])
 def test_same_gradients(lengths: list[int]) -> None:
-    ours, theirs = our_model(CONFIG, torch.float64), their_model(CONFIG, torch.float64)
+    ours, theirs = peers(CONFIG, torch.float64)
     assert_same_masked_gradients(ours, theirs, make_batch(lengths, CONFIG.vocabulary), CONFIG)
 
 

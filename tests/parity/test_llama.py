@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -28,6 +27,7 @@ from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.terms.clm import ClmConfig
 from encoder_core.terms.mlm import MlmConfig
 from tests.support.models.parity import assert_close, copy_from, make_batch, pad, random_weights
+from tests.support.models.peers import unrounded_norm
 
 SHAPE: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -43,17 +43,7 @@ SHAPE: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def unrounded() -> Any:
     """Their fp64 models are exact; see above."""
-    theirs = LlamaRMSNorm.forward
-
-    def chosen(norm: Any, states: Tensor) -> Tensor:
-        if states.dtype != torch.float64:
-            return theirs(norm, states)
-        return (
-            norm.weight * states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaRMSNorm, "forward", chosen)
+    with unrounded_norm(LlamaRMSNorm):
         yield
 
 

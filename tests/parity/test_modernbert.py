@@ -18,19 +18,17 @@ from transformers.models.modernbert import modeling_modernbert
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference
+from encoder_core.layers.attention import Attend, blocked, padded_sdpa, reference
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.rows import Rows, rotate, rotation
-from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
     assert_same_masked_gradients,
     assert_same_masked_outputs,
-    copy_from,
-    copy_into,
     make_batch,
     random_weights,
 )
+from tests.support.models.peers import Direction, in_both_directions, in_both_precisions, peers
 
 CONFIG = ModernBertConfig(
     layers=4,
@@ -71,32 +69,18 @@ def unrounded() -> Any:
         yield
 
 
-def their_model(config: ModernBertConfig, dtype: torch.dtype) -> ModernBertForMaskedLM:
-    their_config = TheirConfig(**interchange(config).fields)
-    return random_weights(ModernBertForMaskedLM(their_config)).to(dtype).eval()
-
-
-def our_model(config: ModernBertConfig, dtype: torch.dtype, attend: Attend = automatic) -> MultitaskModel:
-    return random_weights(masked_language_model(config, attend=attend)).to(dtype).eval()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@in_both_precisions
+@in_both_directions
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_same_weights_same_outputs(dtype: torch.dtype, direction: str, lengths: list[int]) -> None:
-    ours, theirs = our_model(CONFIG, dtype), their_model(CONFIG, dtype)
-    if direction == "theirs_to_ours":
-        copy_from(theirs, ours, interchange(CONFIG))
-    else:
-        copy_into(theirs, ours, interchange(CONFIG))
+def test_same_weights_same_outputs(dtype: torch.dtype, direction: Direction, lengths: list[int]) -> None:
+    ours, theirs = peers(CONFIG, dtype, direction)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch(lengths, CONFIG.vocabulary), 7)
 
 
 @pytest.mark.parametrize("attend", [blocked, padded_sdpa, reference], ids=lambda kernel: kernel.__name__)
 def test_the_same_with_every_kernel(attend: Attend) -> None:
-    ours, theirs = our_model(CONFIG, torch.float64, attend), their_model(CONFIG, torch.float64)
-    copy_from(theirs, ours, interchange(CONFIG))
+    ours, theirs = peers(CONFIG, torch.float64, attend=attend)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch([1, 9, 40, 200], CONFIG.vocabulary), 7)
 
@@ -123,35 +107,33 @@ def shapes(draw: st.DrawFn) -> ModernBertConfig:
 @settings(max_examples=12, deadline=None)
 @given(config=shapes(), lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5))
 def test_any_shape_and_any_rows_in_fp64(config: ModernBertConfig, lengths: list[int]) -> None:
-    ours, theirs = our_model(config, torch.float64), their_model(config, torch.float64)
-    copy_from(theirs, ours, interchange(config))
+    ours, theirs = peers(config, torch.float64)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch(lengths, config.vocabulary), config.pad_id)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@in_both_precisions
 def test_rows_as_long_as_the_published_models_take(dtype: torch.dtype) -> None:
     """At their own window, up to the last position."""
     config = CONFIG.model_copy(
         update={"layers": 2, "hidden": 16, "heads": 1, "local_attention": 128, "max_length": 8192}
     )
-    ours, theirs = our_model(config, dtype), their_model(config, dtype)
-    copy_from(theirs, ours, interchange(config))
+    ours, theirs = peers(config, dtype)
     with torch.no_grad():
         assert_same_masked_outputs(ours, theirs, make_batch([8192, 130], config.vocabulary), 0)
 
 
 @pytest.mark.parametrize("lengths", [*LENGTHS.values()][:3], ids=[*LENGTHS][:3])
 def test_same_gradients(lengths: list[int]) -> None:
-    ours, theirs = our_model(CONFIG, torch.float64), their_model(CONFIG, torch.float64)
+    ours, theirs = peers(CONFIG, torch.float64)
     assert_same_masked_gradients(ours, theirs, make_batch(lengths, CONFIG.vocabulary), CONFIG)
 
 
 def test_a_token_sees_its_window_and_no_further_row() -> None:
     """One local layer: what a change at one token moves is its row within the window."""
     config = CONFIG.model_copy(update={"layers": 2, "global_every": 9, "local_attention": 16})
-    model = our_model(config, torch.float64)
+    model = random_weights(masked_language_model(config)).double().eval()
     layer = model.encoder.layers[1]
     batch = make_batch([30, 200, 11], config.vocabulary)
     rows = Rows.of(batch)

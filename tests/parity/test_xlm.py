@@ -22,14 +22,13 @@ from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
-    copy_from,
-    copy_into,
     make_batch,
     masked_loss,
     pad,
     random_weights,
     states_of,
 )
+from tests.support.models.peers import Direction, in_both_directions, in_both_precisions, peers
 
 CONFIG = XlmConfig(
     layers=3,
@@ -57,10 +56,6 @@ def unrounded() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MultiHeadAttention, "forward", chosen)
         yield
-
-
-def their_model(config: XlmConfig, dtype: torch.dtype) -> XLMWithLMHeadModel:
-    return random_weights(XLMWithLMHeadModel(TheirConfig(**interchange(config).fields))).to(dtype).eval()
 
 
 def translations(lengths: list[int], config: XlmConfig) -> Batch:
@@ -98,17 +93,15 @@ def theirs_on(
     return states, padded.flat(found.logits), masked_loss(found.logits, padded.labels)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@in_both_precisions
+@in_both_directions
 @pytest.mark.parametrize("languages", [(), ("en",), ("en", "fr", "de")], ids=["none", "one", "three"])
 @pytest.mark.parametrize("pad_id", [0, 2])
 def test_same_weights_same_outputs(
-    dtype: torch.dtype, direction: str, languages: tuple[str, ...], pad_id: int
+    dtype: torch.dtype, direction: Direction, languages: tuple[str, ...], pad_id: int
 ) -> None:
     config = CONFIG.model_copy(update={"languages": languages, "pad_id": pad_id})
-    ours, theirs = random_weights(masked_language_model(config)).to(dtype).eval(), their_model(config, dtype)
-    copy = copy_from if direction == "theirs_to_ours" else copy_into
-    copy(theirs, ours, interchange(config))
+    ours, theirs = peers(config, dtype, direction)
     batch = translations(LENGTHS, config)
     states, logits, loss = theirs_on(theirs, batch, config)
     for state, expected in zip(states_of(ours.encoder, batch), states, strict=True):
@@ -119,12 +112,8 @@ def test_same_weights_same_outputs(
 
 
 def test_same_gradients() -> None:
-    ours, theirs = (
-        random_weights(masked_language_model(CONFIG)).double().eval(),
-        their_model(CONFIG, torch.float64),
-    )
+    ours, theirs = peers(CONFIG, torch.float64, "ours_to_theirs")
     their = interchange(CONFIG)
-    copy_into(theirs, ours, their)
     batch = translations(LENGTHS, CONFIG)
     theirs_on(theirs, batch, CONFIG)[2].backward()
     term = ours(batch).terms[0]
@@ -175,6 +164,3 @@ def test_the_class_has_one_activation_and_inner_width() -> None:
         XlmConfig.model_validate(CONFIG.model_dump() | {"feed_forward": 64})
     with pytest.raises(ValueError, match="differ"):
         XlmConfig.model_validate(CONFIG.model_dump() | {"languages": ("en", "en")})
-    assert CONFIG.language_id("de") == 2
-    with pytest.raises(ModelError, match="'es'"):
-        CONFIG.language_id("es")

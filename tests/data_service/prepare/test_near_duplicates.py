@@ -1,6 +1,5 @@
 """Near duplicates over all inputs, held to statements that look at all pairs."""
 
-import json
 import random
 import time
 import unicodedata
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,14 +16,12 @@ from near_duplicates import bench_near, plant, render
 
 from data_service.ingest import pool
 from data_service.prepare.clusters import flatten, unite
-from data_service.prepare.configuration import Preparation
 from data_service.prepare.minhash import HASHES, SKETCH, bands_for, sign
 from data_service.prepare.near_duplicates import find_pairs
-from data_service.prepare.prepare import prepare
 from data_service.prepare.shingles import LONGEST, shingles
-from data_service.prepare.statistics import Statistics
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
-from tests.support.data.raw_text import files_of, ignore_progress
+from tests.support.data.preparations import rows_of, run, write_lines
+from tests.support.data.raw_text import files_of
 from tests.support.faults.process import dies_at
 
 NEAR = {"stage": "near_duplicates"}
@@ -34,22 +30,8 @@ ALPHABETS = ("abcdefgh", "абвгдежз", "百日紅花見鳥語空", "กข
 
 
 def write(path: Path, texts: Sequence[str]) -> dict[str, Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"text": text, "id": f"{path.stem}{i}"}) + "\n" for i, text in enumerate(texts)]
-    path.write_text("".join(lines), "utf-8")
-    return {"source": path.stem, "files": [str(path)], "fields": {"id": "id"}}
-
-
-def run(
-    inputs: list[dict[str, Any]], stages: list[dict[str, Any]], out: Path, workers: int = 1
-) -> Statistics:
-    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": 1 << 14})
-    return prepare(made, str(out), workers, ignore_progress)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
-    return rows
+    records = ({"text": text, "id": f"{path.stem}{i}"} for i, text in enumerate(texts))
+    return write_lines(path, records) | {"fields": {"id": "id"}}
 
 
 def made_up(count: int, length: int, drawn: random.Random) -> list[str]:
@@ -152,9 +134,8 @@ def test_ten_thousand_times_the_copies_take_as_many_times_as_long(tmp_path: Path
     for count in (10_000, 1_000_000):
         copies = (page if number % 2 else changed(page, drawn) for number in range(count))
         source = write(tmp_path / f"pages{count}.jsonl", list(copies))
-        made = Preparation.model_validate({"inputs": [source], "stages": [NEAR], "chunk_bytes": 16 << 20})
         began = time.process_time()
-        statistics = prepare(made, str(tmp_path / f"out{count}"), 1, ignore_progress)
+        statistics = run([source], [NEAR], tmp_path / f"out{count}", chunk=16 << 20)
         seconds[count] = time.process_time() - began
         assert statistics.documents_kept == 1
         (kept,) = rows_of(tmp_path / f"out{count}" / "documents")

@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest import pool
 from data_service.prepare import frequent_paragraphs
-from data_service.prepare.configuration import Preparation
 from data_service.prepare.paragraphs import DuplicateParagraphs
-from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
-from tests.support.data.raw_text import files_of, ignore_progress
+from tests.support.data.preparations import rows_of, run, write_lines
+from tests.support.data.raw_text import files_of
 from tests.support.faults.process import dies_at
 
 LETTERS = "abcdefgh абвг 百日紅 éäß ff\uff11 .,-!\t"
@@ -28,22 +26,15 @@ RETURNING = "line of many pages"
 CUT: dict[str, Any] = {"stage": "duplicate_paragraphs", "most_documents": 3, "least_characters": 4}
 
 
-def run(
+def cut(
     folder: Path, sources: Sequence[Sequence[str]], stages: Sequence[dict[str, Any]], workers: int = 1
 ) -> Statistics:
     inputs = []
     for number, texts in enumerate(sources):
-        path = folder.parent / f"{folder.name}-{number}.jsonl"
-        lines = (json.dumps({"text": text, "id": f"{number}-{i}"}) + "\n" for i, text in enumerate(texts))
-        path.write_text("".join(lines), "utf-8")
-        inputs.append({"source": f"s{number}", "files": [str(path)], "fields": {"id": "id"}})
-    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": 1 << 13})
-    return prepare(made, str(folder), workers, ignore_progress)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
-    return rows
+        records = ({"text": text, "id": f"{number}-{i}"} for i, text in enumerate(texts))
+        lines = write_lines(folder.parent / f"{folder.name}-{number}.jsonl", records)
+        inputs.append(lines | {"source": f"s{number}", "fields": {"id": "id"}})
+    return run(inputs, stages, folder, workers=workers, chunk=1 << 13)
 
 
 def plain(piece: str) -> str:
@@ -113,7 +104,7 @@ def test_what_is_cut_is_what_more_documents_have(tmp_path: Path, seed: int) -> N
         listed=drawn.choice((0, 3, 1000)),
     )
     sources = [made_up(drawn, drawn.randint(1, 120), stage.unit) for _ in range(drawn.randint(1, 3))]
-    statistics = run(tmp_path / "out", [*sources, ["a document that stays " * 9]], [stage.model_dump()])
+    statistics = cut(tmp_path / "out", [*sources, ["a document that stays " * 9]], [stage.model_dump()])
     texts = [text for source in sources for text in source]
     left, often = expected_texts(texts, stage)
     names = [f"{number}-{i}" for number, source in enumerate(sources) for i in range(len(source))]
@@ -152,7 +143,7 @@ STAGES = ({"stage": "exact_duplicates"}, CUT, {"stage": "near_duplicates", "keep
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "out"
-    run(out, boilerplate(1), STAGES)
+    cut(out, boilerplate(1), STAGES)
     return out
 
 
@@ -181,8 +172,8 @@ def test_killed_at_any_moment_and_continued_it_is_the_same(
 ) -> None:
     out = tmp_path_factory.mktemp("killed") / "out"
     for call in calls:
-        dies_at(call, lambda: run(out, boilerplate(1), STAGES))
-    run(out, boilerplate(1), STAGES)
+        dies_at(call, lambda: cut(out, boilerplate(1), STAGES))
+    cut(out, boilerplate(1), STAGES)
     assert same(out, whole)
 
 
@@ -199,13 +190,13 @@ def test_neither_the_order_of_tasks_nor_the_size_of_partitions_changes_anything(
 
     monkeypatch.setattr(pool.Pool, "run", run_shuffled)
     monkeypatch.setattr(frequent_paragraphs, "_PARTITION", partition)
-    run(tmp_path / "out", boilerplate(1), STAGES)
+    cut(tmp_path / "out", boilerplate(1), STAGES)
     assert same(tmp_path / "out", whole)
 
 
 @pytest.mark.cluster
 def test_workers_change_nothing(tmp_path: Path, whole: Path) -> None:
-    run(tmp_path / "out", boilerplate(1), STAGES, workers=2)
+    cut(tmp_path / "out", boilerplate(1), STAGES, workers=2)
     assert same(tmp_path / "out", whole)
 
 

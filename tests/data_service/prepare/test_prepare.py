@@ -15,40 +15,15 @@ from hypothesis import strategies as st
 
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.inputs import list_inputs
-from data_service.prepare.configuration import Preparation
 from data_service.prepare.documents import Document
-from data_service.prepare.prepare import prepare
 from data_service.prepare.stages import Licence
-from data_service.prepare.statistics import Statistics
-from tests.support.data.raw_text import DOCUMENTS, build, files_of, ignore_progress
+from tests.support.data.preparations import rows_of, run, write_lines
+from tests.support.data.raw_text import DOCUMENTS, build, files_of
 from tests.support.faults.process import dies_at
 
 LENGTH = {"stage": "length", "least_characters": 400}
 EXACT = {"stage": "exact_duplicates"}
 FIELDS = {"id": "id", "url": "url", "licence": "licence", "language": "lang", "date": "date"}
-
-
-def run(
-    inputs: list[dict[str, Any]],
-    stages: list[dict[str, Any]],
-    out: Path,
-    *,
-    workers: int = 1,
-    chunk: int = 1 << 14,
-) -> Statistics:
-    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": chunk})
-    return prepare(made, str(out), workers, ignore_progress)
-
-
-def table(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
-    return rows
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-    return {"source": path.stem, "files": [str(path)]}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, sources: list[dict[str, Any]
 
 
 def test_every_document_is_kept_or_dropped_for_one_reason(whole: Path, sources: list[dict[str, Any]]) -> None:
-    kept, dropped = table(whole / "documents"), table(whole / "dropped")
+    kept, dropped = rows_of(whole / "documents"), rows_of(whole / "dropped")
     statistics = json.loads((whole / "statistics.json").read_text("utf-8"))
     ids = [row["id"] for row in kept + dropped]
     assert len(ids) == len(set(ids)) == statistics["documents_read"]
@@ -98,7 +73,7 @@ def test_every_document_is_kept_or_dropped_for_one_reason(whole: Path, sources: 
 
 
 def test_a_document_keeps_what_the_input_says_of_it(whole: Path) -> None:
-    kept = {row["id"]: row for row in table(whole / "documents")}
+    kept = {row["id"]: row for row in rows_of(whole / "documents")}
     assert kept["n1"]["url"] == "https://x.example/1"
     assert (kept["n1"]["licence"], kept["n1"]["language"], kept["n1"]["date"]) == ("CC0", "en", None)
     assert kept["n2"]["licence"] is None
@@ -138,7 +113,7 @@ def test_a_pattern_of_licences_has_one_sign(parts: list[str], between: list[str]
 
 
 def test_of_equal_documents_the_first_is_kept_and_stands_for_all(whole: Path) -> None:
-    kept, dropped = table(whole / "documents"), table(whole / "dropped")
+    kept, dropped = rows_of(whole / "documents"), rows_of(whole / "dropped")
     copies = [row for row in dropped if row["stage"] == "exact_duplicates"]
     texts = Counter(row["text"] for row in kept)
     assert copies
@@ -197,7 +172,7 @@ def test_a_complete_output_is_known_and_another_preparation_refused(
     whole: Path, sources: list[dict[str, Any]]
 ) -> None:
     before = files_of(whole)
-    assert run(sources, [LENGTH, EXACT], whole).documents_kept == len(table(whole / "documents"))
+    assert run(sources, [LENGTH, EXACT], whole).documents_kept == len(rows_of(whole / "documents"))
     with pytest.raises(PrepareError, match="stages"):
         run(sources, [EXACT], whole)
     assert files_of(whole) == before
@@ -205,7 +180,7 @@ def test_a_complete_output_is_known_and_another_preparation_refused(
 
 def test_a_corpus_is_built_of_what_was_kept_alone(whole: Path, tmp_path: Path) -> None:
     manifest = build(whole, tmp_path / "corpus")
-    kept = table(whole / "documents")
+    kept = rows_of(whole / "documents")
     assert manifest.counts["documents_read"] == len(kept)
     listing = list_inputs([str(whole)])
     assert all("/documents/" in file.uri for file in listing.files)
@@ -224,9 +199,9 @@ def test_a_filter_that_drops_everything_names_what_dropped(
     stage = {"stage": "length", "least_characters": 10_000}
     with pytest.raises(PrepareError, match=r"length .* too_few_characters"):
         run(sources, [stage], tmp_path / "out")
-    assert len(table(tmp_path / "out/dropped")) == 212
+    assert len(rows_of(tmp_path / "out/dropped")) == 212
     run(sources, [LENGTH], tmp_path / "out")
-    assert {row["stage"] for row in table(tmp_path / "out/dropped")} == {"read", "length"}
+    assert {row["stage"] for row in rows_of(tmp_path / "out/dropped")} == {"read", "length"}
     assert not (tmp_path / "out/build").exists()
 
 
@@ -246,7 +221,7 @@ def test_bad_records_are_refused_by_place_or_dropped_with_their_reason(tmp_path:
         run([named], [], tmp_path / "out")
     statistics = run([named | {"on_bad_records": "skip"}], [], tmp_path / "out")
     assert statistics.stages[0].dropped == {"bad_record": 2}
-    assert [row["id"].rpartition("/")[2] for row in table(tmp_path / "out/dropped")] == [
+    assert [row["id"].rpartition("/")[2] for row in rows_of(tmp_path / "out/dropped")] == [
         "a.jsonl:byte-17",
         "a.jsonl:byte-48",
     ]
@@ -294,7 +269,7 @@ def test_big_packed_files_are_read_in_chunks(tmp_path: Path) -> None:
     source = {"source": "a", "files": [str(tmp_path / "a.jsonl.gz")], "fields": {"id": "id"}}
     statistics = run([source], [EXACT], tmp_path / "out")
     assert len(statistics.parts) > 10
-    assert [row["text"] for row in table(tmp_path / "out/documents")] == texts
+    assert [row["text"] for row in rows_of(tmp_path / "out/documents")] == texts
 
 
 def test_a_changed_input_of_the_same_size_is_read_again(tmp_path: Path) -> None:
@@ -303,7 +278,7 @@ def test_a_changed_input_of_the_same_size_is_read_again(tmp_path: Path) -> None:
     assert dies_at(25, lambda: run([source], [EXACT], tmp_path / "out"))
     write_lines(tmp_path / "a.jsonl", [{"text": f"next {i}", "id": i} for i in range(3)])
     run([source], [EXACT], tmp_path / "out")
-    assert [row["text"] for row in table(tmp_path / "out/documents")] == ["next 0", "next 1", "next 2"]
+    assert [row["text"] for row in rows_of(tmp_path / "out/documents")] == ["next 0", "next 1", "next 2"]
 
 
 @settings(max_examples=8, deadline=None)
@@ -312,6 +287,6 @@ def test_clusters_are_those_of_a_counter(tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("clusters")
     source = write_lines(folder / "a.jsonl", [{"text": text} for text in texts])
     run([source], [EXACT, EXACT], folder / "out")
-    kept = table(folder / "out/documents")
+    kept = rows_of(folder / "out/documents")
     assert {row["text"]: row["cluster_size"] for row in kept} == Counter(texts)
     assert [row["text"] for row in kept] == list(dict.fromkeys(texts))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -11,12 +10,9 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.compose import compose
@@ -29,32 +25,14 @@ from encoder_core.terms.term import TermConfig
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
-from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.parity import make_batch
+from tests.support.models.terms import SIZE, families, trained_by
 
-SIZE: dict[str, Any] = {
-    "layers": 2,
-    "hidden": 16,
-    "heads": 2,
-    "feed_forward": 32,
-    "max_length": 40,
-    "vocab": 50,
-}
-MODELS: dict[str, ModelConfig] = {
-    "bert": BertConfig(**SIZE),
+MODELS = families() | {
     "relative_keys": BertConfig(**SIZE, position="relative_key"),
-    "albert": AlbertConfig(**SIZE, embedding=8),
     "deberta": DebertaConfig(**SIZE, mask_decoder="plain"),
-    "deberta_v2": DebertaV2Config(**SIZE, mask_decoder="plain", buckets=8),
-    "modernbert": ModernBertConfig(**SIZE, local_attention=8),
-    "eurobert": EuroBertConfig(**SIZE, key_value_heads=1),
 }
 BOTH: tuple[TermConfig, ...] = (MlmConfig(), ClmConfig())
-
-
-def built(model: ModelConfig, *terms: TermConfig) -> MultitaskModel:
-    module = compose(model, {term.name: term for term in terms})
-    assert isinstance(module, MultitaskModel)
-    return random_weights(module).double().eval()
 
 
 def causal_rows(lengths: list[int]) -> Batch:
@@ -67,7 +45,7 @@ def causal_rows(lengths: list[int]) -> Batch:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_sums_are_the_literal_formula(model: ModelConfig) -> None:
     """Row by row, each prefix by itself without any mask: what a token is predicted from is what stands before it."""
-    network, batch = built(model, ClmConfig()), causal_rows([7, 12])
+    network, batch = trained_by(model, ClmConfig()), causal_rows([7, 12])
     with torch.no_grad():
         outcome = network(batch)
         expected, correct = torch.zeros((), dtype=torch.float64), 0
@@ -100,7 +78,7 @@ def _after(network: MultitaskModel, prefix: Tensor) -> Tensor:
 
 
 def test_logits_are_those_before_the_targets() -> None:
-    network, batch = built(MODELS["bert"], *BOTH), causal_rows([7, 12])
+    network, batch = trained_by(MODELS["bert"], *BOTH), causal_rows([7, 12])
     with torch.no_grad():
         log_p = F.log_softmax(network.logits(batch), -1)
         loss = -log_p.gather(1, batch.target_ids[:, None]).sum()
@@ -110,10 +88,10 @@ def test_logits_are_those_before_the_targets() -> None:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_beside_masked_tokens_each_has_targets_on_its_own_rows(model: ModelConfig) -> None:
     """One network with one head: the sums of either objective alone, and every parameter takes part in each."""
-    both = built(model, *BOTH)
+    both = trained_by(model, *BOTH)
     masked, causal = make_batch([5, 24, 9], 50), causal_rows([5, 24, 9])
     for name, alone, batch in (("mlm", MlmConfig(), masked), ("clm", ClmConfig(), causal)):
-        single = built(model, alone)
+        single = trained_by(model, alone)
         single.load_state_dict(both.state_dict())
         expected, outcome = single(batch).terms[0], both(batch)
         found = {term.name: term for term in outcome.terms}
@@ -124,25 +102,25 @@ def test_beside_masked_tokens_each_has_targets_on_its_own_rows(model: ModelConfi
         both.zero_grad()
         torch.stack([term.loss_sum for term in outcome.terms]).sum().backward()
         assert all(parameter.grad is not None for parameter in both.parameters())
-    assert len(dict(both.named_parameters())) == len(dict(built(model, MlmConfig()).named_parameters()))
+    assert len(dict(both.named_parameters())) == len(dict(trained_by(model, MlmConfig()).named_parameters()))
 
 
 @pytest.mark.parametrize("terms", [BOTH, BOTH[1:]], ids=["both", "alone"])
 def test_an_idle_batch_reaches_every_parameter(terms: Sequence[TermConfig]) -> None:
-    network = built(MODELS["bert"], *terms)
+    network = trained_by(MODELS["bert"], *terms)
     outcome = network(idle_batch(torch.device("cpu")))
     torch.stack([term.loss_sum for term in outcome.terms]).sum().backward()
     assert all(p.grad is not None and not p.grad.any() for p in network.parameters())
 
 
 def test_rows_that_show_what_is_predicted_are_refused() -> None:
-    network = built(MODELS["bert"], ClmConfig())
+    network = trained_by(MODELS["bert"], ClmConfig())
     with pytest.raises(ModelError):
         network.target_counts(make_batch([5], 50))
 
 
 def test_a_step_has_the_figures_of_what_it_trains() -> None:
-    network = built(MODELS["bert"], *BOTH)
+    network = trained_by(MODELS["bert"], *BOTH)
     for batch, name in ((make_batch([5, 9], 50), "mlm"), (causal_rows([5, 9]), "clm")):
         figures = means(sum_losses(network, network, [Microbatch(0, batch)], 0))
         assert set(figures) == {"loss", f"{name}_loss", f"{name}_accuracy"}

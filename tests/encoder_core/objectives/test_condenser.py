@@ -11,12 +11,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch, with_rows
 from encoder_core.errors import ModelError
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.deberta import DebertaConfig
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.multitask import MultitaskModel
@@ -28,31 +23,20 @@ from encoder_core.terms.term import TermConfig
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
-from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.parity import make_batch
+from tests.support.models.terms import (
+    SIZE,
+    assert_reaches_every_parameter,
+    assert_same_gradients,
+    families,
+    trained_by,
+)
 
-SIZE: dict[str, Any] = {
-    "layers": 3,
-    "hidden": 16,
-    "heads": 2,
-    "feed_forward": 24,
-    "max_length": 40,
-    "vocab": 50,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
-MODELS: dict[str, ModelConfig] = {
-    "bert": BertConfig(**SIZE),
-    "albert": AlbertConfig(**SIZE, embedding=8),
-    "deberta": DebertaConfig(**SIZE),
-    "modernbert": ModernBertConfig(**SIZE, local_attention=8),
-    "eurobert": EuroBertConfig(**SIZE, key_value_heads=1),
-}
+MODELS = families(layers=3)
 
 
-def built(model: ModelConfig, config: CondenserConfig, **terms: TermConfig) -> MultitaskModel:
-    module = compose(model, {"mlm": MlmConfig(), "condenser": config, **terms})
-    assert isinstance(module, MultitaskModel)
-    return random_weights(module).double().eval()
+def built(model: ModelConfig, config: CondenserConfig, *further: TermConfig) -> MultitaskModel:
+    return trained_by(model, MlmConfig(), config, *further)
 
 
 def literal(network: MultitaskModel, model: ModelConfig, batch: Batch, early: int) -> tuple[Tensor, int]:
@@ -102,20 +86,13 @@ def _norm(norm: torch.nn.LayerNorm, x_LH: Tensor) -> Tensor:
 def test_sums_and_gradients_are_the_literal_formula(name: str, early: int | None, read: int) -> None:
     network, batch = built(MODELS[name], CondenserConfig(early=early)), make_batch([9, 14, 1, 2], 50)
     expected, correct = literal(network, MODELS[name], batch, read)
-    parameters = dict(network.named_parameters())
-    wanted = torch.autograd.grad(expected, list(parameters.values()), allow_unused=True)
     outcome = network(batch)
     term = outcome.terms[1]
     assert (term.name, term.targets) == ("condenser", len(batch.target_ids))
     assert network.target_counts(batch)["condenser"] == term.targets
     torch.testing.assert_close(term.loss_sum, expected, rtol=1e-10, atol=0)
     assert outcome.metrics["condenser_correct"] == correct
-    found = torch.autograd.grad(term.loss_sum, list(parameters.values()), allow_unused=True)
-    for key, ours, theirs in zip(parameters, found, wanted, strict=True):
-        if theirs is None:
-            assert ours is None or not ours.any(), key
-        else:
-            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9, msg=key)
+    assert_same_gradients(network, term.loss_sum, expected)
     torch.testing.assert_close(network.float()(batch).terms[1].loss_sum.double(), expected, rtol=1e-5, atol=0)
 
 
@@ -152,17 +129,12 @@ def test_rows_apart_sum_to_rows_together() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta"])
 def test_an_idle_batch_and_rows_without_targets_reach_every_parameter(name: str) -> None:
-    network = built(MODELS[name], CondenserConfig(), retromae=RetromaeConfig()).train()
+    network = built(MODELS[name], CondenserConfig(), RetromaeConfig()).train()
     none = torch.zeros(0, dtype=torch.int64)
     bare = replace(make_batch([6, 1], 50), target_positions=none, target_ids=none)
     for batch in (bare, idle_batch(torch.device("cpu"))):
-        network.zero_grad()
-        outcome = network(batch)
         assert network.target_counts(batch)["condenser"] == 0
-        torch.stack([term.loss_sum for term in outcome.terms]).sum().backward()
-        for key, parameter in network.named_parameters():
-            assert parameter.grad is not None, key
-            assert parameter.grad.isfinite().all(), key
+        assert_reaches_every_parameter(network, batch)
 
 
 def test_a_step_has_its_figures() -> None:

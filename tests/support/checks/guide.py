@@ -192,18 +192,14 @@ def run_maskfleet(arguments: list[str]) -> tuple[int, str]:
     """Exit code, and all that was printed. In this process where the command needs none of its own."""
     if arguments[0] in PROCESSES:
         return _as_a_scheduler_would(arguments)
-    from launcher.app.cli.main import main
+    from tests.support.checks.command import exit_code
 
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["maskfleet", *arguments])
         patch.setenv("COLUMNS", "110")
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            try:
-                main()
-            except SystemExit as ended:
-                return int(ended.code or 0), printed.getvalue()
-    return 0, printed.getvalue()
+            code = exit_code(*arguments)
+    return code, printed.getvalue()
 
 
 def _as_a_scheduler_would(arguments: list[str]) -> tuple[int, str]:

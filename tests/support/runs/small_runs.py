@@ -108,6 +108,11 @@ def history(uri: str) -> ListedHistory:
     return ListedHistory(**found | {"steps": ListedSteps(found["steps"], step_records(store))})
 
 
+def events(uri: str, kind: str) -> list[Record]:
+    """The events of one kind, of the committed lineage."""
+    return [event for event in read_history(open_run(uri).store).events if event["kind"] == kind]
+
+
 def step_records(store: Store) -> list[Record]:
     """The step records of the committed lineage, whole."""
     kept: list[Record] = []

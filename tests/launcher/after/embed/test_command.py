@@ -16,7 +16,7 @@ from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.after.finetune.pretrained import folder_digest, open_pretrained
-from launcher.app.cli import main as cli
+from tests.support.checks.command import exit_code
 from tests.support.models.exports import FAMILIES, export
 from tests.support.tasks.small_tasks import scored, triplets, write_rows
 
@@ -34,14 +34,9 @@ metrics: [spearman, pearson]
 
 
 @pytest.fixture
-def maskfleet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+def maskfleet(capfd: pytest.CaptureFixture[str]) -> Command:
     def run(*words: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["maskfleet", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+        code = exit_code(*words)
         said = capfd.readouterr()
         assert "Traceback" not in said.err
         return code, said.out, said.err

@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,8 @@ from launcher.after.embed.model import load_model
 from launcher.after.embed.negatives import Example, read_examples, with_negatives, write_examples
 from launcher.after.embed.settings import Encoding, MiningSettings
 from launcher.after.finetune.pretrained import open_pretrained
-from launcher.app.cli import main as cli
 from launcher.errors import TaskError
+from tests.support.checks.command import exit_code
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export, fitting_tokenizer
 
@@ -135,7 +134,7 @@ def test_pairs_are_read_as_corpora_of_pairs_are_and_written_once(tmp_path: Path,
 
 
 def test_a_command_from_pairs_to_the_next_phases_corpus(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Twice the same bytes, and a corpus that has them."""
     lines = [json.dumps({"query": one.query, "positive": one.positive}) for one in pairs(3)]
@@ -144,10 +143,7 @@ def test_a_command_from_pairs_to_the_next_phases_corpus(
     for name in ("one.jsonl", "two.jsonl"):
         words = ["embed", "negatives", str(folder), str(tmp_path / "pairs.jsonl"), "--pooling", "cls"]
         options = ["--negatives", "2", "--share", "1", "--out", str(tmp_path / name)]
-        monkeypatch.setattr(sys, "argv", ["maskfleet", *words, *options])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code in (None, 0), capsys.readouterr().err
+        assert exit_code(*words, *options) == 0, capsys.readouterr().err
         written.append((tmp_path / name).read_bytes())
     assert written[0] == written[1]
     records = [json.loads(line) for line in written[0].splitlines()]

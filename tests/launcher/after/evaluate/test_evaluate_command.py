@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from data_service.store.open import open_store
 from launcher.after.evaluate import model
 from launcher.after.evaluate.cell import RULES, Results
-from launcher.app.cli import main as cli
+from tests.support.checks.command import exit_code
 from tests.support.checks.guide import keys, promised
 from tests.support.models.exports import FAMILIES, export
 from tests.support.runs.small_runs import new_run
@@ -55,17 +55,11 @@ Command = Callable[..., Said]
 
 
 @pytest.fixture
-def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def evaluate(capsys: pytest.CaptureFixture[str]) -> Command:
     """`maskfleet evaluate` with these arguments."""
 
     def run(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["maskfleet", "evaluate", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Said(code, *capsys.readouterr())
+        return Said(exit_code("evaluate", *arguments), *capsys.readouterr())
 
     return run
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 from data_service.prepare.contamination import Decontaminate, open_decontaminate
 from data_service.prepare.documents import Document, Drop
 from launcher.app.cli import main as cli
+from tests.support.checks.command import exit_code
 from tests.support.tasks import published_folders
 
 RECORDS = Path(__file__).parents[4] / "infra/docs/records.md"
@@ -60,15 +60,12 @@ def test_check_says_what_is_in_a_task(tmp_path: Path) -> None:
 
 
 def test_check_of_a_suite_names_all_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published_folders.glue(tmp_path)
     for name in ("RTE", "SST-2"):
         (tmp_path / name / "dev.tsv").unlink()
-    monkeypatch.setattr(sys, "argv", ["maskfleet", "tasks", "check", "glue", "--data", str(tmp_path)])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
+    assert exit_code("tasks", "check", "glue", "--data", tmp_path) == 2
     said, mistakes = capsys.readouterr()
     assert "mnli mismatched: 2 examples" in said  # the others are checked
     for name in ("RTE", "SST-2"):

@@ -13,18 +13,14 @@ from typer.testing import CliRunner
 
 from launcher.app.cli import main as cli
 from launcher.app.cli.main import app
-from tests.support.checks.command import maskfleet
+from tests.support.checks.command import exit_code, maskfleet
 from tests.support.checks.silence import without_signs_of_life
 from tests.support.data.made_up import write_text
 
 
 def failing(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Exit code and standard error of `main`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["maskfleet", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    return int(ended.value.code or 0), capsys.readouterr().err
+    return exit_code(*arguments), capsys.readouterr().err
 
 
 COMMANDS = [

@@ -14,11 +14,11 @@ from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
-from launcher.app.cli import main as cli
 from launcher.errors import RecipeError
 from launcher.runtime.run.corpus_option import CorpusOption
 from launcher.runtime.run.inputs import sections_for
 from launcher.runtime.run.record import open_run
+from tests.support.checks.command import exit_code
 from tests.support.data.made_up import write_text
 from tests.support.runs.small_runs import prepare_corpus
 
@@ -27,16 +27,7 @@ SOON = 10.0  # seconds in which a mistake is said, the imports of the process no
 
 def maskfleet(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command, its lines joined."""
-    import sys
-
-    old, sys.argv = sys.argv, ["maskfleet", *map(str, arguments)]
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.argv = old
+    code = exit_code(*arguments)
     out, err = capsys.readouterr()
     return code, " ".join(out.split()), " ".join(err.split())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.app.cli import main as cli
+from tests.support.checks.command import exit_code
 from tests.support.runs.listeners import serving_webhook
 from tests.support.runs.observer import MARK, Processes
 from tests.support.runs.small_runs import SMALL, new_run, prepare_corpus
@@ -124,11 +124,9 @@ def test_a_key_in_a_uri_is_nowhere(
     places = {"uri": uri, "out": tmp_path, "root": root, "run": root / "run", "recipe": SMALL}
     command = [part.format(**places) for part in COMMANDS[draw % len(COMMANDS)].split()]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["maskfleet", *command])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
+    code = exit_code(*command)
     said = "".join(capfd.readouterr()) + caplog.text
-    assert ended.value.code, said
+    assert code, said
     written = [
         path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "mine.yaml"
     ]

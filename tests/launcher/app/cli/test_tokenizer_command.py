@@ -3,17 +3,12 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import load_tokenizer
-from launcher.app.cli.main import app
 from launcher.errors import OptionError
+from tests.support.checks.command import maskfleet
 from tests.support.data.made_up import write_text
-
-
-def maskfleet(*arguments: object) -> None:
-    CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def test_a_tokenizer_is_written_over_only_if_told(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from data_service.stream.stream import Stream
 from launcher.app.api.stream import StepDataset
-from launcher.app.cli import main as cli
 from launcher.errors import RecipeError
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.recipe.checks import impossible
@@ -20,20 +18,9 @@ from launcher.runtime.recipe.identity import identity
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import stream_spec
+from tests.support.checks.command import exit_code
 
 BATCH = 8
-
-
-def maskfleet(*arguments: object) -> int:
-    """The exit code of a command."""
-    old, sys.argv = sys.argv, ["maskfleet", *map(str, arguments)]
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    finally:
-        sys.argv = old
-    return 0
 
 
 def records(source: str, count: int, negatives: int) -> list[dict[str, object]]:
@@ -60,7 +47,7 @@ def corpora(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text("".join(json.dumps(record) + "\n" for record in records(name, count, negatives)))
         arguments = ("--texts", "pairs", "--negatives", negatives, "--heldout", 0.1, "--workers", 1)
         out = ("--tokenizer", inputs / "tokenizer", "--out", folder / name)
-        assert maskfleet("corpus", "build", path, *out, *arguments) == 0
+        assert exit_code("corpus", "build", path, *out, *arguments) == 0
     return folder
 
 
@@ -71,7 +58,7 @@ def init(recipe: str, uri: Path, corpora: list[Path], *settings: str) -> int:
         for part in ("--set", setting)
     ]
     places = [part for corpus in corpora for part in ("--corpus", corpus)]
-    return maskfleet("init", recipe, uri, "--tiny", *places, *chosen)
+    return exit_code("init", recipe, uri, "--tiny", *places, *chosen)
 
 
 @pytest.fixture(scope="module")
@@ -177,16 +164,16 @@ def test_plain_text_makes_sentences_twice(inputs: Path, tmp_path: Path) -> None:
 
 
 def test_pairs_are_counted_and_shown(corpora: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert maskfleet("corpus", "stats", corpora / "news", "--batch", 16) == 0
+    assert exit_code("corpus", "stats", corpora / "news", "--batch", 16) == 0
     assert "query, positive, 2 negative(s)" in capsys.readouterr().out
-    assert maskfleet("corpus", "show", corpora / "news", "--index", 4) == 0
+    assert exit_code("corpus", "show", corpora / "news", "--index", 4) == 0
     titles = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert titles == ["query", "positive", "negative 1", "negative 2"]
 
 
 def test_settings_of_pairs_without_pairs_are_a_mistake(inputs: Path, tmp_path: Path) -> None:
     out = ("--tokenizer", inputs / "tokenizer", "--out", tmp_path / "corpus")
-    assert maskfleet("corpus", "build", inputs / "text.jsonl", *out, "--negatives", 1) == 2
+    assert exit_code("corpus", "build", inputs / "text.jsonl", *out, "--negatives", 1) == 2
 
 
 @pytest.mark.parametrize(

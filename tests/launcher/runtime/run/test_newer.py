@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from launcher.after.compare.place import comparison_at
 from launcher.after.evaluate.cell import CellFigures, GridRecord, Result, Results
 from launcher.after.evaluate.evaluation import rows
 from launcher.after.finetune.export import read_head
-from launcher.app.cli import main as cli
 from launcher.errors import BurninError, RunError
 from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
@@ -38,6 +36,7 @@ from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, w
 from launcher.runtime.run.packing import Packer, pack_once
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.segments import METRICS, segment_key
+from tests.support.checks.command import exit_code
 from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Attempt, Committing
 from tests.support.tasks.small_cells import cell
@@ -169,7 +168,6 @@ def test_a_command_says_so_and_changes_nothing(
     tmp_path: Path,
     name: str,
     draw: int,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     form, draws = FORMATS[name], random.Random(f"{name} {draw}")
@@ -181,12 +179,10 @@ def test_a_command_says_so_and_changes_nothing(
         part.format(root=place, run=place / "run", out=tmp_path)
         for part in form.commands[draw % len(form.commands)]
     ]
-    monkeypatch.setattr(sys, "argv", ["maskfleet", *command])
     try:
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        code = exit_code(*command)
         said = " ".join(capsys.readouterr().err.split())
-        assert ended.value.code == 2, said
+        assert code == 2, said
         assert " newer " in said
         assert path.name in said
         assert "remedy" in said

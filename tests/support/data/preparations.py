@@ -1,0 +1,38 @@
+"""Documents prepared, and what was written of them."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from data_service.prepare.configuration import Preparation
+from data_service.prepare.prepare import prepare
+from data_service.prepare.statistics import Statistics
+from tests.support.data.raw_text import ignore_progress
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Records as JSON lines; the input that reads them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return {"source": path.stem, "files": [str(path)]}
+
+
+def run(
+    inputs: Sequence[dict[str, Any]],
+    stages: Sequence[dict[str, Any]],
+    out: Path,
+    *,
+    workers: int = 1,
+    chunk: int = 1 << 14,
+) -> Statistics:
+    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": chunk})
+    return prepare(made, str(out), workers, ignore_progress)
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    """Of a file or a folder of files; none where it is not there."""
+    rows: list[dict[str, Any]] = pq.read_table(table).to_pylist() if table.exists() else []
+    return rows
