@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, Valid
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import digest
-from encoder_core.train.memory_schedule import MEMORY
+from encoder_core.train.settings import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20

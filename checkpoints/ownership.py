@@ -46,7 +46,7 @@ class Presence:
     state: Literal["running", "ended", "dead"]
 
 
-def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | None:
+def presence(store: Store, now: float) -> Presence | None:
     """Return the state of the newest attempt; None if the run was never started.
 
     `now`: our time in seconds since 1970. It only converts ages into times.
@@ -59,7 +59,7 @@ def presence(store: Store, now: float, lease_s: float = LEASE_S) -> Presence | N
     heard = now - silence
     if ended is not None:
         return Presence(number, owner, heard, ended, "ended")
-    alive = owner.is_running() if owner.is_here() else silence < lease_s
+    alive = owner.is_running() if owner.is_here() else silence < LEASE_S
     return Presence(number, owner, heard, None, "running" if alive else "dead")
 
 
@@ -107,23 +107,19 @@ def await_claim(
     stopped: threading.Event,
     note: Callable[[str], None],
     *,
-    lease_s: float = LEASE_S,
-    poll_s: float = _POLL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Attempt | None:
     """Claim the next attempt of the run in `store` for `owner`, as soon as the last attempt is known to be over.
 
     The last attempt is over if it has ended, or if it ran on this machine and its process is gone. If it ran on another
-    machine and may still be alive, this waits until it has sent no heartbeat for `lease_s` seconds, by the store's
-    clock, or for `lease_s` seconds by our own clock since we began to watch.
+    machine and may still be alive, this waits until it has sent no heartbeat for `LEASE_S` seconds, by the store's
+    clock, or for as long by our own clock since we began to watch.
 
     Args:
         store: the run's store.
         owner: process that claims the attempt.
-        stopped: event that ends the waiting. It is checked at least every `poll_s` seconds.
+        stopped: event that ends the waiting.
         note: function that is called once if we have to wait, with a sentence for the operator that says how long.
-        lease_s: seconds without a heartbeat after which an attempt counts as dead.
-        poll_s: seconds between two looks at the store.
         clock: seconds from any origin, increasing. It is never compared with another machine's clock.
 
     Returns:
@@ -137,23 +133,23 @@ def await_claim(
     seen: UncertainAttempt | None = None
     since = clock()
     while not stopped.is_set():
-        looked_long = seen is not None and clock() - since >= lease_s
-        found = try_claim(store, owner, lease_s=lease_s, dead=seen if looked_long else None)
+        looked_long = seen is not None and clock() - since >= LEASE_S
+        found = try_claim(store, owner, dead=seen if looked_long else None)
         if isinstance(found, Attempt):
             return found
         if seen is None:
             seen = found
-            note(_waiting(found, lease_s))
+            note(_waiting(found))
         if found.sign != seen.sign:
             raise found.refusal(
                 f"it is alive: stop it first (maskfleet runs stop {shell_word(store.uri)}) or let it finish"
             )
-        stopped.wait(poll_s)
+        stopped.wait(_POLL_S)
     return None
 
 
-def _waiting(found: UncertainAttempt, lease_s: float) -> str:
-    left, who = max(lease_s - found.silence, 0), f"attempt {found.attempt.number} on {found.owner.host}"
+def _waiting(found: UncertainAttempt) -> str:
+    left, who = max(LEASE_S - found.silence, 0), f"attempt {found.attempt.number} on {found.owner.host}"
     return (
         f"{who} has not ended, and its latest heartbeat is {found.silence:.0f} s old: "
         f"waiting {left:.0f} s at most, to see whether it is alive"

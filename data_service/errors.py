@@ -36,6 +36,13 @@ class CorpusError(UserError):
     """A built corpus that cannot be used as requested: it is absent, too small, or does not match."""
 
 
+def damaged(place: str, reason: str) -> CorpusError:
+    """Return the error for the file of a corpus at `place`, whose content is not what was written."""
+    return CorpusError(
+        f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
+    )
+
+
 class PrepareError(UserError):
     """Documents that cannot be prepared as requested: a setting, a missing file or package, or no document is left."""
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TypeVar
 
 from data_service.printable import visible
-from launcher.format import human_bytes, human_count, human_duration
+from launcher.output import human_bytes, human_count, human_duration
 
 BYTES = "B"
 """A unit that is shown as KiB, MiB, ..."""

@@ -105,8 +105,6 @@ def export_model(
     tokenizer_files: Mapping[str, bytes],
     out: Store,
     heads: Heads = "mlm",
-    *,
-    notes: Mapping[str, str] = _NONE,
 ) -> None:
     """Export a model to the root of `out`, in fp32. Files of an earlier export there are replaced.
 
@@ -116,7 +114,6 @@ def export_model(
         tokenizer_files: content of the tokenizer's files, by name.
         out: store whose root becomes the exported folder.
         heads: heads to export besides the encoder.
-        notes: further files, such as the model card: texts by name.
 
     Raises:
         ExportError: `out` holds files that no export wrote, or that were changed since.
@@ -124,7 +121,7 @@ def export_model(
         StoreError: `out` cannot be written.
     """
     with published(out) as folder:
-        write_model(folder, read_parameter, config, tokenizer_files, heads, notes=notes)
+        write_model(folder, read_parameter, config, tokenizer_files, heads)
 
 
 @contextmanager

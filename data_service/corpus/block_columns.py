@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from data_service.corpus.manifest import COLUMNS, BlockTable
-from data_service.errors import CorpusError
+from data_service.errors import damaged
 from data_service.store.base import Store, digest, read_verified
 from data_service.store.errors import KeyMissing, Truncated
 
@@ -109,7 +109,7 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
         start = said.blocks * sum(sizes[before] for before in names[: names.index(name)])
         length = said.blocks * sizes[name]
         place = f"{self._store.uri.rstrip('/')}/{said.key}"
-        damaged = _damaged(
+        mismatch = damaged(
             place, f"column {name}, bytes {start} to {start + length}, does not match its hash"
         )
         try:
@@ -119,17 +119,11 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
                 start=start,
                 length=length,
                 expected=said.digests[name],
-                otherwise=damaged,
+                otherwise=mismatch,
             )
         except (KeyMissing, Truncated) as error:
-            raise _damaged(place, error.problem) from error
+            raise damaged(place, error.problem) from error
         column: NDArray[Any] = np.frombuffer(data, dtype=COLUMNS[name])
         if name == "shard" and len(column) and not 0 <= column.min() <= column.max() < len(said.shards):
-            raise _damaged(place, f"a block names shard {column.max()} of {len(said.shards)}")
+            raise damaged(place, f"a block names shard {column.max()} of {len(said.shards)}")
         return column
-
-
-def _damaged(place: str, reason: str) -> CorpusError:
-    return CorpusError(
-        f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
-    )

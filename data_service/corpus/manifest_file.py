@@ -7,7 +7,7 @@ part of the JSON (`data_service.corpus.block_columns`); it holds their digests, 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from data_service.corpus.manifest import (
 )
 from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
-from data_service.errors import CorpusError
+from data_service.errors import CorpusError, damaged
 from data_service.formats import REMEDY, envelope, newer, open_envelope
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -172,13 +172,13 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     try:
         stored = open_envelope(_FORMAT, data)
     except ValueError as error:
-        _damaged(place, str(error), error)
+        raise damaged(place, str(error)) from error
     if stored.version > VERSION:
         raise CorpusError(newer(place), remedy=REMEDY)
     try:
         content = _Content.model_validate_json(stored.body)
     except ValidationError as error:
-        _damaged(place, str(error.errors()[0]["msg"]), error)
+        raise damaged(place, str(error.errors()[0]["msg"])) from error
     apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
     used = {
         "parts": content.parts,
@@ -186,7 +186,7 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         "fingerprint": any(apart),
     }
     if stored.version != _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
-        _damaged(place, f"its content is not that of version {stored.version}")
+        raise damaged(place, f"its content is not that of version {stored.version}")
     return replace(_to_manifest(content, store), digest=stored.digest)
 
 
@@ -239,12 +239,6 @@ def no_corpus(uri: str) -> CorpusError:
         f"no corpus at {uri}: it has no {MANIFEST}",
         remedy="check the URI; if a build was interrupted, run the same `maskfleet corpus build` again",
     )
-
-
-def _damaged(place: str, reason: str, cause: Exception | None = None) -> NoReturn:
-    raise CorpusError(
-        f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
-    ) from cause
 
 
 def _dump_table(table: BlockTable) -> dict[str, object]:

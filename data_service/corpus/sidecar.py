@@ -19,7 +19,7 @@ from data_service.corpus.corpus import Corpus, Part
 from data_service.corpus.manifest import StoredFile, sidecar_of
 from data_service.corpus.origin import ValueCounter
 from data_service.corpus.provenance import FIELDS, Provenance, ProvenanceField
-from data_service.errors import CorpusError
+from data_service.errors import CorpusError, damaged
 from data_service.store.base import digest, together
 from data_service.store.errors import KeyMissing
 
@@ -250,13 +250,7 @@ def _read(
     try:
         data = corpus.store.get(key)
     except KeyMissing as error:
-        raise _damaged(place, "it is missing") from error
+        raise damaged(place, "it is missing") from error
     if digest(data) != corpus.manifest.provenance[key].digest:
-        raise _damaged(place, "its bytes do not match the manifest's hash")
+        raise damaged(place, "its bytes do not match the manifest's hash")
     return pq.read_table(pa.BufferReader(data), columns=columns, filters=filters, use_threads=False)
-
-
-def _damaged(place: str, reason: str) -> CorpusError:
-    return CorpusError(
-        f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
-    )

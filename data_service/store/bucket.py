@@ -133,7 +133,7 @@ class BucketStore(ABC, Generic[_C]):
         self._check_name(name, key)
         return name
 
-    def _check_name(self, name: str, key: str) -> None:  # noqa: B027 - most services take any name
+    def _check_name(self, name: str, key: str) -> None:
         """Raise BadUri if the service has no objects of this name."""
 
     def _full(self, name: str) -> str:

@@ -11,7 +11,7 @@ it loads such a folder as `DebertaV2Model`, without the head.
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ from encoder_core.families.interchange import (
     Written,
     shared_from_json,
     shared_to_json,
+    unpublished,
     with_bias,
 )
 
@@ -341,6 +342,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 24,
         "num_attention_heads": 24,
         "intermediate_size": 6144,
+        "conv_act": "tanh",
     },
 }
 """What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
@@ -368,8 +370,8 @@ def from_json(fields: dict[str, Any]) -> Deberta:
     if fields["model_type"] == "deberta":
         return DebertaConfig(**values)
     kernel = fields.get("conv_kernel_size", 0)
-    if kernel and fields.get("conv_act", "tanh") != fields["hidden_act"]:
-        _refuse("conv_act", fields.get("conv_act", "tanh"), fields["hidden_act"])
+    if kernel and fields["conv_act"] != fields["hidden_act"]:
+        raise unpublished("conv_act", fields, fields["hidden_act"])
     return DebertaV2Config(**values, buckets=fields.get("position_buckets", -1), convolution=kernel or None)
 
 
@@ -385,14 +387,7 @@ def _check(fields: dict[str, Any]) -> None:
         expected |= {"share_att_key": (True,), "norm_rel_ebd": ("layer_norm",)}
     for name, values in expected.items():
         if fields.get(name) not in values:
-            _refuse(name, fields.get(name), values[0])
+            raise unpublished(name, fields, values[0])
     kinds = fields["pos_att_type"] or []
     if set(kinds.split("|") if isinstance(kinds, str) else kinds) != {"p2c", "c2p"}:
-        _refuse("pos_att_type", kinds, "p2c|c2p")
-
-
-def _refuse(name: str, value: object, expected: object) -> NoReturn:
-    raise ModelError(
-        f"config.json: {name} is {value!r}, which is not supported",
-        remedy=f"use weights of the published architecture, whose {name} is {expected!r}",
-    )
+        raise unpublished("pos_att_type", fields, "p2c|c2p")

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from encoder_core.errors import ModelError
 from encoder_core.families.config import SmallForm
 from encoder_core.families.interchange import (
     Format,
@@ -28,6 +27,7 @@ from encoder_core.families.interchange import (
     Written,
     activation_from_json,
     activation_to_json,
+    unsupported,
 )
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.sizes import Activation, Initializer
@@ -212,9 +212,9 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
     fields = DEFAULTS | fields
     for name in _WITHOUT:
         if fields.get(name):
-            raise _refused(name, fields, "no Linear may have a bias")
+            raise unsupported(name, fields, "no Linear may have a bias")
     if fields.get("head_dim") not in (None, fields["hidden_size"] // fields["num_attention_heads"]):
-        raise _refused("head_dim", fields, "it must be hidden_size / num_attention_heads")
+        raise unsupported("head_dim", fields, "it must be hidden_size / num_attention_heads")
     shared, heads = fields["num_key_value_heads"], fields["num_attention_heads"]
     return EuroBertConfig(
         **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
@@ -238,13 +238,9 @@ def from_llama(fields: dict[str, Any]) -> EuroBertConfig:
 def _rope_theta(fields: dict[str, Any]) -> float:
     parameters = fields.get("rope_parameters") or {}
     if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-        raise _refused(
+        raise unsupported(
             "rope_scaling" if fields.get("rope_scaling") else "rope_parameters",
             fields,
             "only plain rotary positions, of rope_type default, can be loaded",
         )
     return float(parameters.get("rope_theta", fields["rope_theta"]))
-
-
-def _refused(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
-    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)

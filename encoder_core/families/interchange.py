@@ -279,10 +279,7 @@ def activation_from_json(fields: dict[str, Any], key: str) -> Activation:
         ModelError: the activation is not supported.
     """
     if fields[key] not in ACTIVATIONS:
-        raise ModelError(
-            f"config.json: {key} is {fields[key]!r}, which is not supported",
-            remedy=f"use a model with one of {', '.join(ACTIVATIONS)}",
-        )
+        raise unsupported(key, fields, f"use a model with one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[fields[key]]
 
 
@@ -301,3 +298,13 @@ def check_tied(fields: dict[str, Any]) -> None:
             "config.json: tie_word_embeddings is false",
             remedy="only models whose decoder is tied to the word embeddings can be loaded",
         )
+
+
+def unsupported(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
+    """Return the error about a config.json whose `key` has a value that we do not support."""
+    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)
+
+
+def unpublished(key: str, fields: dict[str, Any], expected: object) -> ModelError:
+    """Return the same where only weights of the published architecture are supported."""
+    return unsupported(key, fields, f"use weights of the published architecture, whose {key} is {expected!r}")

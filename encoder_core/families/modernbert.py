@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from encoder_core.errors import ModelError
 from encoder_core.families.config import SmallForm
 from encoder_core.families.interchange import (
     Format,
@@ -25,6 +24,7 @@ from encoder_core.families.interchange import (
     activation_from_json,
     activation_to_json,
     check_tied,
+    unsupported,
 )
 from encoder_core.families.pre_norm import PreNormConfig
 
@@ -175,11 +175,11 @@ def from_json(fields: dict[str, Any]) -> ModernBertConfig:
     check_tied(fields)
     biases = [name for name in _WITHOUT if fields.get(name)]
     if biases or not fields["decoder_bias"]:
-        raise _refused(
+        raise unsupported(
             biases[0] if biases else "decoder_bias", fields, "only the decoder may have, and has, a bias"
         )
     if fields["classifier_activation"] != fields["hidden_activation"]:
-        raise _refused("classifier_activation", fields, "it must be the same as hidden_activation")
+        raise unsupported("classifier_activation", fields, "it must be the same as hidden_activation")
     return ModernBertConfig(
         **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
         activation=activation_from_json(fields, "hidden_activation"),
@@ -199,7 +199,7 @@ def _global_every(fields: dict[str, Any]) -> int:
     every = later[0] if later else max(len(types), 1)
     regular = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(types))]
     if types != regular or len(types) != fields["num_hidden_layers"]:
-        raise _refused(
+        raise unsupported(
             "layer_types", fields, "every n-th layer from the first on must be global, the others local"
         )
     return every
@@ -208,13 +208,9 @@ def _global_every(fields: dict[str, Any]) -> int:
 def _rope_base(fields: dict[str, Any], kind: str, former: str) -> float:
     parameters = (fields.get("rope_parameters") or {}).get(kind) or {}
     if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-        raise _refused(
+        raise unsupported(
             "rope_scaling" if fields.get("rope_scaling") else "rope_parameters",
             fields,
             "only plain rotary positions, of rope_type default, can be loaded",
         )
     return float(parameters.get("rope_theta", fields[former]))
-
-
-def _refused(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
-    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)

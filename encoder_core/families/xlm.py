@@ -13,7 +13,16 @@ from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
-from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Written, check_tied, with_bias
+from encoder_core.families.interchange import (
+    Format,
+    Heads,
+    KeyTable,
+    Pair,
+    Written,
+    check_tied,
+    unsupported,
+    with_bias,
+)
 from encoder_core.layers.sizes import Initializer
 
 if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
@@ -65,19 +74,6 @@ class XlmConfig(WithGenerator):
     def language_table(self) -> int:
         """Number of rows in the table of languages; 0 for no table."""
         return len(self.languages) if len(self.languages) > 1 else 0
-
-    def language_id(self, name: str) -> int:
-        """Return the row of a language.
-
-        Raises:
-            ModelError: the model does not have the language.
-        """
-        if name not in self.languages:
-            raise ModelError(
-                f"the model has no language {name!r}, but {', '.join(self.languages) or 'none'}",
-                remedy="name one of these, or add the language to model.languages",
-            )
-        return self.languages.index(name)
 
     def encoder(
         self,
@@ -222,10 +218,10 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
     check_tied(fields)
     for name, remedy in _WITHOUT.items():
         if fields.get(name):
-            raise _refused(name, fields, remedy)
+            raise unsupported(name, fields, remedy)
     for name in ("gelu_activation", "is_encoder"):
         if not fields[name]:
-            raise _refused(name, fields, "only encoders with GELU can be loaded")
+            raise unsupported(name, fields, "only encoders with GELU can be loaded")
     return XlmConfig(
         **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
         feed_forward=FEED_FORWARD * fields["emb_dim"],
@@ -244,7 +240,3 @@ def _languages(fields: dict[str, Any]) -> tuple[str, ...]:
     if not fields["use_lang_emb"] or count < 2:
         return tuple(names.values()) if len(names) == 1 else ()
     return tuple(str(names.get(number, number)) for number in range(count))
-
-
-def _refused(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
-    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)

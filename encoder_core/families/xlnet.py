@@ -11,7 +11,17 @@ from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, SmallForm
-from encoder_core.families.interchange import ACTIVATIONS, Format, Heads, KeyTable, Pair, Written, with_bias
+from encoder_core.families.interchange import (
+    Format,
+    Heads,
+    KeyTable,
+    Pair,
+    Written,
+    activation_from_json,
+    activation_to_json,
+    unpublished,
+    with_bias,
+)
 
 if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
     from encoder_core.layers.attention import Attend
@@ -204,7 +214,7 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
         "architectures": [ARCHITECTURE],
         "model_type": "xlnet",
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "ff_activation": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "ff_activation": activation_to_json(config.activation),
         "mem_len": config.memory or None,
         "reuse_len": config.reuse or None,
         "longest_row": config.max_length,
@@ -225,19 +235,11 @@ def from_json(fields: dict[str, Any]) -> XlnetConfig:
     expected = {"attn_type": "bi", "clamp_len": -1, "same_length": False, "tie_word_embeddings": True}
     for name, value in expected.items():
         if fields[name] != value:
-            raise ModelError(
-                f"config.json: {name} is {fields[name]!r}, which is not supported",
-                remedy=f"use weights of the published architecture, whose {name} is {value!r}",
-            )
-    if fields["ff_activation"] not in ACTIVATIONS:
-        raise ModelError(
-            f"config.json: ff_activation is {fields['ff_activation']!r}, which is not supported",
-            remedy=f"use a model with one of {', '.join(ACTIVATIONS)}",
-        )
+            raise unpublished(name, fields, value)
     values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
     return XlnetConfig(
         **values,
-        activation=ACTIVATIONS[fields["ff_activation"]],
+        activation=activation_from_json(fields, "ff_activation"),
         attention_dropout=fields.get("attention_dropout", fields["dropout"]),
         max_length=fields["longest_row"],
         memory=(fields["mem_len"] or 0) if fields["reuse_len"] else 0,

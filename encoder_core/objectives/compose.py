@@ -35,8 +35,7 @@ from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.denoise import DenoiseConfig
 from encoder_core.terms.plm import PlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.term import AroundConfig, HeadConfig, ModuleConfig, Setting, TermConfig
-from encoder_core.terms.weights import last_weight
+from encoder_core.terms.term import AroundConfig, HeadConfig, ModuleConfig, Setting, TermConfig, last_weight
 
 
 def compose(

@@ -32,7 +32,7 @@ from encoder_core.objectives.losses import AllExamples, CoupledObjective, LossSu
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenDetection
 from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.weights import last_weight
+from encoder_core.terms.term import last_weight
 
 _METRICS = ("correct", "positive", "negative")
 

@@ -15,7 +15,7 @@ from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.objectives.clm import before_targets
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.term import HeadTerm, States, TermSums
-from encoder_core.terms.network import runs_whole
+from encoder_core.terms.composition import runs_whole
 
 
 class MultitaskModel(ObjectiveModule):

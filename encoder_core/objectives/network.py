@@ -12,7 +12,6 @@ from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.heads.shallow_decoder import ShallowDecoder
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings
 from encoder_core.objectives.clm import NextTokens
 from encoder_core.objectives.condenser import Condenser
 from encoder_core.objectives.diffusion import DiffusedTokens
@@ -95,21 +94,15 @@ def multitask_model(
     config: ModelConfig,
     terms: Sequence[HeadConfig],
     *,
-    embeddings: Embeddings | None = None,
     checkpoint_activations: bool = False,
     attend: Attend = automatic,
 ) -> MultitaskModel:
     """Build encoder and heads of any family on the default device; weights not yet initialised (`initialise`).
 
-    Args:
-        embeddings: embeddings to share with another network; None: its own.
-
     Raises:
         ModelError: the size of the vocabulary is unknown.
     """
-    encoder = build_encoder(
-        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
-    )
+    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     word = encoder.embeddings.word
     head = cache(lambda: tied_head(config, word))
     on_device = [head_term(term, config, word, head) for term in terms]
@@ -134,31 +127,8 @@ PairTask = Literal["nsp", "sop"]
 
 
 def masked_language_model_with_pairs(
-    config: ModelConfig,
-    task: PairTask,
-    weight: float = 1.0,
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
+    config: ModelConfig, task: PairTask, *, attend: Attend = automatic
 ) -> MultitaskModel:
     """Build a network of any family with masked tokens and a term of sentence pairs; see `multitask_model`."""
-    pairs = NspConfig(weight=weight) if task == "nsp" else SopConfig(weight=weight)
-    return multitask_model(
-        config, [MlmConfig(), pairs], checkpoint_activations=checkpoint_activations, attend=attend
-    )
-
-
-def span_boundary_model(
-    config: ModelConfig,
-    weight: float = 1.0,
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> MultitaskModel:
-    """Build a network of any family with masked tokens and span boundaries; see `multitask_model`."""
-    return multitask_model(
-        config,
-        [MlmConfig(), SboConfig(weight=weight)],
-        checkpoint_activations=checkpoint_activations,
-        attend=attend,
-    )
+    pairs = NspConfig() if task == "nsp" else SopConfig()
+    return multitask_model(config, [MlmConfig(), pairs], attend=attend)

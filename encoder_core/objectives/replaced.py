@@ -31,8 +31,7 @@ from encoder_core.objectives.network import multitask_model
 from encoder_core.optim.groups import UpdateGroups
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.term import HeadConfig
-from encoder_core.terms.weights import last_weight
+from encoder_core.terms.term import HeadConfig, last_weight
 
 Part = Literal["generator", "discriminator"]
 EMBEDDINGS = "encoder.embeddings."

@@ -16,8 +16,7 @@ from encoder_core.heads.prediction import EnhancedMaskDecoder
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.terms.term import HeadConfig
-from encoder_core.terms.weights import last_weight
+from encoder_core.terms.term import HeadConfig, last_weight
 
 
 class States:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardedOptimizer
-from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
+from encoder_core.optim.updates import due, group_defaults, update_count
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -44,17 +44,7 @@ class AdamW(Optimizer):
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: AdamWConfig) -> None:
-        defaults = {
-            "lr": config.lr,
-            "betas": config.betas,
-            "eps": config.eps,
-            "weight_decay": config.weight_decay,
-            "bias_correction": config.bias_correction,
-            LR_SCALE: 1.0,
-            UPDATE: 0,
-            ACTIVE: True,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, group_defaults(config, bias_correction=config.bias_correction))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -126,17 +116,7 @@ class StableAdamW(ShardedOptimizer):
     def __init__(
         self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: StableAdamWConfig
     ) -> None:
-        defaults = {
-            "lr": config.lr,
-            "betas": config.betas,
-            "eps": config.eps,
-            "weight_decay": config.weight_decay,
-            "bias_correction": True,
-            LR_SCALE: 1.0,
-            UPDATE: 0,
-            ACTIVE: True,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, group_defaults(config, bias_correction=True))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -13,7 +13,7 @@ from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.adamw import decayed_direction
 from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.shards import ShardedOptimizer
-from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due
+from encoder_core.optim.updates import due, group_defaults
 
 TRUST_RATIO = "trust_ratio"
 
@@ -28,18 +28,8 @@ class Lamb(ShardedOptimizer):
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: LambConfig) -> None:
-        defaults = {
-            "lr": config.lr,
-            "betas": config.betas,
-            "eps": config.eps,
-            "weight_decay": config.weight_decay,
-            "bias_correction": config.bias_correction,
-            TRUST_RATIO: True,
-            LR_SCALE: 1.0,
-            UPDATE: 0,
-            ACTIVE: True,
-        }
-        super().__init__(params, defaults)
+        defaults = group_defaults(config, bias_correction=config.bias_correction)
+        super().__init__(params, defaults | {TRUST_RATIO: True})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

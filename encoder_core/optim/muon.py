@@ -30,7 +30,7 @@ from encoder_core.layers.parameters import Joined
 from encoder_core.optim.adamw import update_adamw
 from encoder_core.optim.settings import MuonConfig
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
-from encoder_core.optim.updates import ACTIVE, LR_SCALE, UPDATE, due, update_count
+from encoder_core.optim.updates import due, group_defaults, update_count
 
 STEPS = 5
 _LINEAR, _CUBIC, _QUINTIC = (
@@ -224,20 +224,8 @@ class Muon(ShardedOptimizer):
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: MuonConfig) -> None:
-        defaults = {
-            "lr": config.lr,
-            "momentum": config.momentum,
-            "betas": config.betas,
-            "eps": config.eps,
-            "weight_decay": config.weight_decay,
-            "bias_correction": True,
-            MATRICES: False,
-            JOINED: None,
-            LR_SCALE: 1.0,
-            UPDATE: 0,
-            ACTIVE: True,
-        }
-        super().__init__(params, defaults)
+        own = {"momentum": config.momentum, MATRICES: False, JOINED: None}
+        super().__init__(params, group_defaults(config, bias_correction=True) | own)
         self._exchange = MatrixExchange({number: [p.numel()] for number, p in enumerate(self._segments)})
 
     def shard(

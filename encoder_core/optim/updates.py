@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from encoder_core.errors import TrainingError
+from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
 
 # Keys of a parameter group, beside torch's own.
 UPDATE = "step"
@@ -20,6 +21,22 @@ ACTIVE = "active"
 
 WHOLE = "all"
 """Name of the update group that changes all parameters together; nearly every objective has only this one."""
+
+
+def group_defaults(
+    config: AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig, *, bias_correction: bool
+) -> dict[str, Any]:
+    """Return what every group of parameters begins with, whatever the optimizer: no update is prepared."""
+    return {
+        "lr": config.lr,
+        "betas": config.betas,
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+        "bias_correction": bias_correction,
+        LR_SCALE: 1.0,
+        UPDATE: 0,
+        ACTIVE: True,
+    }
 
 
 def set_update(optimizer: Optimizer, *, lr: float, count: int, update_group: str = WHOLE) -> None:

@@ -11,9 +11,8 @@ from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import FP32, Kernel, Saved, norm
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import Deberta
-from encoder_core.terms.network import multitask_keeps, multitask_products
-from encoder_core.terms.term import HeadConfig, ModuleConfig, Refusal, Setting
-from encoder_core.terms.weights import Weight
+from encoder_core.terms.composition import multitask_keeps, multitask_products
+from encoder_core.terms.term import HeadConfig, ModuleConfig, Refusal, Setting, Weight
 
 Sharing = Literal["shared", "gradient_disentangled"]
 

@@ -7,7 +7,7 @@ from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Product
 from encoder_core.cost.saved import Saved
 from encoder_core.cost.states import CountedStates
-from encoder_core.terms.term import HeadConfig, Refusal, Setting
+from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_mlm
 
 
 class PairConfig(HeadConfig):
@@ -27,14 +27,7 @@ class PairConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, and rows without the label of this term."""
-        others = [name for name in setting.terms if name != self.name]
-        if "mlm" not in others:
-            beside = f", not {others[0]}" if others else ""
-            yield Refusal(
-                ("objective",),
-                f"{self.name} needs mlm{beside}: one label a row does not suffice to learn words",
-                f"add objective.mlm, or leave {self.name} out",
-            )
+        yield from without_mlm(self.name, setting, "one label a row does not suffice to learn words")
         yield from self._of_rows(setting)
 
     @abstractmethod

@@ -8,7 +8,7 @@ from encoder_core.cost.products import Product, Shape
 from encoder_core.cost.saved import Saved, norm
 from encoder_core.cost.states import CountedStates
 from encoder_core.layers.sizes import POSITION_WIDTH
-from encoder_core.terms.term import HeadConfig, Refusal, Setting
+from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_mlm
 
 
 class SboConfig(HeadConfig):
@@ -46,15 +46,8 @@ class SboConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without masked spans."""
-        others = [name for name in setting.terms if name != self.name]
-        if "mlm" not in others:
-            beside = f", not {others[0]}" if others else ""
-            yield Refusal(
-                ("objective",),
-                f"sbo needs mlm{beside}: it predicts the tokens that mlm masks",
-                "add objective.mlm, or leave sbo out",
-            )
-        elif setting.rows is not None and setting.rows.unit != "span":
+        yield from without_mlm(self.name, setting, "it predicts the tokens that mlm masks")
+        if "mlm" in setting.terms and setting.rows is not None and setting.rows.unit != "span":
             yield Refusal(
                 ("objective", "sbo"),
                 f"the span boundary objective needs masked spans, but the unit of masks is {setting.rows.unit}",

@@ -7,9 +7,9 @@ package's README, "Terms", explains how to write a term.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_serializer, model_validator
 
 from encoder_core.cost.activations import Activations
 from encoder_core.cost.products import Product, Shape
@@ -17,7 +17,43 @@ from encoder_core.cost.saved import Kernel
 from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.terms.weights import Weight
+
+
+class WeightSchedule(BaseModel):
+    """A weight that changes linearly from `start` to `end` in `steps` steps, and then stays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    start: float = Field(ge=0)
+    end: float = Field(ge=0)
+    steps: PositiveInt
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> "WeightSchedule":
+        if not self.start and not self.end:
+            raise ValueError("the weight would be 0 in every step; leave the term out")
+        return self
+
+
+Weight = Annotated[float, Field(gt=0)] | WeightSchedule
+"""The weight of a term. A schedule counts the steps of the run, or those of the phase that sets it."""
+
+
+def weight_at(weight: Weight, step: int) -> float:
+    """Return the weight in step number `step`, counted from 0: step 0 has a schedule's `start`, step `steps` its
+    `end`.
+    """
+    if not isinstance(weight, WeightSchedule):
+        return weight
+    done = min(step, weight.steps) / weight.steps
+    return weight.start + (weight.end - weight.start) * done
+
+
+def last_weight(weight: Weight) -> float:
+    """Return the weight of a term in held-out losses: a constant weight, or a schedule's final
+    weight, at every step."""
+    return weight.end if isinstance(weight, WeightSchedule) else weight
+
 
 Label = Literal["next", "order"]
 """The meaning of a row's label: whether its second segment follows the first, or whether the two are in order."""
@@ -92,6 +128,18 @@ def without_decoder(name: str, setting: Setting) -> Iterator[Refusal]:
             ("objective",),
             f"a model of family {family} is not trained by {name}: its decoder would learn nothing",
             f"use denoise for {family}, and {name} for another family",
+        )
+
+
+def without_mlm(name: str, setting: Setting, why: str) -> Iterator[Refusal]:
+    """Refuse an objective without mlm for the term `name`, which needs it. `why`: the reason, as a clause."""
+    if "mlm" not in setting.terms:
+        others = [other for other in setting.terms if other != name]
+        beside = f", not {others[0]}" if others else ""
+        yield Refusal(
+            ("objective",),
+            f"{name} needs mlm{beside}: {why}",
+            f"add objective.mlm, or leave {name} out",
         )
 
 
@@ -215,15 +263,8 @@ class BottleneckConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, or with a generator."""
-        others = [name for name in setting.terms if name != self.name]
-        if "mlm" not in others:
-            beside = f", not {others[0]}" if others else ""
-            yield Refusal(
-                ("objective",),
-                f"{self.name} needs mlm{beside}: the vector is made of a text that mlm hides a part of",
-                f"add objective.mlm, or leave {self.name} out",
-            )
-        if "rtd" in others:
+        yield from without_mlm(self.name, setting, "the vector is made of a text that mlm hides a part of")
+        if "rtd" in setting.terms:
             yield Refusal(
                 ("objective", self.name),
                 f"{self.name} cannot be combined with rtd: it would train the vectors of the generator, which is "

@@ -43,8 +43,8 @@ from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
 from encoder_core.train import deepspeed_internals, zero_state
 from encoder_core.train.deepspeed_internals import Layout
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.overlap import OneOrder, OverlappedSums
+from encoder_core.train.settings import EngineConfig
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
 from encoder_core.train.zero_state import KINDS, Fragment, NamedParameter

@@ -18,7 +18,7 @@ import torch
 
 from encoder_core.batch import Batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.memory_schedule import MEMORY
+from encoder_core.train.settings import MEMORY
 from encoder_core.train.step import Memories, RankBatch
 from encoder_core.train.zero_state import Fragment, Read
 

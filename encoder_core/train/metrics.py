@@ -15,7 +15,7 @@ from encoder_core.batch import Batch
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, RankExamples, Signals
-from encoder_core.train.pace import Pace
+from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Microbatch, Sums, gather_sums, seed_draws
 

@@ -29,8 +29,8 @@ from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import RankExamples
+from encoder_core.train.settings import EngineConfig
 from encoder_core.train.step import Microbatch
 
 

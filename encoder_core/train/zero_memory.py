@@ -1,7 +1,7 @@
 """Bytes on one GPU: the permanent part (weights, gradients, optimizer) by ZeRO stage, and what a microbatch adds.
 
 The permanent part follows the allocations of DeepSpeed 0.19 (bf16_optimizer.py for bf16 at stage 1,
-zero/stage_1_and_2.py, zero/stage3.py) as encoder_core/train/engine_config.py configures it: fp32 master weights, two
+zero/stage_1_and_2.py, zero/stage3.py) as encoder_core/train/settings.py configures it: fp32 master weights, two
 fp32 moments (one for Muon's matrices), gradients summed in fp32. P parameters, W ranks.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from encoder_core.cost.activations import Activations, head_peak
-from encoder_core.train.engine_config import BUCKET, Precision
+from encoder_core.train.settings import BUCKET, Precision
 
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)

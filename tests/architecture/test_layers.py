@@ -35,7 +35,6 @@ DRAWN = {
         finetune -> export tasks
     """,
     "launcher.app": """
-        console -> cli
         cli -> schedulers
     """,
     "data_service": """

@@ -25,7 +25,7 @@ from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.settings import EngineConfig
 from encoder_core.train.step import Microbatch, RankBatch, accumulate
 
 SMALL = {"layers": 4, "hidden": 512, "heads": 8, "feed_forward": 2048, "vocab": 8000}

@@ -21,12 +21,14 @@ from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.network import (
     masked_language_model,
     masked_language_model_with_pairs,
-    span_boundary_model,
+    multitask_model,
 )
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.objectives.replaced import corrupt, replaced_token_detection, stored_name
+from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.weights import last_weight
+from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.terms.term import last_weight
 
 
 class Pair(ABC):
@@ -78,7 +80,7 @@ class MaskedPair(Pair):
         if segments is not None:
             self.inputs["token_type_ids"] = self.rectangle.segments
         if span_boundary:
-            self.ours = span_boundary_model(config)
+            self.ours = multitask_model(config, [MlmConfig(), SboConfig()])
             self.note = "the peer has no span-boundary term: BertForMaskedLM"
         else:
             self.ours = masked_language_model(config)

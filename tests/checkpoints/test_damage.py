@@ -19,7 +19,7 @@ from checkpoints.newest import newest_good
 from checkpoints.ownership import StopRequest, presence, request_stop, stop_requested
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
-from encoder_core.train.memory_schedule import MEMORY
+from encoder_core.train.settings import MEMORY
 from tests.support.ranks.checkpointing import assert_holds, commit_steps, random_state
 from tests.support.stores.faulty import ClockedStore
 

@@ -31,6 +31,4 @@ def test_waiting_for_a_node_ends_as_soon_as_it_is_asked_to(tmp_path: Path) -> No
         assert any("nodes: 1 of 2 " in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75, output(process)
-    assert [event["reason"] for event in small_runs.history(uri).events if event["kind"] == "stop"] == [
-        "SIGTERM"
-    ]
+    assert [event["reason"] for event in small_runs.events(uri, "stop")] == ["SIGTERM"]

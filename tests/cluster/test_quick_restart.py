@@ -1,9 +1,7 @@
 """After the death of a rank the others stay, and the run goes on from memory. No step but the broken one is repeated,
 and the end is that of an undisturbed run."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,10 +35,6 @@ def done(uri: str) -> int:
     return len(read_history(open_run(uri).store).steps.numbers)
 
 
-def events(uri: str, kind: str) -> list[Mapping[str, Any]]:
-    return [event for event in read_history(open_run(uri).store).events if event["kind"] == kind]
-
-
 def test_no_step_but_the_broken_one_is_repeated(folder: Path, undisturbed: str) -> None:
     uri = small_runs.new_run(folder, "killed", *SETTINGS, EVERY_STEP, "zero=2")
     with training(uri) as process:
@@ -48,10 +42,10 @@ def test_no_step_but_the_broken_one_is_repeated(folder: Path, undisturbed: str) 
         kill(process, RANK)
         assert process.wait(300) == 0, output(process)
     small_runs.ensure_same(uri, undisturbed, STEPS)
-    (death,), (resume,) = events(uri, "death"), events(uri, "resume")
+    (death,), (resume,) = small_runs.events(uri, "death"), small_runs.events(uri, "resume")
     assert resume["memory"]
     assert resume["step"] >= death["step"] - 1
-    assert events(uri, "underway")[1]["processes"] == {"stayed": 1, "new": 1}
+    assert small_runs.events(uri, "underway")[1]["processes"] == {"stayed": 1, "new": 1}
 
 
 @pytest.mark.long
@@ -65,7 +59,7 @@ def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) ->
         kill(process, RANK)
         assert process.wait(300) == 0, output(process)
     small_runs.ensure_same(uri, undisturbed, STEPS)
-    (resume,) = events(uri, "resume")
+    (resume,) = small_runs.events(uri, "resume")
     assert "memory" not in resume
     assert resume["step"] % 20 == 0
 
@@ -87,7 +81,7 @@ def test_a_spare_process_takes_the_place(folder: Path, zero: int, compiled: str)
         kill(process, RANK)
         assert process.wait(600) == 0, output(process)
     small_runs.ensure_same(uri, alone, steps)
-    assert events(uri, "underway")[1]["processes"] == {"stayed": 1, "spare": 1}
+    assert small_runs.events(uri, "underway")[1]["processes"] == {"stayed": 1, "spare": 1}
 
 
 DEATHS = 200
@@ -107,7 +101,7 @@ def test_many_deaths_cost_the_process_that_stays_nothing(folder: Path) -> None:
         for number in range(1, DEATHS + 1):
             (other,) = (rank for rank in titled(process, RANK) if rank.pid != stays.pid)
             other.kill()
-            wait_for(process, lambda: len(events(uri, "underway")) > number)  # noqa: B023
+            wait_for(process, lambda: len(small_runs.events(uri, "underway")) > number)  # noqa: B023
             found = stays.memory_info().rss / 1e6, stays.num_fds(), stays.num_threads()
             sizes.append(found)
             print(number, *found, flush=True)

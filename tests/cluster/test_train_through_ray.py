@@ -92,7 +92,7 @@ def test_sigterm_commits_and_asks_for_a_requeue(folder: Path) -> None:
     assert 10 <= stopped_at < 120
     with training(uri, environment=homeless) as process:
         assert process.wait(300) == 0, output(process)
-    resumed = [event["step"] for event in small_runs.history(uri).events if event["kind"] == "resume"]
+    resumed = [event["step"] for event in small_runs.events(uri, "resume")]
     assert resumed == [stopped_at], "no step was lost"
     small_runs.ensure_same(uri, calm, 120)
 

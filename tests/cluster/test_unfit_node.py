@@ -55,7 +55,7 @@ def test_the_run_ends_and_says_why_or_takes_another_machine(tmp_path: Path, clus
         shown = output(process)
     assert "1,000" in shown
     assert "ulimit -n" in shown
-    (refused,) = (event for event in small_runs.history(uri).events if event["kind"] == "unfit")
+    (refused,) = small_runs.events(uri, "unfit")
     assert refused["verdict"] == "failure"
     assert committed(uri) == 0
 

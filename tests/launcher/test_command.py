@@ -24,7 +24,7 @@ MARK = "TEST_OF_COMMAND"
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from launcher import command
-from launcher.app import console
+from launcher.maskfleet import __main__ as console
 
 def work():
     wait = "import time; time.sleep(600)"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.store.open import open_store
-from launcher.format import human_duration
+from launcher.output import human_duration
 from launcher.progress import BYTES, Work, _Screen
 from tests.support.checks.silence import seen
 from tests.support.data.corpora import random_block, write_corpus

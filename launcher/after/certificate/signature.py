@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from launcher.errors import CertificateError
-from launcher.extras import optional
+from launcher.errors import CertificateError, optional
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.errors import OptionError
-from launcher.format import human_count
+from launcher.output import human_count
 
 Unit = Literal["tokens", "flops"]
 _WRITTEN = re.compile(r"(tokens|flops)=(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)([kMGBTPE]?)")

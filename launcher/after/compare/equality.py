@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from launcher.after.compare.found import ComparisonState
 from launcher.after.compare.plan import Arm
-from launcher.format import human_count
+from launcher.output import human_count
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.summary import parameters
 from launcher.runtime.run.record import Run

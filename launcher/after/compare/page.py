@@ -10,9 +10,9 @@ from launcher.after.compare.arguments import Unit
 from launcher.after.compare.equality import differences, held
 from launcher.after.compare.found import ComparisonState, FoundRun, Spread
 from launcher.after.compare.plan import Arm
-from launcher.format import human_count
 from launcher.observe.inspect.report.chart import TONES, Chart, Series, draw
 from launcher.observe.inspect.report.style import document, header, table, text
+from launcher.output import human_count
 from launcher.runtime.run.log import encode
 
 UNITS: tuple[Unit, ...] = ("tokens", "flops")

@@ -9,7 +9,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.after.compare.arguments import Budget
 from launcher.after.compare.budget import Cost, within
 from launcher.errors import CompareError, OptionError
-from launcher.format import human_count
+from launcher.output import human_count
 from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.schema import Recipe

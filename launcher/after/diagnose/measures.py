@@ -30,8 +30,7 @@ from encoder_core.train.step import Microbatch
 from launcher.after.diagnose.isotropy import Whitening
 from launcher.after.diagnose.states import Checkpoint, Frozen, pooled_states, rows_of_texts
 from launcher.after.tasks.examples import Sentences
-from launcher.errors import RunError
-from launcher.extras import EVALUATE, optional
+from launcher.errors import EVALUATE, RunError, optional
 from launcher.runtime.rank.build import teach
 from launcher.runtime.recipe.evaluation import Pooling
 from launcher.runtime.recipe.timeline import phase_at

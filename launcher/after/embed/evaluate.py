@@ -14,8 +14,7 @@ from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.examples import Examples, Retrieval, Sentences
 from launcher.after.tasks.schema import TaskPart
 from launcher.after.tasks.task import Task
-from launcher.errors import TaskError
-from launcher.extras import EVALUATE, optional
+from launcher.errors import EVALUATE, TaskError, optional
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -19,7 +19,7 @@ from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
 from launcher.after.finetune.inputs import most_tokens
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.extras import EVALUATE, optional, reason
+from launcher.errors import EVALUATE, optional, reason
 from launcher.progress import work
 
 if TYPE_CHECKING:
@@ -40,12 +40,8 @@ def library(part: str) -> Any:
     return import_module(f"sentence_transformers.sentence_transformer.{part}")
 
 
-def load_model(
-    pretrained: LocalModel, encoding: Encoding, device: str | None = None
-) -> "SentenceTransformer":
+def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransformer":
     """Return the model with the pooling, normalisation, length and prompts of `encoding`, or else of the folder.
-
-    `device`: torch's name of the device; None: a GPU if there is one.
 
     Raises:
         ModelError: if the folder has no tokenizer or no safetensors, modules of an unknown kind, or files that
@@ -58,10 +54,9 @@ def load_model(
     st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
     try:
         with library_errors(str(folder), "no model that can be read"):
-            stack = _modules_of(folder, st, device) if modules else [_transformer(folder)]
+            stack = _modules_of(folder, st) if modules else [_transformer(folder)]
         model: SentenceTransformer = st.SentenceTransformer(
             modules=_with(stack, encoding, folder),
-            device=device,
             similarity_fn_name="cosine",
             prompts={**(stored.get("prompts") or {}), **encoding.prompts},
             default_prompt_name=stored.get("default_prompt_name"),
@@ -121,11 +116,9 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
             raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
 
 
-def _modules_of(folder: Path, st: Any, device: str | None) -> list[Any]:
+def _modules_of(folder: Path, st: Any) -> list[Any]:
     options = {"use_safetensors": True}
-    return list(
-        st.SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=options)
-    )
+    return list(st.SentenceTransformer(str(folder), local_files_only=True, model_kwargs=options))
 
 
 def _transformer(folder: Path) -> Any:

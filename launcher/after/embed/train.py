@@ -31,8 +31,7 @@ from launcher.after.embed.settings import (
 )
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.finetune.resume import Scratch, open_scratch, seal
-from launcher.errors import TaskError
-from launcher.extras import EVALUATE, optional
+from launcher.errors import EVALUATE, TaskError, optional
 from launcher.progress import Work, work
 
 if TYPE_CHECKING:

@@ -117,11 +117,11 @@ def claimed(store: Store, key: str) -> Iterator[Owner | None]:
                 found.end(time.time())
 
 
-def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Attempt | Owner:
+def take(store: Store, key: str, owner: Owner) -> Attempt | Owner:
     """Claim the cell for `owner`, whose heartbeat must be kept from now on. Returns None, or the living process that
     has it. Raises StoreError kinds."""
     while True:
-        newest, living = _newest(store, key, lease_s)
+        newest, living = _newest(store, key)
         if living is not None:
             return living
         attempt = Attempt(newest.store, newest.number + 1)
@@ -129,13 +129,13 @@ def take(store: Store, key: str, owner: Owner, lease_s: float = LEASE_S) -> Atte
             return attempt
 
 
-def holder(store: Store, key: str, lease_s: float = LEASE_S) -> Owner | None:
+def holder(store: Store, key: str) -> Owner | None:
     """Return the living process that computes the cell, as far as its heartbeat tells; None if there is none. Raises
     StoreError."""
-    return _newest(store, key, lease_s)[1]
+    return _newest(store, key)[1]
 
 
-def _newest(store: Store, key: str, lease_s: float) -> tuple[Attempt, Owner | None]:
+def _newest(store: Store, key: str) -> tuple[Attempt, Owner | None]:
     """Return the newest claim, 0 for none, and whose it is if it holds."""
     place = store.at(f"claims/{key}")
     for _ in range(_LOOKS):
@@ -143,15 +143,15 @@ def _newest(store: Store, key: str, lease_s: float) -> tuple[Attempt, Owner | No
         if not newest.number:
             return newest, None
         with suppress(KeyMissing):  # a listing that was damaged on its way: no claim is ever deleted
-            return newest, _living(newest, lease_s)
+            return newest, _living(newest)
     raise StoreUnavailable.at(place.uri, "it lists claims that are not there")
 
 
-def _living(claim: Attempt, lease_s: float) -> Owner | None:
+def _living(claim: Attempt) -> Owner | None:
     owner = claim.owner()
     if claim.ended() is not None or (owner.is_here() and not owner.is_running()):
         return None
-    return owner if claim.silence() < lease_s else None
+    return owner if claim.silence() < LEASE_S else None
 
 
 _VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")

@@ -19,7 +19,7 @@ from launcher.after.certificate.statement import name_of_commit
 from launcher.after.certificate.stored import certificate_of
 from launcher.after.export.data_cards import cards_of
 from launcher.errors import CertificateError
-from launcher.format import human_count
+from launcher.output import human_count
 from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import kind

@@ -27,7 +27,7 @@ from launcher.after.finetune.network import TaskNetwork, quiet
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.finetune.settings import FinetuneOutcome, FinetuneSettings
 from launcher.after.tasks.task import Task
-from launcher.extras import EVALUATE, optional, reason
+from launcher.errors import EVALUATE, optional, reason
 from launcher.runtime.run.log import encode
 
 RESULTS = "results.json"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data_service.tokenizers.files import check_folder, library_errors
 from launcher.after.finetune.settings import TaskMismatch
-from launcher.extras import EVALUATE, optional, reason
+from launcher.errors import EVALUATE, optional, reason
 
 IGNORED = -100
 """The target of positions that the loss ignores."""

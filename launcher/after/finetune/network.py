@@ -20,7 +20,7 @@ from data_service.rng import draws64, stream_key
 from launcher.after.finetune.heads import HeadConfig, MixedHead
 from launcher.after.finetune.inputs import Head
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
-from launcher.extras import EVALUATE, optional, reason
+from launcher.errors import EVALUATE, optional, reason
 
 _LAYER = re.compile(
     r"(?:^|\.)(?:layer|layers|albert_layer_groups"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from launcher.after.finetune.inputs import Head, InputRow, Logits, Pieces, Prepared
 from launcher.after.finetune.settings import TaskMismatch
 from launcher.after.tasks.examples import Sentences
-from launcher.extras import reason
+from launcher.errors import reason
 
 _AT_ONCE = 1000  # number of texts in one call of the tokenizer
 

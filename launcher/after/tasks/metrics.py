@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged
 from launcher.after.tasks.schema import Description, Metric
-from launcher.errors import TaskError
-from launcher.extras import EVALUATE, optional
+from launcher.errors import EVALUATE, TaskError, optional
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = frozenset(string.punctuation)

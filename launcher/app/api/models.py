@@ -10,8 +10,7 @@ from checkpoints.hf.folder import PARTS
 from checkpoints.load import Reader
 from data_service.processes import temporary_folder
 from launcher.after.export.export import export_run
-from launcher.errors import RunError
-from launcher.extras import optional
+from launcher.errors import RunError, optional
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from checkpoints.listing import CheckpointRow, rows
-from launcher.extras import optional
+from launcher.errors import optional
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run import record as runs
 from launcher.runtime.run.history import read_history

@@ -156,7 +156,7 @@ def _retrained(run: str, steps: int) -> "Retrained":
 
 
 def _described(found: "Examination") -> list[str]:
-    from launcher.format import human_bytes
+    from launcher.output import human_bytes
 
     read = f"{len(found.files):,} files, {sum(map(len, found.segments.values())):,} segments of the log"
     lines = [

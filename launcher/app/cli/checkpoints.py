@@ -32,8 +32,7 @@ def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     from checkpoints.listing import rows
-    from launcher.format import human_bytes
-    from launcher.output import print_table
+    from launcher.output import human_bytes, print_table
     from launcher.runtime.run.outline import open_outline
 
     found = rows(open_outline(run).store)

@@ -219,7 +219,7 @@ def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """Read every byte and compare it with its hash. Names damaged files, blocks and gaps (exit code 1)."""
     from data_service.corpus.corpus import verify_corpus
     from data_service.printable import one_line
-    from launcher.format import human_bytes
+    from launcher.output import human_bytes
     from launcher.progress import BYTES, work
 
     with work("reading and comparing", unit=BYTES) as now:

@@ -19,7 +19,7 @@ from data_service.ingest.pool import Progress as BuildProgress
 from data_service.ingest.pool import ReportProgress
 from data_service.printable import one_line
 from data_service.stream.statistics import CorpusStats, Radius
-from launcher.format import human_bytes
+from launcher.output import human_bytes
 from launcher.progress import BYTES, Work, work
 
 _BAR = 40  # characters of the longest bar

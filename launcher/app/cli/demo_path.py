@@ -40,9 +40,9 @@ from launcher.app.cli.options import settings
 from launcher.app.cli.texts import automatic_workers, sample_texts
 from launcher.app.companions import COMPANIONS
 from launcher.errors import RunError
-from launcher.format import human_bytes, human_count, human_duration
 from launcher.observe.inspect.baselines import baselines
 from launcher.observe.inspect.report.page import write_report
+from launcher.output import human_bytes, human_count, human_duration
 from launcher.runtime.cluster.train import train
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run, reconcile

@@ -198,7 +198,7 @@ def show_settings(
 
 
 def _only_errors_of_libraries() -> None:
-    from launcher.extras import EVALUATE, optional
+    from launcher.errors import EVALUATE, optional
 
     optional("sentence_transformers", "maskfleet embed", EVALUATE)
     libraries = optional("transformers", "maskfleet embed", EVALUATE).utils.logging

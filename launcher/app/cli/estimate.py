@@ -148,8 +148,8 @@ def _forecast(found: "Estimate") -> "Forecast":
 def _failure_figures(found: "Estimate", forecast: "Forecast | None") -> dict[str, object]:
     from dataclasses import asdict
 
+    from launcher.plan.failures.recovery import standby
     from launcher.plan.failures.render import figures
-    from launcher.plan.failures.standby import standby
 
     failures = {} if forecast is None else {"failures": figures(forecast)}
     return {"standby": asdict(standby(found)), **failures}

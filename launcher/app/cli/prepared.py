@@ -18,8 +18,8 @@ from data_service.printable import one_line
 from data_service.store.open import open_store
 from launcher.app.cli.corpus_shown import BuildWatch
 from launcher.app.cli.texts import automatic_workers, read_settings
-from launcher.format import human_bytes
 from launcher.observe.inspect.report.preparation import PAGE, render
+from launcher.output import human_bytes
 from launcher.runtime.recipe.document import Words
 
 _WORDS = Words("preparation", "infra/docs/prepare.md", PrepareError)

@@ -70,8 +70,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
     """
     from rich.table import Table
 
-    from launcher.format import human_count
-    from launcher.output import print_table
+    from launcher.output import human_count, print_table
     from launcher.runtime.recipe.load import loads
     from launcher.runtime.recipe.source import bundled
     from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, total_tokens

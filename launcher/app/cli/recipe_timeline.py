@@ -5,8 +5,7 @@ from functools import partial
 
 from rich.table import Table
 
-from launcher.format import human_count
-from launcher.output import console, print_table
+from launcher.output import console, human_count, print_table
 from launcher.runtime.rank.build import schedule
 from launcher.runtime.recipe.phases import KEYS, PhaseKey
 from launcher.runtime.recipe.schema import Recipe

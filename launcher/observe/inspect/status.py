@@ -17,8 +17,8 @@ from checkpoints.ownership import Presence, presence
 from data_service.errors import UserError
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report.figures import Interruption, interruptions, measure, medians
+from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.metrics import STEP, running_mean, spell, term_losses

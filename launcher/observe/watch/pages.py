@@ -4,7 +4,6 @@ folder of runs has a table to choose from, and the curves of the chosen runs ove
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report import page
 from launcher.observe.inspect.report.chart import TONES, draw
 from launcher.observe.inspect.report.curves import ComparedRun, compared
@@ -15,6 +14,7 @@ from launcher.observe.inspect.status import RunStatus, Unreadable
 from launcher.observe.watch.event_words import is_trouble, spell_event
 from launcher.observe.watch.html import Sections, ago, axes, facts, guarded, progress, state_badge
 from launcher.observe.watch.reader import SeenFolder, SeenRun, View
+from launcher.output import human_count, human_duration
 from launcher.runtime.run.metrics import STEP, spell
 from launcher.runtime.run.step_table import Record
 

@@ -123,8 +123,8 @@ class RunReader:
 class FolderReader:
     """Reads the runs of a folder repeatedly. Runs that have ended are read less often."""
 
-    def __init__(self, uri: str, store: Store, clock: Callable[[], float] = time.time) -> None:
-        self._uri, self._store, self._clock = uri, store, clock
+    def __init__(self, uri: str, store: Store) -> None:
+        self._uri, self._store = uri, store
         self._sketches: dict[str, _Sketch] = {}
         self._known: dict[str, tuple[float, RunStatus | Unreadable]] = {}
 
@@ -138,7 +138,7 @@ class FolderReader:
         return SeenFolder(found)
 
     def _look(self, name: str) -> RunStatus | Unreadable:
-        now = self._clock()
+        now = time.time()
         at, known = self._known.get(name, (0.0, None))
         if isinstance(known, RunStatus) and known.state != "running" and now - at < _SELDOM_S:
             return known

@@ -1,6 +1,15 @@
-"""All checks, in the order in which they run: first those that decide whether training is correct, then speed."""
+"""All checks, in the order in which they run: first those that decide whether training is correct, then speed. And the
+process that carries one out.
+"""
 
-from launcher.plan.burnin.check import Check
+from pathlib import Path
+
+from encoder_core.trials.trial_process import Line
+from encoder_core.trials.trial_process import Report as Message
+from launcher.plan.burnin.check import Bench, Check, Request
+from launcher.plan.burnin.report import CannotRun, Report, said
+
+TARGET = "launcher.plan.burnin.checks:serve"
 
 _KERNELS = "launcher.plan.burnin.kernels"
 _TOKENWISE = "launcher.plan.burnin.tokenwise"
@@ -240,3 +249,17 @@ def checks_for(recipe: str | None) -> list[Check]:
         for check in CHECKS
         if not (check.figures and check.name.startswith(left_out)) or (recipe and check.name == "speed-own")
     ]
+
+
+def serve(request: Message, line: Line) -> None:
+    """Carry out one check. The last mark tells how the check ended."""
+    check = next(one for one in CHECKS if one.name == request["check"])
+    report = Report(lambda what: line.report(**what))
+    try:
+        check.carry_out(Bench(Request.model_validate(request["request"]), report, Path(request["folder"])))
+    except CannotRun as lacking:
+        report.mark("skipped", str(lacking))
+    except Exception as error:  # of any kind: the check has failed, and the others go on
+        report.mark("failed", said(error))
+    else:
+        report.mark("ended")

@@ -15,7 +15,7 @@ import pynvml
 import torch
 
 from encoder_core.trials.trial_process import Line, Report
-from launcher.format import human_bytes
+from launcher.output import human_bytes
 from launcher.plan.burnin.check import Bench, Form
 from launcher.plan.burnin.record import Machine
 from launcher.runtime.capacity.devices import Gpu, gpu_of_device
@@ -95,7 +95,7 @@ def _processor() -> str:
     )
 
 
-def seconds_of(function: Callable[[], object], device: torch.device, timed: int = _TIMED) -> float:
+def seconds_of(function: Callable[[], object], device: torch.device) -> float:
     """Return the median seconds of a call. On a GPU, events on its stream measure it, so that the host's speed does
     not count.
     """
@@ -104,12 +104,12 @@ def seconds_of(function: Callable[[], object], device: torch.device, timed: int 
         function()
     if on_cpu:
         seconds = []
-        for _ in range(min(timed, _WARM)):
+        for _ in range(_WARM):
             began = time.perf_counter()
             function()
             seconds.append(time.perf_counter() - began)
         return statistics.median(seconds)
-    edges = [torch.cuda.Event(enable_timing=True) for _ in range(timed + 1)]  # type: ignore[no-untyped-call]
+    edges = [torch.cuda.Event(enable_timing=True) for _ in range(_TIMED + 1)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)
     edges[0].record()
     for edge in edges[1:]:

@@ -17,7 +17,7 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.engine_config import EngineConfig, Precision
+from encoder_core.train.settings import EngineConfig, Precision
 from encoder_core.train.step import Microbatch, RankBatch, accumulate
 from launcher.plan.burnin.check import Bench
 from launcher.runtime.capacity.workload import phase_targets

@@ -66,11 +66,10 @@ class Report:
         right = found <= bound
         self._write(Measured(what=what, found=_finite(found), unit=unit, bound=bound, right=right))
 
-    def at_least(self, what: str, found: float, bound: float, unit: str = "") -> None:
+    def at_least(self, what: str, found: float, bound: float) -> None:
+        """Report a figure that is wrong if it is below `bound` or is not a number."""
         right = found >= bound
-        self._write(
-            Measured(what=what, found=_finite(found), unit=unit, bound=bound, least=True, right=right)
-        )
+        self._write(Measured(what=what, found=_finite(found), bound=bound, least=True, right=right))
 
     def holds(self, what: str, right: bool, found: str = "") -> None:
         """Report a statement that is true or false."""

@@ -21,7 +21,7 @@ from encoder_core.trials.trial_process import Deadline, TrialEnded, follow
 from launcher.errors import BurninError
 from launcher.output import write_file
 from launcher.plan.burnin.check import Check, Form, Request
-from launcher.plan.burnin.child import TARGET
+from launcher.plan.burnin.checks import TARGET
 from launcher.plan.burnin.page import first_line, render
 from launcher.plan.burnin.record import PAGE, Machine, Outcome, RecordFile, Status, now
 from launcher.plan.burnin.report import Mark, Measured

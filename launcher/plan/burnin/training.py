@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from checkpoints.save import take
 from encoder_core.layers.torch_internals import dispatch_mode
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import Precision
+from encoder_core.train.settings import Precision
 from encoder_core.train.step import Sums, seed_draws
 from encoder_core.train.zero_state import ALL_KINDS
 from encoder_core.trials.trial_process import Deadline, Line, follow

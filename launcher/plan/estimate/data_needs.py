@@ -13,7 +13,7 @@ from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.statistics import Radius, expected_radius
-from launcher.format import human_count
+from launcher.output import human_count
 from launcher.runtime.capacity.devices import TOKEN_BYTES
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import tokens_per_step

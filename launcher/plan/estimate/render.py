@@ -7,7 +7,7 @@ from math import prod
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.stream.statistics import Radius
 from encoder_core.train.zero_memory import STAGES
-from launcher.format import hours_or_days, human_bytes, human_count, human_duration
+from launcher.output import hours_or_days, human_bytes, human_count, human_duration
 from launcher.plan.estimate.data_needs import trained_tokens
 from launcher.plan.estimate.estimate import Estimate, goodput
 from launcher.plan.estimate.roofline import TENSOR_WAIT, UPDATED_BYTES, arithmetic

@@ -1,4 +1,4 @@
-"""Faults of a cluster during a month, drawn at random in the proportions of a published run.
+"""Faults of a cluster during a month, drawn at random in the proportions of a published run; and the machines they hit.
 
 Llama 3 405B ("The Llama 3 Herd of Models", 2024, section 3.3.4 and table 5) was interrupted 466 times in 54 days on
 16,384 H100: 47 times as planned, 419 times not. The table's rows are put together here by what each takes away:
@@ -14,11 +14,13 @@ Outages of the store come beside them. Faults are independent, at constant rates
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Literal
 
 from launcher.runtime.capacity.devices import Cluster
+from launcher.runtime.cluster.world_size import Nodes
 
 Kind = Literal["rank", "hang", "node", "switch", "notice"]
 
@@ -30,6 +32,7 @@ OUTAGES_A_MONTH, OUTAGE_S = 2.0, 1200.0
 """Outages of the store, and their mean length in seconds: together the 43 minutes a month below which Amazon's S3 pays
 nothing back (its service level of 99.9 %). Their number is a guess."""
 MONTH_S = 30 * 86400.0
+NODE_BACK_S = 1800.0  # until a lost node, or another in its place, is there; a guess
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,54 @@ def _times(draw: random.Random, rate: float, seconds: float) -> Iterator[float]:
     while now < seconds:
         yield now
         now += draw.expovariate(rate)
+
+
+class Machines:
+    """Nodes, by number, and the faults that are to come.
+
+    Args:
+        count: number of nodes.
+        resources: what each node has, by the name of the resource.
+        faults: the faults to come, in order of time.
+
+    Attributes:
+        there: the nodes that are in the cluster.
+        changed: time when a node last came back.
+    """
+
+    def __init__(self, count: int, resources: Mapping[str, float], faults: Sequence[Fault]) -> None:
+        self.there = set(range(count))
+        self.changed = 0.0
+        self._resources = resources
+        self._coming = list(reversed(faults))
+        self._back: list[tuple[float, int]] = []
+
+    def next_event(self) -> float:
+        """Return the time of the next fault or return of a node; infinite if there is none."""
+        fault = self._coming[-1].at if self._coming else math.inf
+        return min(fault, self._back[0][0] if self._back else math.inf)
+
+    def happen(self, now: float) -> Fault | None:
+        """Let nodes return that are due at `now`. Return the first fault that is due, and forget it; None if none
+        is."""
+        while self._back and self._back[0][0] <= now:
+            self.changed, node = heappop(self._back)
+            self.there.add(node)
+        return self._coming.pop() if self._coming and self._coming[-1].at <= now else None
+
+    def release(self, nodes: Iterable[int], now: float) -> None:
+        """Take nodes out of the cluster until they are back."""
+        for node in self.there.intersection(nodes):
+            self.there.remove(node)
+            heappush(self._back, (now + NODE_BACK_S, node))
+
+    def listing(self, named: Iterable[int]) -> Nodes:
+        """Return the cluster in the form of `ray.nodes()`. Only the `named` nodes have an entry each. One entry stands
+        for all others: that is the same for those who count places, and does not take a second a month."""
+        single = self.there.intersection(named)
+        others = len(self.there) - len(single)
+        rest = {name: amount * others for name, amount in self._resources.items()}
+        return [
+            {"NodeID": "others", "Alive": True, "Resources": rest},
+            *({"NodeID": str(node), "Alive": True, "Resources": self._resources} for node in sorted(single)),
+        ]

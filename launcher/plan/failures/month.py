@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from launcher.plan.failures.faults import MONTH_S, Fault, Outage
-from launcher.plan.failures.machines import Machines
+from launcher.plan.failures.faults import MONTH_S, Fault, Machines, Outage
 from launcher.plan.failures.recovery import SPARE_AGAIN_S, Way, noticed, seconds
 from launcher.plan.failures.training import Layout, MemoryCopy, Seat, Segment
 from launcher.runtime.cluster.deaths import Deaths

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from launcher.format import human_bytes, human_duration
+from launcher.output import human_bytes, human_duration
 from launcher.plan.estimate.estimate import Estimate
-from launcher.plan.failures.faults import INTERRUPTIONS, OUTAGES_A_MONTH, UNEXPECTED
+from launcher.plan.failures.faults import INTERRUPTIONS, NODE_BACK_S, OUTAGES_A_MONTH, UNEXPECTED
 from launcher.plan.failures.forecast import MONTHS, Forecast, Outcome, WayForecast
-from launcher.plan.failures.machines import NODE_BACK_S
-from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, SPARE_BYTES, noticed
-from launcher.plan.failures.standby import Standby, standby
+from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, SPARE_BYTES, Standby, noticed, standby
 from launcher.runtime.capacity.devices import COPY_RATE
 
 _WHAT, _RESULT, _CELL = 42, 14, 14  # columns

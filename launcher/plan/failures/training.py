@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from launcher.runtime.policies.partners import partners
+from launcher.runtime.policies.recovery import partners
 
 Seat = tuple[int, int]
 """A rank's node and its place there."""

@@ -273,7 +273,7 @@ def _run(trial: Trial, machine: Machine) -> list[Measured]:
 def _command(order: MeasureRequest, folder: Path) -> RankCommand:
     place = {"RANK": order.rank, "LOCAL_RANK": order.rank, "WORLD_SIZE": order.world}  # DeepSpeed insists
     return RankCommand(
-        words=[sys.executable, "-P", "-m", "launcher.plan.measure.rank", order.model_dump_json()],
+        words=[sys.executable, "-P", "-m", "launcher.plan.measure.steps", order.model_dump_json()],
         environment={name: str(value) for name, value in place.items()},
         log=folder / f"rank{order.rank}.log",
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from launcher.format import human_bytes, human_count, human_duration
+from launcher.output import human_bytes, human_count, human_duration
 from launcher.plan.measure.measure import MeasuredPhase, MeasuredRecipe, correction
 
 _WHAT, _RESULT = 42, 14  # columns, as in an estimate

@@ -4,15 +4,18 @@ The first steps are warm-up and not counted: they allocate memory, and DeepSpeed
 warm-up step torch's profiler measures the time of collectives and kernels.
 """
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -25,7 +28,7 @@ from encoder_core.train.memory import Carried
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from encoder_core.train.timing import Stopwatch
-from launcher.plan.measure.requests import Measured, Step
+from launcher.plan.measure.requests import Measured, MeasureRequest, Step
 from launcher.plan.measure.rows import InProcess
 from launcher.runtime.rank.build import (
     build_model,
@@ -37,9 +40,11 @@ from launcher.runtime.rank.build import (
 )
 from launcher.runtime.rank.data import RankData, RankShard
 from launcher.runtime.rank.journal import peak, utilisation
-from launcher.runtime.run.record import Run
+from launcher.runtime.run.log import encode
+from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import sample_positions, stream_spec
 
+_COLLECTIVE = timedelta(minutes=10)
 WARM_UP = 3  # steps, the last of them profiled
 _FEWEST, _MOST = 3, 100  # timed steps
 ENOUGH_S = 5.0  # of timed steps, if there are the fewest
@@ -80,6 +85,27 @@ def take_steps(run: Run, control: Control, seconds: float = ENOUGH_S) -> Measure
     mfu = () if meter is None else tuple(meter.of(0, step.tokens, step.seconds) for step in watch.steps)
     found = _Profiled.of(watch.profiler, watch.profiled_seconds)
     return Measured(tuple(watch.steps), watch.peak_bytes, speed, mfu, found.exchange, found.operators)
+
+
+def carry_out(order: MeasureRequest) -> None:
+    """Take the steps of `order` and write the result. It creates and destroys the process group of torch, so it runs
+    in a process of its own.
+    """
+    torch.set_num_threads(order.threads)
+    if order.device == "cuda":
+        torch.cuda.set_device(order.rank)
+    dist.init_process_group(
+        "nccl" if order.device == "cuda" else "gloo",
+        init_method=f"file://{order.meeting}",
+        rank=order.rank,
+        world_size=order.world,
+        timeout=_COLLECTIVE,
+    )
+    try:
+        taken = take_steps(open_run(order.run), Control.join())
+        Path(order.result).write_text(encode(asdict(taken)), "utf-8")
+    finally:
+        dist.destroy_process_group()
 
 
 class TimedEngine(Engine):
@@ -230,3 +256,7 @@ class _Profiled:
         whole = sum(taken.values())
         slowest = [(name, spent / whole) for name, spent in taken.most_common(_OPERATORS) if whole]
         return cls(min(1.0, exchange / 1e6 / max(seconds, 1e-9)), tuple(slowest))
+
+
+if __name__ == "__main__":
+    carry_out(MeasureRequest.model_validate_json(sys.argv[1]))

@@ -20,9 +20,9 @@ from data_service.samples.pairs import Translations
 from encoder_core.cost.saved import Kernel
 from encoder_core.families.catalogue import language_table
 from encoder_core.train import zero_memory as memory
-from encoder_core.train.engine_config import BUCKET
+from encoder_core.train.settings import BUCKET
 from launcher.errors import EstimateError
-from launcher.format import human_bytes
+from launcher.output import human_bytes
 from launcher.plan.estimate.roofline import step_share
 from launcher.plan.measure.rows import HELDOUT
 from launcher.runtime.capacity.devices import Gpu, gpu_of_device, usable

@@ -11,7 +11,7 @@ from encoder_core.cost.saved import Kernel
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.composition import chunk_of_logits
 from encoder_core.train import zero_memory as memory
-from encoder_core.train.engine_config import BUCKET
+from encoder_core.train.settings import BUCKET
 from encoder_core.train.zero_memory import MemoryPart, Stage
 from launcher.runtime.capacity.workload import microbatch_activations, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from launcher.format import human_duration
+from launcher.output import human_duration
 from launcher.progress import shown_elsewhere, work
 from launcher.runtime.run.metrics import running_mean, shown_on, spell, term_losses
 

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from launcher.errors import RunError, TryAgain
-from launcher.format import human_bytes
+from launcher.output import human_bytes
 from launcher.runtime.policies.elastic import Sizing, Trainers
 from launcher.runtime.recipe.schema import Recipe
 

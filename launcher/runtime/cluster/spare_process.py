@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from encoder_core.train.engine import leave_groups
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.rehearsal import ensure_sums
+from encoder_core.train.settings import EngineConfig
 from launcher.runtime.rank.build import engine_config
 from launcher.runtime.rank.compilation import take_compiled
 from launcher.runtime.rank.main import threads_of

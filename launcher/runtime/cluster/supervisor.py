@@ -22,18 +22,18 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.newest import newest_good
 from checkpoints.ownership import await_claim
+from data_service.errors import UserError
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
 from data_service.store.errors import StoreError
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
-from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
 from launcher.runtime.cluster.group_loop import NOT_SAVED, Display, GroupLoop
 from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
-from launcher.runtime.cluster.orders import CoordinatorLost, Status
+from launcher.runtime.cluster.orders import Assignment, CoordinatorLost, Status
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,
@@ -43,11 +43,11 @@ from launcher.runtime.cluster.resources import (
     sizing,
 )
 from launcher.runtime.cluster.stop_requests import Stopping
-from launcher.runtime.cluster.streams_ahead import open_streams_ahead
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.preflight.network import refusal
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import heldout_specs, stream_spec
 
 Note = Callable[[str], None]
 """Shows a line to the operator."""
@@ -331,3 +331,20 @@ def _metrics_port() -> dict[str, int]:
             remedy="set it to a number from 1 to 65535, or unset it",
         )
     return {"_metrics_export_port": int(given)} if given else {}
+
+
+def open_streams_ahead(run: Run, feed: FeedHandle) -> None:
+    """Ask the feed for the streams of all phases, and for held-out rows, in the order in which ranks open them, while
+    the ranks still import their libraries.
+
+    The first rank that asked would wait: the feed's process starts, rows are counted by further processes, once a
+    corpus, and each has imports of its own. Nothing waits for the answers. What goes wrong is left to the ranks, which
+    ask again and know what follows from it. Ranks that need another stream, because documents were removed meanwhile,
+    gain nothing.
+    """
+    with suppress(UserError):
+        tokenizer = run.tokenizer()
+        specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
+        told = [spec.model_dump_json() for spec in (*specs, *heldout_specs(run, tokenizer))]
+        for spec in dict.fromkeys(told):
+            feed.open.remote(spec)

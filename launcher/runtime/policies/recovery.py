@@ -1,5 +1,23 @@
-"""The settings of what happens between the death of a rank and the next step."""
+"""How a run gets over the death of a rank quickly: the settings, and which rank keeps the copy of another rank's state
+in memory.
 
+Who keeps whose copy is a pure function of the nodes on which the ranks run. The ranks are written around a ring, node
+after node, and each rank's copy lies a fixed distance further on. Any distance from the size of the largest node to the
+rest of the ring leads to another node, and gives each rank one copy to keep. The distance is about half the ring:
+
+- Nodes that share a switch or a rack are mostly neighbours in the ring, and are lost together. Their copies lie on
+  the other side.
+- With an even number of equal nodes, two nodes keep each other's copies. Of all placements of one copy this one
+  survives the loss of two nodes most often (Wang et al. 2023, "Gemini: fast failure recovery in distributed training
+  with in-memory checkpoints", section 4).
+- With equal nodes, a rank and its partner have the same place on their nodes, so on networks that have a switch for
+  each place (rails) a copy crosses one switch.
+
+If a node holds more than half of all ranks, the ranks of the other nodes keep more than one copy each.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
@@ -23,3 +41,34 @@ class Recovery(BaseModel):
 
     spares: NonNegativeInt = 1
     memory_every: PositiveInt | Literal["auto", "never"] = "auto"
+
+
+def partners(nodes: Sequence[str]) -> list[int]:
+    """Return for each rank the rank that keeps the copy of its state.
+
+    The partner is on another node if there is another. Numbers of copies differ between ranks only as far as the
+    sizes of the nodes make it necessary. On a single node the partner is the next rank; a single rank is its own.
+
+    Args:
+        nodes: the node of each rank.
+    """
+    if len(set(nodes)) < 2:
+        return [(rank + 1) % len(nodes) for rank in range(len(nodes))]
+    first = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
+    ring = sorted(range(len(nodes)), key=lambda rank: (first[nodes[rank]], rank))
+    groups = [list(ranks) for _, ranks in groupby(ring, key=lambda rank: nodes[rank])]
+    largest = max(groups, key=len)
+    others = [rank for rank in ring if nodes[rank] != nodes[largest[0]]]
+    if len(largest) > len(others):
+        pairs = _around_a_large_node(largest, others)
+    else:
+        half = len(ring) // 2
+        distance = half - half % len(largest)  # whole nodes, if all are equal
+        pairs = {rank: ring[(at + distance) % len(ring)] for at, rank in enumerate(ring)}
+    return [pairs[rank] for rank in range(len(nodes))]
+
+
+def _around_a_large_node(largest: Sequence[int], others: Sequence[int]) -> dict[int, int]:
+    """Return the partners where the ranks of one node outnumber the `others`."""
+    kept_by_others = {rank: others[at % len(others)] for at, rank in enumerate(largest)}
+    return kept_by_others | dict(zip(others, largest, strict=False))

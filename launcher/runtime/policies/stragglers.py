@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from encoder_core.train.pace import Pace
+from encoder_core.train.settings import Pace
 
 SUSTAINED = 3  # windows in a row
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from launcher.format import human_bytes
+from launcher.output import human_bytes
 
 Verdict = Literal["ok", "warning", "failure"]
 

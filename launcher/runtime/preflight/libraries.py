@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.format import human_bytes
+from launcher.output import human_bytes
 from launcher.runtime.preflight.findings import Finding
 
 LIBRARIES = {

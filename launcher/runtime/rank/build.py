@@ -19,8 +19,8 @@ from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.lamb import Lamb
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.settings import LambConfig, MuonConfig, StableAdamWConfig
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.loop import TrainPlan
+from encoder_core.train.settings import EngineConfig
 from encoder_core.train.step import draw_seed
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.phases import layer_settings

@@ -15,7 +15,7 @@ from data_service.stream.stream import StepLayout
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import Fetched
-from encoder_core.train.memory_schedule import Refresh
+from encoder_core.train.settings import Refresh
 from encoder_core.train.step import Microbatch, RankBatch
 from launcher.runtime.run.streams import StreamLength
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from checkpoints.hf.folder import PARTS, PICKLE, PICKLE_INDEX
 from data_service.tokenizers.files import TOKENIZER_FILES
-from launcher.errors import RecipeError
-from launcher.extras import optional
+from launcher.errors import RecipeError, optional
 
 SCHEME = "hf://"
 _NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")

@@ -1,7 +1,6 @@
 """Decides when the ranks copy their state to the memory of their nodes (`checkpoints.memory`), and does it."""
 
 import time
-from collections.abc import Callable
 from itertools import chain
 
 from checkpoints.attempt import Attempt
@@ -28,7 +27,6 @@ class MemoryCopies:
         keeper: the keeper of this rank's node; None makes no copies.
         extra: the part of the run whose state checkpoints hold beside the trainer's.
         resumed: the state that this start resumed from; None for a start from step 0.
-        clock: function that returns seconds.
     """
 
     def __init__(
@@ -41,10 +39,9 @@ class MemoryCopies:
         extra: ExtraState,
         journal: RankJournal,
         resumed: ResumePoint | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings: Recovery = run.recipe.recovery
-        self._extra, self._journal, self._clock = extra, journal, clock
+        self._extra, self._journal = extra, journal
         self._first = peers.rank == 0
         self._attempt = attempt.number
         manifest = resumed.manifest if resumed is not None else None
@@ -59,7 +56,7 @@ class MemoryCopies:
                 world=peers.world,
             )
         self._last: int | None = None  # step of the last copy
-        self._ended_at, self._took, self._made = clock(), 0.0, 0
+        self._ended_at, self._took, self._made = time.monotonic(), 0.0, 0
 
     def due(self, step: int) -> bool:
         """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count;
@@ -71,7 +68,7 @@ class MemoryCopies:
         if not self._first or ending == "hand over":
             return True
         if every == "auto":
-            return self._clock() - self._ended_at >= self._took / COPIES_SHARE
+            return time.monotonic() - self._ended_at >= self._took / COPIES_SHARE
         return self._last is None or step - self._last >= int(every)
 
     def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int:
@@ -80,7 +77,7 @@ class MemoryCopies:
         assert self._writer is not None
         fragments = chain(engine.fragments(), carried.fragments)
         size = self._writer.write(state.step, fragments, self._common(engine, state, carried))
-        self._last, self._ended_at = state.step, self._clock()
+        self._last, self._ended_at = state.step, time.monotonic()
         self._made += 1
         if self._made > _FIRST:
             self._took = self._ended_at - since

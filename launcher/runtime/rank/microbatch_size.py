@@ -27,7 +27,7 @@ from encoder_core.errors import TrainingError
 from encoder_core.train.engine import Engine
 from encoder_core.train.rehearsal import Rehearsal
 from encoder_core.train.step import Memories, RankBatch
-from launcher.format import human_bytes
+from launcher.output import human_bytes
 from launcher.runtime.capacity.devices import usable
 from launcher.runtime.capacity.memory_fit import Bill, Device, rows_that_fit
 from launcher.runtime.preflight.collective import installed

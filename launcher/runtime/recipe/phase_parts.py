@@ -1,5 +1,4 @@
-"""What a phase may set of its sources and masks (`phases.N.mixture`, `phases.N.mlm`). It is not in the recipe's schema
-because the schema loads torch."""
+"""What a phase may set of its sources and masks (`phases.N.mixture`, `phases.N.mlm`)."""
 
 from typing import Annotated, Literal
 

@@ -24,9 +24,8 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
-from encoder_core.terms.weights import Weight
-from encoder_core.train.engine_config import Precision
-from encoder_core.train.memory_schedule import Refresh
+from encoder_core.terms.term import Weight
+from encoder_core.train.settings import Precision, Refresh
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.policies.recovery import Recovery
 from launcher.runtime.policies.spikes import Spikes

@@ -1,6 +1,6 @@
 """Reads the text of recipes: files by path, and the recipes that come with Maskfleet by name.
 
-Recipes are not validated here, because the schema loads torch.
+Recipes are not validated here: a list of them must not wait for the schema.
 """
 
 from difflib import get_close_matches

@@ -12,7 +12,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import network
 from encoder_core.optim.groups import hidden_matrices
-from launcher.format import human_count
+from launcher.output import human_count
 from launcher.runtime.recipe.network import meta_module, parameter_count
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase

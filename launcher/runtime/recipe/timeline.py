@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from data_service.stream.positions import Rise, StepBatches
 from encoder_core.optim import schedules
-from encoder_core.terms.weights import WeightSchedule, weight_at
+from encoder_core.terms.term import WeightSchedule, weight_at
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 

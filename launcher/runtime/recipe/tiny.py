@@ -11,8 +11,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.config import Mup, SmallForm
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig
-from encoder_core.terms.term import SmallObjective
-from encoder_core.terms.weights import Weight, WeightSchedule
+from encoder_core.terms.term import SmallObjective, Weight, WeightSchedule
 from launcher.runtime.recipe.checks import impossible
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import (

@@ -22,9 +22,8 @@ from launcher.runtime.recipe.corpora import corpora_of, path_of, phase_of
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
-from launcher.runtime.run.all_inputs import read_all_inputs
 from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks, warn_once
-from launcher.runtime.run.inputs import FILES, Inputs, refuse_placeholders
+from launcher.runtime.run.inputs import FILES, Inputs, read_inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
@@ -34,6 +33,26 @@ from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules
 
 _VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
+
+
+def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
+    """Return what `read_inputs` returns, with the identities of the teachers. Raises as `read_inputs` and
+    `read_teacher`.
+
+    Args:
+        past: the run as it is recorded. If `recipe` names the same teachers, their recorded identities are returned
+            without reading them: ranks compare them when they read the teachers (`read_teachers`).
+    """
+    inputs = read_inputs(recipe, tokenizer)
+    wanted = recipe.objective.teachers
+    if not wanted:
+        return inputs
+    if past is not None and past.recipe.objective.teachers == wanted:
+        return inputs.model_copy(update={"teachers": past.record.inputs.teachers})
+    from launcher.runtime.run.teachers import read_teacher  # it loads torch: only for runs that distil
+
+    found = tuple(read_teacher(recipe, number, tokenizer).identity() for number in range(len(wanted)))
+    return inputs.model_copy(update={"teachers": found})
 
 
 def create_run(

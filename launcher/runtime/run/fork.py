@@ -19,6 +19,7 @@ from checkpoints.load import ensure_kinds
 from checkpoints.verify import BEFORE, copy_checkpoint
 from data_service.printable import shell_word
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.corpora import phase_of
@@ -27,18 +28,17 @@ from launcher.runtime.recipe.network import meta_module
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares, source_temperature
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.timeline import phase_at, step_batches
-from launcher.runtime.run.all_inputs import read_all_inputs
+from launcher.runtime.recipe.timeline import curve_at, phase_at, step_batches
 from launcher.runtime.run.create import (
     absolute,
     changed_fields,
     changes_of_identity,
     publish,
+    read_all_inputs,
     record_of,
     reserve,
     since_made,
 )
-from launcher.runtime.run.decay import decaying
 from launcher.runtime.run.heldout_rules import refuse_leaks
 from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import keep
@@ -247,3 +247,34 @@ def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
 
 def _any(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def decaying(recipe: Recipe, step: int, steps: int) -> Recipe:
+    """Return `recipe` up to `step` with `steps` more of the same phase, in which the rate decays to the schedule's
+    floor: along the schedule's decay, or by 1 - sqrt if it has none. Later phases are left out.
+
+    Raises RunError: the rate is not stable before `step`.
+    """
+    last = max(0, step - 1)  # the last step that was trained; the first step if there is none
+    number, start = phase_at(recipe, last)
+    curve = curve_at(recipe, last)
+    if curve != "stable":
+        how = "still rises" if curve == "warmup" else "decays already"
+        raise RunError(
+            f"the learning rate {how} at step {step:,}, so there is no stable stretch to decay from",
+            remedy="take a checkpoint of a stable stretch (--step); `maskfleet recipe show RECIPE --timeline` shows "
+            "where the recipe has one, and schedule.decay_steps makes one",
+        )
+    phase = recipe.phases[number]
+    changes: dict[str, object] = {"steps": step - start + steps}
+    if phase.schedule is not None:
+        changes["schedule"] = _decaying(phase.schedule, steps)
+    ended = recipe.model_copy(update={"phases": (*recipe.phases[:number], phase.model_copy(update=changes))})
+    if phase.schedule is not None:
+        return ended
+    return ended.model_copy(update={"schedule": _decaying(recipe.schedule, steps)})
+
+
+def _decaying(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
+    decay = "one_minus_sqrt" if schedule.decay == "constant" else schedule.decay
+    return schedule.model_copy(update={"decay": decay, "decay_steps": steps, "restarts": 0})

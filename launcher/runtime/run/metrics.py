@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.format import human_count, human_duration
+from launcher.output import human_count, human_duration
 
 Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
 """The displays, in this order: the progress line; `runs status` and the tiles of the live page; the tiles and the

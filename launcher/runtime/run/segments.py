@@ -34,7 +34,7 @@ from data_service.formats import REMEDY, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
-from launcher.runtime.run.step_table import Floats, Ints, Record, StepTable, TableBuilder
+from launcher.runtime.run.step_table import Floats, Ints, StepTable, TableBuilder
 
 METRICS = "metrics"
 EVENTS = "events"
@@ -272,8 +272,3 @@ class _Ranges(io.RawIOBase):
 
 def _bytes(value: tuple[Any, ...]) -> Any:
     return np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
-
-
-def others_after(table: StepTable, number: int) -> Iterator[Record]:
-    """Return the evaluation records of segments after `number`."""
-    return (record for segment, record in table.others if segment > number)

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.finetune.pretrained import open_pretrained
 from launcher.after.tasks.task import load_task
-from launcher.extras import EVALUATE, optional
+from launcher.errors import EVALUATE, optional
 
 from .place import Place
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from encoder_core.heads import distillation
 from encoder_core.heads.distillation import Scores, cosine_distances, linear_distillation
 from encoder_core.layers import sizes
-from tests.support.models.dispatch import Largest
+from tests.support.models.saved import Largest
 
 seeds = st.integers(0, 2**31)
 

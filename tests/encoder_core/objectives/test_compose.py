@@ -35,8 +35,7 @@ from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
-from encoder_core.terms.term import RowFacts, Setting, TermConfig
-from encoder_core.terms.weights import WeightSchedule, last_weight, weight_at
+from encoder_core.terms.term import RowFacts, Setting, TermConfig, WeightSchedule, last_weight, weight_at
 from tests.support.models.parity import make_batch, random_weights
 
 SHAPE: dict[str, Any] = {

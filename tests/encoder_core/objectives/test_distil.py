@@ -27,8 +27,8 @@ from encoder_core.terms.distil import CosineConfig, DistilConfig, Places, Teache
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.sentence_pairs import SopConfig
 from encoder_core.terms.term import TermConfig
-from tests.support.models.dispatch import Largest
 from tests.support.models.parity import make_batch
+from tests.support.models.saved import Largest
 
 VOCAB, TEMPERATURE = 40, 3.0
 SHAPE: dict[str, Any] = {

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.sizes import MAX_TARGETS
-from encoder_core.objectives.network import span_boundary_model
+from encoder_core.objectives.network import multitask_model
 from encoder_core.objectives.span_boundary import boundary_targets
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.span_boundary import SboConfig
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
@@ -79,7 +81,7 @@ def test_targets_of_any_batch(lengths: list[int], data: st.DataObject) -> None:
 
 
 def test_losses_are_the_literal_formula() -> None:
-    model = random_weights(span_boundary_model(CONFIG)).double().eval()
+    model = random_weights(multitask_model(CONFIG, [MlmConfig(), SboConfig()])).double().eval()
     batch = masked([20, 30], [4, 5, 6, 12, 24, 25, 26, 27, 40])
     hidden = model.encoder(batch)
     head, word = model.boundary_head, model.encoder.embeddings.word.weight
@@ -104,7 +106,7 @@ def test_losses_are_the_literal_formula() -> None:
 
 
 def test_spans_without_a_boundary_still_reach_every_parameter() -> None:
-    model = span_boundary_model(CONFIG)
+    model = multitask_model(CONFIG, [MlmConfig(), SboConfig()])
     outcome = model(masked([10], [1, 2]))
     assert outcome.terms[1].targets == 0
     sum(term.loss_sum for term in outcome.terms).backward()

@@ -1,5 +1,6 @@
-"""Muon and StableAdamW under real ZeRO 0-3, in fp32 and bf16, on 1 to 3 ranks, equal literal unsharded references, and
-go on from their state anywhere. Parameters learn at rates of their own and decay alike, as with muP."""
+"""Muon, StableAdamW and LAMB under real ZeRO 0-3, in fp32 and bf16, on 1 to 3 ranks, equal literal
+unsharded references, and go on from their state anywhere. Parameters learn at rates of their own and decay alike, as
+with muP."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.train.engine_config import Precision
+from encoder_core.train.settings import Precision
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import MASTER
 from tests.support.ranks.chosen_gradients import (
+    LAMB,
     MUON,
     RATE,
     STABLE,
@@ -29,7 +31,11 @@ from tests.support.ranks.fragments import Whole, whole
 
 pytestmark = pytest.mark.cluster
 
-OPTIMIZERS: tuple[tuple[Literal["muon", "stableadamw"], int], ...] = (("muon", 5), ("stableadamw", 7))
+OPTIMIZERS: tuple[tuple[Literal["muon", "stableadamw", "lamb"], int], ...] = (
+    ("muon", 5),
+    ("stableadamw", 7),
+    ("lamb", 9),
+)
 PRECISIONS: tuple[tuple[Precision, Sequence[Stage]], ...] = (("fp32", (0, 1, 2, 3)), ("bf16", (1, 2, 3)))
 CASES = [
     Case(optimizer, stage, seed, precision)
@@ -97,12 +103,25 @@ def _stable(p: Tensor, given: list[Tensor], rate: float, name: str, rows: list[i
     return p
 
 
+def _lamb(p: Tensor, given: list[Tensor], rate: float, name: str, rows: list[int]) -> Tensor:
+    """You et al. 2020, algorithm 2, without correction of the moments, as ALBERT has it; a parameter has one ratio."""
+    m = v = torch.zeros_like(p)
+    (b1, b2), plain = LAMB.betas, name.endswith("bias")
+    for g in given:
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        u = m / (v.sqrt() + LAMB.eps) + (0.0 if plain else LAMB.weight_decay * RATE / rate) * p
+        p = p - rate * (1.0 if plain else p.norm() / u.norm()) * u
+    return p
+
+
+LITERAL = {"muon": _muon, "stableadamw": _stable, "lamb": _lamb}
+
+
 def expected(case: Case) -> dict[str, np.ndarray]:
     model = Model(case.seed)
     given = [[g.double() for g in gradients(shapes_of(model), step)] for step in range(STEPS)]
-    literal = _muon if case.optimizer == "muon" else _stable
     return {
-        name: literal(
+        name: LITERAL[case.optimizer](
             p.detach().double(),
             [step[i] for step in given],
             RATE * model.rates[name],

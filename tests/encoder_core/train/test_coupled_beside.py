@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.batch import twice
-from encoder_core.terms.weights import last_weight
+from encoder_core.terms.term import last_weight
 from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive_beside
-from tests.support.ranks.contrastive_beside import CONTRAST, ROWS, SEED, SETS, Case, Outcome, rows
+from tests.support.ranks.contrastive import SEED, Outcome
+from tests.support.ranks.contrastive_beside import CONTRAST, ROWS, SETS, Case, rows
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.fragments import kind_of
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from encoder_core.train.memory_schedule import MEMORY, Refresh
+from encoder_core.train.settings import MEMORY, Refresh
 from tests.support.ranks import xlnet_memory as small
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.xlnet_memory import Checkpoint, Job, Setting, Trace

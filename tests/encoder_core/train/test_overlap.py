@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from encoder_core.train.engine_config import EngineConfig
+from encoder_core.train.settings import EngineConfig
 from tests.support.ranks import overlap
 from tests.support.ranks import small_training as small
 from tests.support.ranks.forked import run_ranks

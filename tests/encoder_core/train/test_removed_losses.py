@@ -28,7 +28,6 @@ from encoder_core.objectives.network import (
     masked_language_model,
     masked_language_model_with_pairs,
     multitask_model,
-    span_boundary_model,
 )
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.objectives.replaced import replaced_token_detection
@@ -36,6 +35,7 @@ from encoder_core.objectives.span_boundary import boundary_targets
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.retromae import RetromaeConfig
+from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 
@@ -77,7 +77,7 @@ CASES = {
         {"input": {"packing": "ordered_pair"}, "masking": MLM},
     ),
     "sbo": Case(
-        lambda: span_boundary_model(BERT),
+        lambda: multitask_model(BERT, [MlmConfig(), SboConfig()]),
         {"input": {"packing": "doc_sentences"}, "masking": {**MLM, "unit": "span"}},
         SPANS,
     ),

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from encoder_core.train.engine_config import Precision
+from encoder_core.train.settings import Precision
 from encoder_core.train.zero_memory import MemoryPart, kept, total
 from tests.support.ranks import measures
 from tests.support.ranks.forked import run_ranks

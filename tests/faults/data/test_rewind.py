@@ -15,7 +15,6 @@ from checkpoints.listing import Rewind, record, rewinds, rows
 from checkpoints.newest import newest_good
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.run.record import open_run
-from launcher.runtime.run.step_table import Record
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
 
@@ -43,18 +42,14 @@ DEADLY = of_steps((10, 11), (17, 23))  # once, which is only skipped; and as oft
 WRONG = of_steps((39, 45))  # taken by steps 39 - n, when n steps' data have been left out before
 
 
-def events(run: str, kind: str) -> list[Record]:
-    return [event for event in small_runs.history(run).events if event["kind"] == kind]
-
-
 def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(folder: Path) -> None:
     """Stopped after the first spike, and killed in the midst of the second, of which there is a checkpoint then."""
     run = small_runs.new_run(folder, "disturbed", *SETTINGS)
     finish(run, 2, wrong=WRONG, deadly=DEADLY, stop_at=24)
-    (first,) = events(run, "rewind")
+    (first,) = small_runs.events(run, "rewind")
     assert (first["began"], first["step"], first["reason"]) == (17, 23, "losses that are not finite")
     assert first["to"] <= 17 - 6
-    assert [event["step"] for event in events(run, "skipped_step")] == [10, *range(17, 23)]
+    assert [event["step"] for event in small_runs.events(run, "skipped_step")] == [10, *range(17, 23)]
 
     began = 39 - (23 - first["to"])
     killed = run_group(run, 2, wrong=WRONG, deadly=DEADLY, kill={0: began + 6, 1: began + 6})
@@ -63,17 +58,17 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
     assert inside > began, "the spike had gone on for some steps when this was saved"
 
     finish(run, 2, wrong=WRONG, deadly=DEADLY)
-    _, second = events(run, "rewind")
+    _, second = small_runs.events(run, "rewind")
     assert (second["began"], second["step"]) == (began, began + 6)
     assert second["to"] <= began - 6
     assert re.search(r"losses of \d", second["reason"])
-    resumed = [event["step"] for event in events(run, "resume")]
+    resumed = [event["step"] for event in small_runs.events(run, "resume")]
     assert resumed == [first["to"], 24, inside, second["to"]]
 
     told = small_runs.new_run(folder, "told", *SETTINGS)
     _tell(told, run)
     finish(told, 2, wrong=WRONG, deadly=DEADLY)
-    assert events(told, "rewind") == []
+    assert small_runs.events(told, "rewind") == []
     same_outcome(run, told)
     nothing_lost_unsaid(run)
 
@@ -105,7 +100,7 @@ def nothing_lost_unsaid(run: str) -> None:
     ]
     skipped = [
         sample
-        for event in events(run, "rewind")
+        for event in small_runs.events(run, "rewind")
         for _, epoch, start, stop in event["skipped"]
         for sample in _number(epoch, start, stop)
     ]
@@ -135,12 +130,12 @@ def test_an_outlier_leaves_the_weights_alone_as_what_is_not_finite_does(folder: 
     """The same steps make no update in two runs: in one they have noise for targets, in the other a broken model."""
     noise = small_runs.new_run(folder, "noise", *SHORT, "spikes={window: 8, outlier: 2.0}")
     finish(noise, 1, wrong=of_steps((16, 17), (20, 21)))
-    skipped = [event["step"] for event in events(noise, "skipped_step")]
+    skipped = [event["step"] for event in small_runs.events(noise, "skipped_step")]
     assert {16, 20} <= set(skipped)
-    assert all("outlier" in event["reason"] for event in events(noise, "skipped_step"))
+    assert all("outlier" in event["reason"] for event in small_runs.events(noise, "skipped_step"))
     broken = small_runs.new_run(folder, "broken", *SHORT)
     finish(broken, 1, deadly=of_steps(*((step, step + 1) for step in skipped)))
-    assert [event["step"] for event in events(broken, "skipped_step")] == skipped
+    assert [event["step"] for event in small_runs.events(broken, "skipped_step")] == skipped
     assert small_runs.final_state(noise, 24) == small_runs.final_state(broken, 24)
 
 
@@ -152,7 +147,7 @@ def test_it_ends_with_the_reason_and_the_same_command_goes_on_from_before(folder
     assert re.search(r"\bfinite, .*\bstep 12 .*\b0 times\b", refused.output)
     assert "step 4" in " ".join(refused.output.lower().split())
     finish(run, 1, deadly=deadly)
-    assert [event["step"] for event in events(run, "resume")] == [4]
+    assert [event["step"] for event in small_runs.events(run, "resume")] == [4]
     assert [record["step"] for record in small_runs.history(run).steps] == list(range(24))
 
 
@@ -161,4 +156,4 @@ def test_before_there_is_a_checkpoint_it_just_ends(folder: Path) -> None:
     ended = run_group(run, 1, deadly=of_steps((3, 30)))
     assert ended.codes == [1]
     assert " 5 " in ended.output
-    assert events(run, "rewind") == []
+    assert small_runs.events(run, "rewind") == []

@@ -14,7 +14,7 @@ STEP = 6
 
 
 def corruption(uri: str) -> dict[str, object]:
-    (event,) = (event for event in small_runs.history(uri).events if event["kind"] == "corruption")
+    (event,) = small_runs.events(uri, "corruption")
     return {name: event[name] for name in ("step", "ranks", "tensor")}
 
 
@@ -46,5 +46,5 @@ def test_no_commit_is_made_of_damaged_weights(folder: Path) -> None:
     history = small_runs.history(run)
     assert [event["step"] for event in history.events if event["kind"] == "commit"] == [4]
     finish(run, 2)
-    begins = [event for event in small_runs.history(run).events if event["kind"] == "resume"]
+    begins = small_runs.events(run, "resume")
     assert [event["step"] for event in begins] == [4]

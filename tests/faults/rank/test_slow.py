@@ -23,7 +23,7 @@ def test_the_slow_rank_is_named(tmp_path: Path) -> None:
     run = small_runs.new_run(tmp_path, "slow", *SETTINGS)
     ended = run_group(run, 3, slow=2)
     assert ended.codes == [0, 0, 0], ended.output
-    found = [event for event in small_runs.history(run).events if event["kind"] == "straggler"]
+    found = small_runs.events(run, "straggler")
     assert found, ended.output
     assert {event["rank"] for event in found} == {2}
     assert found[0]["doing"] == "compute"

@@ -1,10 +1,11 @@
-"""What autograd keeps of a forward pass."""
+"""What operations make, and what autograd keeps of a forward pass."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from encoder_core.batch import Batch
 from encoder_core.cost.activations import Activations
@@ -44,3 +45,18 @@ def of_autograd(activations: Activations) -> Activations:
     return replace(
         activations, outside=tuple(tensor for tensor in activations.outside if tensor.what != "who sees whom")
     )
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that the outcome of any operation has, backward passes included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out

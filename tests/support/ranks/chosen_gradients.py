@@ -1,6 +1,6 @@
-"""Muon and StableAdamW under a real DeepSpeed engine, driven by gradients chosen in advance, on matrices of random
-shapes, of which some parameters hold several. Weights at first and gradients are numbers that bfloat16 has, so that
-training in it rounds neither."""
+"""Muon, StableAdamW and LAMB under a real DeepSpeed engine, driven by gradients chosen in advance, on matrices of
+random shapes, of which some parameters hold several. Weights at first and gradients are numbers that bfloat16 has, so
+that training in it rounds neither."""
 
 import random
 from collections.abc import Sequence
@@ -13,25 +13,26 @@ from torch import Tensor, nn
 from encoder_core.layers.parameters import IntoHeads, JoinedLinear
 from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.groups import parameter_groups
+from encoder_core.optim.lamb import Lamb
 from encoder_core.optim.muon import Muon
-from encoder_core.optim.settings import MuonConfig, StableAdamWConfig
-from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig, Precision
+from encoder_core.optim.settings import LambConfig, MuonConfig, StableAdamWConfig
+from encoder_core.train.settings import Precision
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import ALL_KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces
-from tests.support.ranks.small_training import BUCKET
+from tests.support.ranks.small_training import small_engine
 
 STEPS, RATE = 10, 0.01
 MUON = MuonConfig(lr=RATE, clip=None)
 STABLE = StableAdamWConfig(lr=RATE, betas=(0.9, 0.98), weight_decay=0.1)
+LAMB = LambConfig(lr=RATE, weight_decay=0.01, clip=None)
 
 
 @dataclass(frozen=True)
 class Case:
     """`seed` draws the model: how many matrices, their shapes and weights."""
 
-    optimizer: Literal["muon", "stableadamw"]
+    optimizer: Literal["muon", "stableadamw", "lamb"]
     stage: Stage
     seed: int
     precision: Precision = "fp32"
@@ -118,6 +119,14 @@ def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
     return [tuple(p.shape) for p in model.parameters()]
 
 
+def optimizer_of(case: Case, model: Model) -> torch.optim.Optimizer:
+    if case.optimizer == "muon":
+        return Muon(parameter_groups(model, MUON.weight_decay, matrices=True, rates=model.rates), MUON)
+    if case.optimizer == "lamb":
+        return Lamb(parameter_groups(model, LAMB.weight_decay, rates=model.rates), LAMB)
+    return StableAdamW(parameter_groups(model, STABLE.weight_decay, rates=model.rates), STABLE)
+
+
 def run(
     rank: int,
     world: int,
@@ -135,16 +144,7 @@ def run(
 def _run(case: Case, world: int, steps: range, state: Whole | None) -> list[Piece]:
     model = Model(case.seed)
     shapes = shapes_of(model)
-    optimizer: torch.optim.Optimizer
-    if case.optimizer == "muon":
-        optimizer = Muon(parameter_groups(model, MUON.weight_decay, matrices=True, rates=model.rates), MUON)
-    else:
-        optimizer = StableAdamW(parameter_groups(model, STABLE.weight_decay, rates=model.rates), STABLE)
-    engine = Engine(
-        model,
-        optimizer,
-        EngineConfig(case.stage, case.precision, None, 0 if case.stage == 3 else None, bucket=BUCKET),
-    )
+    engine = small_engine(model, optimizer_of(case, model), case.stage, case.precision)
     if state is not None:
         engine.restore(ALL_KINDS, lambda name, kind, a, b: torch.from_numpy(state[name][kind][a:b]))
     for step in steps:

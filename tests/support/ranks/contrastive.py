@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,18 +16,19 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.contrastive import ContrastiveModel, contrastive_model
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import evaluate
+from encoder_core.train.settings import EngineConfig
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from encoder_core.train.zero_memory import Stage
 from tests.support.ranks.fragments import Piece, kind_of, pieces
-from tests.support.ranks.small_training import BUCKET
+from tests.support.ranks.small_training import small_engine
 
 SEED, VOCAB = 5, 60
 EXAMPLES = 32
@@ -80,17 +81,28 @@ def first_steps(rank: int, world: int, cases: list[Case]) -> list[Outcome]:
 
 def _step(control: Control, case: Case) -> Outcome:
     objective = fresh_model(case)
-    optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3, clip=None))
-    threshold = 0 if case.stage == 3 else None
-    engine = Engine(objective, optimizer, EngineConfig(case.stage, "fp32", None, threshold, bucket=BUCKET))
-    if case.double:
-        _double(objective, engine)
-    work = share(control, case)
     counts = dict.fromkeys(objective.terms, float(EXAMPLES))
+    return outcome_of(objective, control, share(control, case), counts, case.stage, double=case.double)
+
+
+def outcome_of(
+    objective: ObjectiveModule,
+    control: Control,
+    work: RankBatch,
+    counts: Mapping[str, float],
+    stage: Stage,
+    *,
+    double: bool,
+) -> Outcome:
+    """Of one step of a fresh model on this rank's microbatches. `counts`: targets of all ranks, by term."""
+    optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3, clip=None))
+    engine = small_engine(objective, optimizer, stage)
+    if double:
+        _double(objective, engine)
     sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
-    if case.stage == 0:
-        whole = {n: p.grad for n, p in named(objective) if p.grad is not None}
-        gradient = [(n, 0, {"gradient": its.flatten().numpy().copy()}) for n, its in whole.items()]
+    if stage == 0:
+        whole = {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
+        gradient = [(name, 0, {"gradient": its.flatten().numpy().copy()}) for name, its in whole.items()]
     else:
         engine.update(0.0, 1)
         moments = pieces(engine.fragments(), ["exp_avg"])
@@ -99,7 +111,7 @@ def _step(control: Control, case: Case) -> Outcome:
     return Outcome(sums, heldout, gradient)
 
 
-def _double(objective: ContrastiveModel, engine: Engine) -> None:
+def _double(objective: ObjectiveModule, engine: Engine) -> None:
     """DeepSpeed takes no model in fp64, nor adds up such gradients on a CPU, and yet can do both at stage 0."""
     objective.double()
     engine._engine.communication_data_type = torch.float64

@@ -5,31 +5,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from deepspeed.accelerator import get_accelerator
 
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.contrastive import WithVectors
-from encoder_core.optim.adamw import AdamW
-from encoder_core.optim.groups import parameter_groups
-from encoder_core.optim.settings import AdamWConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.sentence_pairs import SopConfig
 from encoder_core.terms.term import TermConfig
-from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
-from encoder_core.train.metrics import evaluate
-from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
+from encoder_core.train.step import Microbatch, RankBatch
 from encoder_core.train.zero_memory import Stage
-from tests.support.ranks.fragments import Piece, pieces
-from tests.support.ranks.small_training import BUCKET
+from tests.support.ranks.contrastive import SEED, Outcome, outcome_of
 
-SEED, VOCAB, MASK, ROWS = 5, 60, 4, 24
+VOCAB, MASK, ROWS = 60, 4, 24
 CONTRAST = ContrastiveConfig(temperature=0.5, projection=True, bidirectional=True, weight=3.0)
 SETS: Mapping[str, dict[str, TermConfig]] = {
     "mlm": {"mlm": MlmConfig()},
@@ -57,15 +49,6 @@ class Case:
     microbatch: int
     stage: Stage = 0
     double: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one case on one rank: sums over all ranks, held-out figures, and this rank's ranges of the gradient."""
-
-    sums: dict[str, float]
-    heldout: dict[str, float]
-    gradient: list[Piece]
 
 
 def fresh_model(terms: str) -> WithVectors:
@@ -108,30 +91,11 @@ def steps(rank: int, world: int, cases: list[Case]) -> list[Outcome]:
 
 def _step(control: Control, case: Case) -> Outcome:
     objective = fresh_model(case.terms)
-    optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3, clip=None))
-    engine = Engine(
-        objective,
-        optimizer,
-        EngineConfig(case.stage, "fp32", None, 0 if case.stage == 3 else None, bucket=BUCKET),
-    )
-    if case.double:  # as in `tests/support/ranks/contrastive.py`
-        objective.double()
-        engine._engine.communication_data_type = torch.float64
-        get_accelerator().supported_dtypes = lambda: [torch.float64]
     size, total = case.microbatch, -(-ROWS // case.microbatch)
     mine = [Microbatch(i, rows(i * size, (i + 1) * size)) for i in range(control.rank, total, control.world)]
-    work = RankBatch(0, tuple(mine), total)
     counts = {name: float(count) for name, count in objective.target_counts(rows(0, ROWS)).items()}
-    sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
-    if case.stage == 0:
-        named = [(name, p.grad) for name, p in objective.named_parameters()]
-        gradient = [(name, 0, {"gradient": g.flatten().numpy().copy()}) for name, g in named if g is not None]
-    else:
-        engine.update(0.0, 1)
-        moments = pieces(engine.fragments(), ["exp_avg"])
-        gradient = [(name, start, {"gradient": its["exp_avg"] / (1 - 0.9)}) for name, start, its in moments]
-    heldout = (work.microbatch(i, torch.device("cpu")) for i in range(work.rounds(control.world)))
-    return Outcome(sums, evaluate(engine, control, heldout, SEED), gradient)
+    work = RankBatch(0, tuple(mine), total)
+    return outcome_of(objective, control, work, counts, case.stage, double=case.double)
 
 
 def concatenated(gradient: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,13 +27,12 @@ from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, 
 from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.term import TermConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate
 from encoder_core.train.weight_check import CorruptReplica, ensure_same
 from tests.support.models.parity import make_batch, states_of
-from tests.support.ranks.fragments import Piece, Whole, pieces, whole
-from tests.support.ranks.small_training import BUCKET, Setting
+from tests.support.ranks.fragments import Whole, gathered
+from tests.support.ranks.small_training import Setting, small_engine
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
 VOCAB, TEMPERATURE, MLM, DISTIL, COSINE = 60, 2.0, 2.0, 5.0, 1.0
@@ -111,10 +109,8 @@ def train(rank: int, world: int, case: str, settings: list[Setting]) -> list[Tra
 
 def _train(case: Case, setting: Setting) -> Trace:
     control, model = Control.join(), joint(case)
-    config = EngineConfig(
-        setting.stage, setting.precision, CLIP, 0 if setting.stage == 3 else None, bucket=BUCKET
-    )
-    engine = Engine(model, AdamW(parameter_groups(model, OPTIMIZER.weight_decay), OPTIMIZER), config)
+    optimizer = AdamW(parameter_groups(model, OPTIMIZER.weight_decay), OPTIMIZER)
+    engine = small_engine(model, optimizer, setting.stage, setting.precision, clip=CLIP)
     norms = []
     for step in range(STEPS):
         everything = batches(step)
@@ -126,7 +122,7 @@ def _train(case: Case, setting: Setting) -> Trace:
     ensure_same(engine.replicated, control, STEPS)
     weights = [weight for _, weight in frozen_weights(model)]
     teachers = [weight.float().numpy().copy() for weight in weights]
-    return Trace(norms, _whole(engine), teachers, _finds_damage(engine, control, weights))
+    return Trace(norms, gathered(engine), teachers, _finds_damage(engine, control, weights))
 
 
 def _finds_damage(engine: Engine, control: Control, weights: list[Tensor]) -> bool:
@@ -144,12 +140,6 @@ def _counts(everything: list[Batch]) -> dict[str, float]:
     tokens = float(sum(batch.tokens.numel() for batch in everything))
     targets = float(sum(batch.target_ids.numel() for batch in everything))
     return {"mlm": targets, "distil": tokens, "cosine": tokens, "hidden": tokens}
-
-
-def _whole(engine: Engine) -> Whole:
-    everyones: list[list[Piece]] = [[] for _ in range(engine.world)]
-    dist.all_gather_object(everyones, pieces(engine.fragments()))
-    return whole(everyones, engine.shapes)
 
 
 # The reference: no engine, no terms, all logits at once. Networks side by side, and the formulas.

@@ -20,13 +20,11 @@ from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
-from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import MASTER
 from tests.support.models.parity import make_batch
 from tests.support.ranks.fragments import Piece, pieces
-from tests.support.ranks.small_training import BUCKET
+from tests.support.ranks.small_training import small_engine
 
 STEPS, RATE = 3, 1e-3
 OPTIMIZER = AdamWConfig(lr=RATE, clip=None)
@@ -100,9 +98,7 @@ def sharded(rank: int, world: int, stage: Stage) -> dict[str, list[Piece]]:
 def _train(family: str, rank: int, stage: Stage) -> list[Piece]:
     module = model(family)
     optimizer = AdamW(parameter_groups(module, OPTIMIZER.weight_decay), OPTIMIZER)
-    engine = Engine(
-        module, optimizer, EngineConfig(stage, "fp32", None, 0 if stage == 3 else None, bucket=BUCKET)
-    )
+    engine = small_engine(module, optimizer, stage)
     engine.training(True)
     for step in range(STEPS):
         engine.backward(engine(batch(step, rank)).terms[0].loss_sum / _targets(step), last=True)

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import torch.distributed as dist
 
+from encoder_core.train.engine import Engine
 from encoder_core.train.zero_state import Fragment
 
 Piece = tuple[str, int, dict[str, np.ndarray]]
@@ -55,3 +57,10 @@ def _place(piece: Piece) -> tuple[str, int, int]:
     """Empty pieces come before what begins where they are."""
     name, start, tensors = piece
     return name, start, max(map(len, tensors.values()))
+
+
+def gathered(engine: Engine) -> Whole:
+    """All ranks' fragments put together, on every rank. Collective."""
+    everyones: list[list[Piece]] = [[] for _ in range(engine.world)]
+    dist.all_gather_object(everyones, pieces(engine.fragments()))
+    return whole(everyones, engine.shapes)

@@ -23,8 +23,8 @@ from encoder_core.optim.settings import AdamWConfig, MuonConfig
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
+from encoder_core.train.settings import EngineConfig, Precision
 from launcher.plan.measure.steps import take_steps
 from launcher.runtime.preflight import collective
 from launcher.runtime.preflight.collective import first_sums, preflight, problem, unfit, with_sums

@@ -17,8 +17,8 @@ from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.overlap import OverlappedSums
+from encoder_core.train.settings import EngineConfig
 from tests.support.ranks import small_training as small
 from tests.support.ranks.fragments import Piece, pieces
 from tests.support.ranks.small_training import Setting, Trace

@@ -11,8 +11,8 @@ from deepspeed.runtime.zero import stage3
 
 from encoder_core.errors import LibraryChanged
 from encoder_core.train import deepspeed_internals as internals
-from encoder_core.train.engine_config import EngineConfig
 from encoder_core.train.rehearsal import ensure_sums
+from encoder_core.train.settings import EngineConfig
 
 DIVISOR = "_gradient_averaging_world_size"
 Case = tuple[int, str, str, str]

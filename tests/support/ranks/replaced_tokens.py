@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -32,15 +31,15 @@ from encoder_core.optim.settings import AdamWConfig
 from encoder_core.random_draws import draw_key, uniforms
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
+from encoder_core.train.settings import Precision
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, seed_draws
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.models.parity import make_batch
-from tests.support.ranks.fragments import Piece, Whole, pieces, whole
-from tests.support.ranks.small_training import BUCKET
+from tests.support.ranks.fragments import Whole, gathered
+from tests.support.ranks.small_training import small_engine
 
 STEPS, MICROBATCHES, SEED, RATE, CLIP = 10, 3, 5, 1e-3, 0.5
 VOCAB = 60  # fewer than one group of the sampler, whose second uniform number then decides
@@ -144,10 +143,13 @@ def _train(setting: Setting, steps: range, start: Trace | None = None, poisoned:
     control = Control.join()
     model = joint(setting.family)
     groups = parameter_groups(model, OPTIMIZER.weight_decay, update_groups=model.update_groups())
-    config = EngineConfig(
-        setting.stage, setting.precision, setting.clip, 0 if setting.stage == 3 else None, bucket=BUCKET
+    engine = small_engine(
+        Poisonable(model, poisoned),
+        AdamW(groups, OPTIMIZER),
+        setting.stage,
+        setting.precision,
+        clip=setting.clip,
     )
-    engine = Engine(Poisonable(model, poisoned), AdamW(groups, OPTIMIZER), config)
     state = TrainState()
     if start is not None:
         state = TrainState(updates=start.updates)
@@ -157,7 +159,7 @@ def _train(setting: Setting, steps: range, start: Trace | None = None, poisoned:
         state, found = _step(engine, control, state, step)
         norms.append(found)
     shared = model.generator.encoder.embeddings is model.discriminator.encoder.embeddings
-    return Trace(norms, _whole(engine), dict(state.updates), shared)
+    return Trace(norms, gathered(engine), dict(state.updates), shared)
 
 
 def _step(
@@ -183,13 +185,6 @@ def _counts(everything: list[Batch]) -> dict[str, float]:
         "mlm": float(sum(batch.target_ids.numel() for batch in everything)),
         "rtd": float(sum(batch.tokens.numel() for batch in everything)),
     }
-
-
-def _whole(engine: Engine) -> Whole:
-    """All ranks' fragments put together."""
-    everyones: list[list[Piece]] = [[] for _ in range(engine.world)]
-    dist.all_gather_object(everyones, pieces(engine.fragments()))
-    return whole(everyones, engine.shapes)
 
 
 # The reference: no engine, no shared modules, no memory. Two networks, and the formulas.

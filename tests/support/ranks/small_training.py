@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from encoder_core.batch import Batch
 from encoder_core.families.roberta import RobertaConfig
@@ -20,8 +21,8 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.random_draws import NUMBERS
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
+from encoder_core.train.settings import EngineConfig, Precision
 from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS, MASTER
@@ -154,11 +155,30 @@ def _train_one(
 
 def engine_of(model: nn.Module, setting: Setting) -> Engine:
     optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=1e-3, betas=(0.9, 0.98)))
-    threshold = 0 if setting.stage == 3 else None
-    config = EngineConfig(
-        setting.stage, setting.precision, setting.clip, threshold, setting.reduce_dtype, setting.bucket
+    return small_engine(
+        model,
+        optimizer,
+        setting.stage,
+        setting.precision,
+        clip=setting.clip,
+        reduce_dtype=setting.reduce_dtype,
+        bucket=setting.bucket,
     )
-    return Engine(model, optimizer, config)
+
+
+def small_engine(
+    model: nn.Module,
+    optimizer: Optimizer,
+    stage: Stage,
+    precision: Precision = "fp32",
+    *,
+    clip: float | None = None,
+    reduce_dtype: Precision = "fp32",
+    bucket: int = BUCKET,
+) -> Engine:
+    """An engine for a small model: many buckets, and at stage 3 even the smallest parameter is sharded."""
+    threshold = 0 if stage == 3 else None
+    return Engine(model, optimizer, EngineConfig(stage, precision, clip, threshold, reduce_dtype, bucket))
 
 
 def step_of(

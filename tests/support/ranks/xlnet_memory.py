@@ -15,18 +15,17 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
-from encoder_core.train.engine_config import EngineConfig, Precision
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Fetched, Trainer, TrainPlan
 from encoder_core.train.memory import Carried, restore
-from encoder_core.train.memory_schedule import MEMORY, Refresh
 from encoder_core.train.metrics import StepReport
+from encoder_core.train.settings import MEMORY, Precision, Refresh
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
-from tests.support.ranks.small_training import BUCKET
+from tests.support.ranks.small_training import small_engine
 
 SEED, STEPS, RATE = 5, 8, 1e-3
 ROWS, MICROBATCHES = 2, 3  # so one of two ranks idles through the second round
@@ -96,10 +95,7 @@ def train(rank: int, world: int, jobs: list[Job]) -> list[Trace]:
 def _train(control: Control, setting: Setting, stop: int, resumed: Checkpoint | None) -> Trace:
     model = fresh_model()
     optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=RATE, clip=None))
-    threshold = 0 if setting.stage == 3 else None
-    engine = Engine(
-        model, optimizer, EngineConfig(setting.stage, setting.precision, None, threshold, bucket=BUCKET)
-    )
+    engine = small_engine(model, optimizer, setting.stage, setting.precision)
     state, memories = TrainState(), Memory()
     if resumed is not None:
         state = resumed.state

@@ -9,10 +9,10 @@ from html import escape
 
 import numpy as np
 
-from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.observe.inspect.report.figures import Account, Interruption, column
 from launcher.observe.inspect.report.summary import Axis, Summary
+from launcher.output import human_count, human_duration
 from launcher.runtime.run.metrics import TERM, TERM_LOSS, TOKEN_TERMS, TermMetric, shown_on
 from launcher.runtime.run.step_table import Record
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.format import human_count, human_duration
 from launcher.observe.inspect.report import tables
 from launcher.observe.inspect.report.chart import draw
 from launcher.observe.inspect.report.curves import charts, draw_timeline
@@ -16,7 +15,7 @@ from launcher.observe.inspect.report.figures import Account
 from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
 from launcher.observe.inspect.report.summary import Axis
 from launcher.observe.inspect.report.task_table import TableRow, heads, kept_rows, lines, searched_note
-from launcher.output import write_file
+from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import History, read_history
 from launcher.runtime.run.log import token_loss

@@ -11,9 +11,9 @@ import yaml
 
 from data_service.corpus.origin import by_count
 from data_service.prepare.statistics import Statistics
-from launcher.format import human_bytes
 from launcher.observe.inspect.report.chart import Chart, Series, draw
 from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
+from launcher.output import human_bytes
 
 PAGE = "statistics.html"
 _ROWS = 50

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from launcher.format import human_duration
 from launcher.observe.inspect.report.figures import Interruption
 from launcher.observe.inspect.report.style import table
+from launcher.output import human_duration
 from launcher.runtime.run.step_table import Record
 
 _DAMAGE_SHOWN = 12

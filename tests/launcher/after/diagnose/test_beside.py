@@ -15,9 +15,8 @@ from data_service.service.ray_internals import start_ray
 from launcher.after.diagnose.evaluators import CommitEvaluation, evaluating, pending
 from launcher.observe.inspect.status import describe, status
 from launcher.runtime.run.evaluations import evaluated
-from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
-from tests.support.runs.small_runs import new_run, operate
+from tests.support.runs.small_runs import events, new_run, operate
 from tests.support.runs.train_command import title
 from tests.support.runs.untrained import Committing
 from tests.support.tasks.small_tasks import task_files
@@ -48,10 +47,6 @@ def steps(uri: str) -> list[int]:
     run = open_run(uri)
     wanted = len(run.recipe.evaluation.tasks)
     return [one.commit.step for one in evaluated(run.store) if len(one.results) == wanted]
-
-
-def events(uri: str, kind: str) -> list[dict[str, object]]:
-    return [event for event in read_history(open_run(uri).store).events if event["kind"] == kind]
 
 
 def evaluators() -> list[psutil.Process]:

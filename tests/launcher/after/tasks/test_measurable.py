@@ -1,7 +1,6 @@
 """Tasks that a recipe's evaluation names are refused before anything is trained if they cannot be measured."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 from data_service.store.errors import StoreUnavailable
 from launcher.after.tasks.measurable import check_names, check_tasks
 from launcher.after.tasks.task import bundled_tasks
-from launcher.app.cli import main as cli
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.evaluation import EvaluationTask
+from tests.support.checks.command import exit_code
 from tests.support.tasks.small_tasks import task_files
 
 NAMES = sorted(bundled_tasks())
@@ -77,26 +76,20 @@ def test_a_store_that_does_not_answer_is_no_mistake(monkeypatch: pytest.MonkeyPa
 
 
 def test_init_creates_no_run_with_such_a_task(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["init", "roberta-base", str(tmp_path / "run"), "--tiny", "--corpus", f"{inputs}/corpus"]
     setting = "evaluation.tasks=[{probe: {task: sst-2}}]"
-    monkeypatch.setattr(sys, "argv", ["maskfleet", *command, "--set", setting])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
+    assert exit_code(*command, "--set", setting) == 2
     assert "evaluation.tasks.0.probe.task" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("command", [["train"], ["recipe", "check"]])
 def test_train_and_recipe_check_refuse_it_too(
-    command: list[str], fresh_run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], fresh_run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = fresh_run if command == ["train"] else "roberta-base"
     setting = "evaluation.tasks=[{probe: {task: sst-2}}]"
-    monkeypatch.setattr(sys, "argv", ["maskfleet", *command, of, "--set", setting])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
+    assert exit_code(*command, of, "--set", setting) == 2
     assert "evaluation.tasks.0.probe.task: " in " ".join(capsys.readouterr().err.split())

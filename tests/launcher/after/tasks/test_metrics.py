@@ -236,7 +236,7 @@ def test_a_library_that_is_not_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch
             raise ModuleNotFoundError(f"No module named {name!r}", name="sklearn")
         return import_module(name)
 
-    monkeypatch.setattr("launcher.extras.import_module", absent)
+    monkeypatch.setattr("launcher.errors.import_module", absent)
     with pytest.raises(MissingPackage) as caught:
         score(COLA, sentences(np.array([0, 1])), np.array([0, 1]))
     assert caught.value.remedy == "pip install 'maskfleet[evaluate]'"

@@ -17,7 +17,6 @@ from data_service.store.errors import AccessDenied, BadUri
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from launcher import output
-from launcher.app.cli import main as cli
 from launcher.app.cli.main import app
 from launcher.errors import OutputError, RecipeError, RunError
 from launcher.observe.inspect import baselines as counting
@@ -29,17 +28,14 @@ from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import parameters
 from launcher.runtime.run import record
 from launcher.runtime.run.record import open_run
+from tests.support.checks.command import exit_code
 from tests.support.checks.silence import without_signs_of_life
 
 
 def failing(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
     """Standard error of `main`, which ends with code 2."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["maskfleet", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    err = capsys.readouterr().err
-    assert ended.value.code == 2, err
+    code, err = exit_code(*arguments), capsys.readouterr().err
+    assert code == 2, err
     assert "Traceback" not in err
     return err
 
@@ -279,6 +275,6 @@ def test_the_name_of_a_level_lies_over_the_curves() -> None:
 def test_a_model_that_is_not_there_is_told_before_its_libraries_are_loaded(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.extras.optional", lambda *_: pytest.fail("a library was loaded"))
+    monkeypatch.setattr("launcher.errors.optional", lambda *_: pytest.fail("a library was loaded"))
     with pytest.raises(RunError, match="absent"):
         CliRunner().invoke(app, list(command), catch_exceptions=False)

@@ -18,7 +18,7 @@ from launcher.observe.watch import site
 heavy = {"torch", "deepspeed", "ray", "boto3", "transformers", "tokenizers"}
 sys.stderr.write(" ".join(heavy & sys.modules.keys()))
 sys.argv[0] = "maskfleet"
-from launcher.app.console import main
+from launcher.maskfleet.__main__ import main
 main()
 """
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from launcher.app.cli.main import app
 from launcher.errors import EstimateError
-from launcher.format import hours_or_days, human_bytes
+from launcher.output import hours_or_days, human_bytes
 from launcher.plan.estimate.estimate import Estimate, estimate, halvings
 from launcher.plan.estimate.render import render
 from launcher.runtime.capacity.devices import Cluster, find_gpu, text_size

@@ -14,11 +14,12 @@ from launcher.plan.failures.recovery import (
     NETWORK_SHARE,
     PROCESS_S,
     Run,
+    Standby,
     seconds,
+    standby,
     ways,
 )
 from launcher.plan.failures.render import figures, render, render_standby
-from launcher.plan.failures.standby import Standby, standby
 from launcher.runtime.capacity.devices import LINK_SHARE, Cluster, find_gpu
 from launcher.runtime.policies.recovery import COPIES_SHARE
 from launcher.runtime.recipe.load import load

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.plan.estimate.estimate import Saving, best_interval, goodput
-from launcher.plan.failures.faults import MONTH_S, Fault, Kind, Outage, draw_faults, draw_outages
-from launcher.plan.failures.machines import NODE_BACK_S
+from launcher.plan.failures.faults import MONTH_S, NODE_BACK_S, Fault, Kind, Outage, draw_faults, draw_outages
 from launcher.plan.failures.month import Month, Setting, simulate
 from launcher.plan.failures.recovery import NOTICED_S, Copies, Way, seconds
 from launcher.runtime.capacity.devices import Cluster, find_gpu

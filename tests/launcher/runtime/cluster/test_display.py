@@ -11,7 +11,7 @@ from rich.console import Console
 
 from data_service.ingest.pool import Progress
 from launcher.app.cli.corpus_shown import BuildWatch
-from launcher.format import human_bytes, human_count, human_duration
+from launcher.output import human_bytes, human_count, human_duration
 from launcher.runtime.cluster.display import Watch
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from encoder_core.train.pace import Pace
+from encoder_core.train.settings import Pace
 from launcher.runtime.policies.stragglers import SUSTAINED, Detector, Straggler, Stragglers, slowness
 from launcher.runtime.recipe.operation import WeightCheck
 

@@ -16,7 +16,7 @@ from checkpoints.newest import newest_good
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.memory import Carried
-from encoder_core.train.memory_schedule import MEMORY
+from encoder_core.train.settings import MEMORY
 from encoder_core.train.state import TrainState
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.run.record import BEGAN

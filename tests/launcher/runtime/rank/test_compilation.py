@@ -27,7 +27,7 @@ def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compilations(run: str) -> list[dict[str, Any]]:
-    return [event for event in small_runs.history(run).events if event["kind"] == "compilation"]
+    return small_runs.events(run, "compilation")
 
 
 @pytest.mark.long

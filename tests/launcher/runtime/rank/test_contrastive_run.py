@@ -107,7 +107,7 @@ def test_it_starts_from_a_folder_too_and_says_what_it_leaves(folder: Path, tmp_p
         "optimizer.adamw.lr=1e-12",
     )
     finish(run, 1)
-    (start,) = (event for event in small_runs.history(run).events if event["kind"] == "start")
+    (start,) = small_runs.events(run, "start")
     assert start["fresh"] == []
     assert any("lm_head" in name for name in start["left"])
     before, after = (newest_good(open_run(uri).store, Alone()) for uri in (f"{folder}/pretrained", run))

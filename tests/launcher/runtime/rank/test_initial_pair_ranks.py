@@ -172,4 +172,4 @@ def test_the_discriminator_learns_more_though_its_generator_improves(folder: Pat
 
 
 def _start(uri: str) -> dict[str, Any]:
-    return next(event for event in small_runs.history(uri).events if event["kind"] == "start")
+    return small_runs.events(uri, "start")[0]

@@ -23,15 +23,11 @@ def undisturbed(folder: Path) -> str:
     return finish(small_runs.new_run(folder, "without-trial", *SETTINGS), 2)
 
 
-def events(run: str) -> list[dict[str, Any]]:
-    return [event for event in small_runs.history(run).events if event["kind"] == "kernels"]
-
-
 def ensure_goes_on(run: str, undisturbed: str) -> dict[str, Any]:
     """The losses are those of a run without a trial; the one event."""
     apart = np.subtract(small_runs.losses(run), small_runs.losses(undisturbed))
     assert np.abs(apart).max() <= EXACT
-    (event,) = events(run)
+    (event,) = small_runs.events(run, "kernels")
     assert event["gpu"] == GPU
     return event
 

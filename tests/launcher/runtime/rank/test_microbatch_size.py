@@ -5,7 +5,6 @@ import random
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +24,6 @@ PLENTY = 1 << 40
 def undisturbed(folder: Path) -> str:
     """Of batches of 12 rows of 32 tokens, then of 8 of 64."""
     return finish(small_runs.new_run(folder, "given", "spikes.threshold=1000"), 2)
-
-
-def events(run: str) -> list[dict[str, Any]]:
-    return [event for event in small_runs.history(run).events if event["kind"] == "microbatch"]
 
 
 def ensure_same(run: str, undisturbed: str) -> None:
@@ -57,7 +52,7 @@ def test_what_does_not_fit_on_one_rank_is_halved_on_all(folder: Path, undisturbe
         in run_group(run, world, memory=memory, kill={draw.randrange(world): draw.randint(3, 12)}).codes
     )
     finish(run, world, memory=memory)
-    found = events(run)
+    found = small_runs.events(run, "microbatch")
     assert {event["device"] for event in found} == {DEVICE}
     assert found[0]["why"] == "as many as fit by the estimate, shared out evenly"
     assert found[0]["rows"] == [-(-12 // world), -(-8 // world)]
@@ -87,7 +82,7 @@ def test_memory_that_gives_out_in_a_step_is_answered_by_a_start_with_half(
         starts += 1
         assert starts < 8
     assert starts > 1
-    assert events(run)[-1]["rows"] < events(run)[0]["rows"]
+    assert small_runs.events(run, "microbatch")[-1]["rows"] < small_runs.events(run, "microbatch")[0]["rows"]
     ensure_same(run, undisturbed)
 
 
@@ -95,7 +90,7 @@ def test_the_estimate_decides_by_the_least_memory(folder: Path) -> None:
     """One row is tried if by the estimate not even that fits."""
     run = small_runs.new_run(folder, "none", *AUTO)
     finish(run, 1, memory=Memory(0, (PLENTY,)), stop_at=1)
-    assert [event["rows"] for event in events(run)] == [[1, 1]]
+    assert [event["rows"] for event in small_runs.events(run, "microbatch")] == [[1, 1]]
 
 
 def test_a_row_that_does_not_fit_ends_the_run_with_a_remedy(folder: Path) -> None:

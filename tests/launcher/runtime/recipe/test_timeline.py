@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
-from encoder_core.terms.weights import Weight, WeightSchedule, weight_at
+from encoder_core.terms.term import Weight, WeightSchedule, weight_at
 from launcher.app.cli.recipe_timeline import plot
 from launcher.errors import OptionError, RecipeError
 from launcher.runtime.rank.build import schedule, training_plan

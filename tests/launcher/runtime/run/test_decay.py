@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from launcher.errors import RunError
 from launcher.runtime.rank.build import schedule
 from launcher.runtime.recipe.load import load, reload
-from launcher.runtime.run.decay import decaying
+from launcher.runtime.run.fork import decaying
 
 PHASE = "{steps: %d, length: 128, batch: {sequences: 64}%s}"
 OVERALL = load(

@@ -1,4 +1,8 @@
-"""How the engine shards and computes. It is a separate file, so that reading a recipe does not import DeepSpeed."""
+"""What others know of training without torch and DeepSpeed: how the engine shards and computes, when XLNet's memory is
+recomputed, and how quick a rank was.
+
+Recipes, decisions and lists of checkpoints read it, and import neither.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -59,3 +63,41 @@ class EngineConfig:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
             config["communication_data_type"] = self.reduce_dtype  # DeepSpeed's default is the precision
         return config
+
+
+MEMORY = "memory"
+"""Kind of state of XLNet's memory in a checkpoint, in addition to the kinds of parameters."""
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """When memory is recomputed, and from how many steps: a function of the step, the same in every run of a recipe.
+
+    Attributes:
+        every: number of steps; memory is recomputed at each multiple of it. It is empty where a phase begins.
+        steps: number of preceding steps from which it is recomputed, as far as the phase has them.
+    """
+
+    every: int
+    steps: int
+
+    def before(self, step: int, phase_start: int) -> range | None:
+        """Return the steps from which memory is recomputed for `step`; None if memory is kept."""
+        if step % self.every and step != phase_start:
+            return None
+        return range(max(phase_start, step - self.steps), step)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The speed of one rank in a step, by which stragglers are found.
+
+    Attributes:
+        data: seconds from the start of the step until its data had arrived.
+        forward: seconds in forward passes; 0 at ZeRO stage 3.
+        tokens: number of tokens in these passes.
+    """
+
+    data: float
+    forward: float
+    tokens: int

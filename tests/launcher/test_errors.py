@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from launcher.errors import MissingPackage
-from launcher.extras import EVALUATE, optional
+from launcher.errors import EVALUATE, MissingPackage, optional
 
 
 def test_a_package_that_is_there_is_imported() -> None:

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runtime.policies.partners import partners
+from launcher.runtime.policies.recovery import partners
 
 LAYOUTS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60)
 
