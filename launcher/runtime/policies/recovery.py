@@ -22,9 +22,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-COPIES_SHARE = 0.003
-"""Share of the time that copies of the state in memory take at most with `memory_every: auto`. At one failure in some
-hours, copies that take more cost more than the steps that they save."""
+COPIES_SHARE = 0.0003
+"""Share of the time that copies of the state in memory take at most with `memory_every: auto`. In simulated months on
+16 to 16,384 GPUs the goodput was nowhere better at 0.3 %: those copies cost more than the steps that they saved."""
 
 
 class Recovery(BaseModel):
@@ -34,7 +34,7 @@ class Recovery(BaseModel):
         spares: number of processes on each node that have loaded the libraries and wait for a rank to die. Each costs
             the memory of a process that has imported torch, about 0.5 GB, and no GPU memory.
         memory_every: number of steps after which the ranks copy their state to the memory of their node and of another
-            node. "auto": as often as it takes at most 0.3 % of the time. "never": a restart reads the last checkpoint.
+            node. "auto": as often as it takes at most 0.03 % of the time. "never": a restart reads the last checkpoint.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

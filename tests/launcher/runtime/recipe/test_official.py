@@ -34,6 +34,7 @@ def fresh(recipe: Recipe) -> ObjectiveModule:
     return model
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weights_are_drawn_as_in_the_official_code(name: str) -> None:
     model, std = fresh(load(name)), 0.02 if name.startswith(NORMAL) else 0.0176
