@@ -57,7 +57,7 @@ RECIPES = (
     "eurobert-210m",
 )
 _SAMPLE = 20_000_000  # bytes of text to learn tokenizers from
-_HELDOUT = 0.05
+HELDOUT = 0.05
 _EVALUATED = 512  # held-out rows
 _EXAMPLES = 20_000  # of the probe's task, of each split
 _SAMPLED = 2048  # rows by which it is told how full they are
@@ -116,7 +116,7 @@ def prepare(texts: Sequence[str], root: Path, vocab_size: int, names: Sequence[s
             list(texts),
             f"{folder}/corpus",
             f"{folder}/tokenizer",
-            BuildOptions(heldout_fraction=_HELDOUT),
+            BuildOptions(heldout_fraction=HELDOUT),
             lambda progress: None,
         )
         (folder / "ready").touch()
@@ -211,7 +211,7 @@ def _recipe(job: Job, tokens: int) -> Recipe:
     ]
     steps = sum(phase["steps"] for phase in phases)
     folder = Path(job.root) / tokenizer_kind(recipe)
-    corpus = {"sources": {"text": {"uri": f"{folder}/corpus"}}, "heldout": {"fraction": _HELDOUT}}
+    corpus = {"sources": {"text": {"uri": f"{folder}/corpus"}}, "heldout": {"fraction": HELDOUT}}
     settings = {
         "seed": job.seed,
         "corpus": corpus,

@@ -62,7 +62,7 @@ def prepare_text(place: Place, given: Given) -> None:
 
 def _pairs(proposals: Sequence[Proposal], documents: Sequence[Document]) -> Iterator[Mapping[str, str]]:
     """What a section is called, and how it begins."""
-    titles = {document.name: _title(document) for document in documents}
+    titles = {document.name: title_of(document) for document in documents}
     for proposal in proposals:
         for section in proposal.sections:
             query = f"{titles.get(proposal.name, '')} {section.title}".strip()
@@ -70,7 +70,7 @@ def _pairs(proposals: Sequence[Proposal], documents: Sequence[Document]) -> Iter
                 yield {"query": query, "positive": section.paragraphs[0].text}
 
 
-def _title(document: Document) -> str:
+def title_of(document: Document) -> str:
     """Of a proposal: what its header, or else its name, says."""
     for line in document.text.splitlines()[:12]:
         if line.startswith("Title:"):
