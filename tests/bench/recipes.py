@@ -228,7 +228,7 @@ def _recipe(job: Job, tokens: int) -> Recipe:
 def tokenizer_kind(recipe: Recipe) -> Kind:
     """The kind of tokenizer that the family was published with."""
     match recipe.model.family:
-        case "roberta" | "deberta" | "modernbert" | "eurobert":
+        case "roberta" | "deberta" | "modernbert" | "eurobert" | "bart":
             return "byte_bpe"
         case "albert" | "xlnet" | "deberta_v2":
             return "unigram"

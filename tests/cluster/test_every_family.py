@@ -16,6 +16,7 @@ import pytest
 import transformers
 from recipes import RECIPES, prepare, tokenizer_kind
 
+from checkpoints.hf.load import load_pretrained
 from launcher.app.cli.demo_path import write_jsonl
 from launcher.observe.inspect.baselines import baselines
 from launcher.runtime.recipe.load import load
@@ -157,7 +158,11 @@ def against_chance(figures: Mapping[str, float], unigram: float) -> list[tuple[s
 
 
 def reload(folder: Path) -> None:
-    """In the class that the folder names, with every weight in its place, and its tokenizer."""
+    """In the class that the folder names, with every weight in its place, and its tokenizer. A family that transformers
+    does not know (NeoBERT) is read back by ours."""
+    if json.loads((folder / "config.json").read_text())["model_type"] not in transformers.CONFIG_MAPPING:
+        load_pretrained(folder)
+        return
     config = transformers.AutoConfig.from_pretrained(folder)
     (architecture,) = config.architectures
     loaded = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
