@@ -7,7 +7,7 @@ is read from there (`read_config`).
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
@@ -129,16 +129,36 @@ def _alone(its: Written) -> str:
     return _FORMATS[its.fields["model_type"]].encoder
 
 
+_MOST_LAYERS = 10_000
+"""Each has names, so an absurd number would fill the memory."""
+_OTHER_KINDS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What arises where text, a list or null stands for a number, or the reverse: a folder is untrusted."""
+
+
 def read_config(fields: dict[str, Any]) -> ModelConfig:
     """Return our configuration for the fields of a config.json.
 
     Raises:
-        ModelError: the model type is not supported.
+        ModelError: the model type is not supported, or a field has a value of another kind than its fields have.
+        ValidationError: a value is out of its range.
     """
     model_type = fields.get("model_type")
-    if model_type not in _FORMATS:
+    if not isinstance(model_type, str) or model_type not in _FORMATS:
         raise ModelError(
             f"config.json: model_type is {model_type!r}, which is not supported",
             remedy=f"use one of {', '.join(_FORMATS)}",
         )
-    return cast(ModelConfig, _FORMATS[model_type].read(fields))
+    try:
+        config = cast(ModelConfig, _FORMATS[model_type].read(fields))
+    except (ModelError, ValidationError):
+        raise
+    except _OTHER_KINDS as error:
+        raise ModelError(
+            f"config.json: a field of this {model_type} has a value of another kind: {error}",
+            remedy="compare it with a config.json that transformers has written",
+        ) from error
+    if config.layers > _MOST_LAYERS:
+        raise ModelError(
+            f"config.json: {config.layers} layers", remedy=f"give a model of at most {_MOST_LAYERS:,}"
+        )
+    return config

@@ -370,8 +370,9 @@ def from_json(fields: dict[str, Any]) -> Deberta:
     if fields["model_type"] == "deberta":
         return DebertaConfig(**values)
     kernel = fields.get("conv_kernel_size", 0)
-    if kernel and fields["conv_act"] != fields["hidden_act"]:
-        raise unpublished("conv_act", fields, fields["hidden_act"])
+    activations = {"hidden_act": "gelu", "conv_act": "tanh"} | fields
+    if kernel and activations["conv_act"] != activations["hidden_act"]:
+        raise unpublished("conv_act", activations, activations["hidden_act"])
     return DebertaV2Config(**values, buckets=fields.get("position_buckets", -1), convolution=kernel or None)
 
 

@@ -235,8 +235,14 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
     )
 
 
+_MOST_LANGUAGES = 100_000
+"""More than there are. Each becomes a name, so an absurd number would fill the memory."""
+
+
 def _languages(fields: dict[str, Any]) -> tuple[str, ...]:
     count, names = fields["n_langs"], {number: name for name, number in (fields.get("lang2id") or {}).items()}
+    if count > _MOST_LANGUAGES:
+        raise unsupported("n_langs", fields, f"at most {_MOST_LANGUAGES:,} languages can be loaded")
     if not fields["use_lang_emb"] or count < 2:
         return tuple(names.values()) if len(names) == 1 else ()
     return tuple(str(names.get(number, number)) for number in range(count))

@@ -4,11 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from checkpoints.hf.export import export_model
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
-from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfig
+from encoder_core.errors import ModelError
+from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfig, interchange, read_config
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose, network
 from encoder_core.terms.mlm import MlmConfig
@@ -72,3 +76,23 @@ def test_it_is_exported_and_read_back(name: str, tmp_path: Path) -> None:
 def test_order_is_learned_beside_masks(name: str) -> None:
     module = compose(DETECTORS[name], {"mlm": MlmConfig(), "sop": SopConfig()})
     assert {"mlm", "sop"} == set(module.target_counts(make_batch([9, 20], VOCABULARY)))
+
+
+VALUES = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just(10**30)),
+    *(st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)),
+)
+
+
+@given(st.sampled_from(list(SMALL)), st.data())
+def test_any_values_in_a_folder_are_read_or_refused(name: str, data: st.DataObject) -> None:
+    """Somebody else wrote the file: no value ends in another error, in a full memory or in 10^30 layers."""
+    fields = interchange(SMALL[name], SMALL[name].main_heads).fields
+    keys = data.draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True))
+    lacking = data.draw(st.sampled_from(sorted(fields)))
+    changed = fields | {key: data.draw(VALUES, key) for key in keys}
+    for found in (changed, {key: value for key, value in changed.items() if key != lacking}):
+        try:
+            assert read_config(found).layers <= 10_000
+        except (ModelError, ValidationError):
+            continue
