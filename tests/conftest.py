@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -27,6 +28,8 @@ from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.gcs import FakeGcs
 from tests.support.stores.s3 import S3Server
 
+_IN_TURN = frozenset(Path(__file__).with_name("in_turn.txt").read_text("utf-8").split())
+_DAYS = 3  # on one of so many, each of them is in the default suite
 _DAY = "MASKFLEET_TEST_DAY"  # in the environment, so that all processes of a run draw the same cases
 
 decide()  # whether Triton's kernels are compiled for a GPU or interpreted on the CPU
@@ -91,7 +94,7 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what is pure, and with --pure leaves only that. Of the cases of a test that are drawn, the others are
-    marked as long."""
+    marked as long, and so is a test whose turn it is not."""
     drawn = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("drawn") is not None:
@@ -100,6 +103,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         count = cases[0].get_closest_marker("drawn").args[0]  # type: ignore[union-attr]
         random.Random(f"{os.environ[_DAY]} {name}").shuffle(cases)
         for item in cases[count:]:
+            item.add_marker("long")
+    for item in items:
+        mine = item.nodeid.partition("[")[0] in _IN_TURN
+        if mine and (int(os.environ[_DAY]) + crc32(item.nodeid.encode())) % _DAYS:
             item.add_marker("long")
     for item in items:
         if is_pure(item.path) and not _needs_a_server(item) and not any(item.iter_markers("cluster")):

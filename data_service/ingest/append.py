@@ -7,11 +7,11 @@ No shard of the old corpus is written again, so runs on it go on. Tokenizer, sen
 and, unless others are given, the names of fields and of provenance are those of the old corpus.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_service.corpus.corpus import Corpus, open_corpus, open_part
-from data_service.corpus.manifest import CONFIGURATION, MANIFEST, TOKENIZER, CorpusManifest
+from data_service.corpus.corpus import Corpus, open_corpus
+from data_service.corpus.manifest import CONFIGURATION, MANIFEST, TOKENIZER
 from data_service.corpus.merge import (
     COPIES,
     SPLITS,
@@ -22,10 +22,8 @@ from data_service.corpus.merge import (
 )
 from data_service.corpus.merged_ids import EqualIds
 from data_service.corpus.removals import load_removals
-from data_service.corpus.words import WordOptions, resolve
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import ReportProgress, remove_objects
 from data_service.store.base import Store
@@ -33,8 +31,6 @@ from data_service.store.open import open_store
 
 ADDED = "added"
 """Folder of the new part, below the grown corpus."""
-_OPEN = {"text_field", "txt_documents", "encoding", "delimiter", "provenance", "on_bad_bytes"}
-"""Settings in whose place others may be given: they say how the new input is written."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def append_documents(
         corpus: URI of the corpus that grows. It must stay where it is.
         inputs: as for `build_corpus`.
         output: folder or s3:// prefix of its own. It must stay where it is, too, if it grows further.
-        options: what `options_like` returns.
+        options: what `data_service.ingest.append_options.options_like` returns.
         by: user and host, for the removal of copies.
         at: seconds since 1970.
         progress: function that is called as the new part is built.
@@ -128,64 +124,3 @@ def _report(grown: Corpus, new: Corpus) -> AppendReport:
             own = int((gone >= totals[split] - sizes[split]).sum()) if removal.reason == COPIES else 0
             copies, removed = copies + own, removed + len(gone) - own
     return AppendReport(sum(sizes.values()), copies, sum(totals.values()), removed)
-
-
-def options_like(
-    corpus: Corpus, *, workers: int, on_bad_records: str, word_files: Mapping[str, str], **others: object
-) -> BuildOptions:
-    """Return the options by which new documents for `corpus` are built: those of the corpus.
-
-    Args:
-        word_files: URIs of the files of words with which the corpus was built, by the name of the option.
-        others: settings in place of the corpus's own, of `text_field`, `txt_documents`, `encoding`, `delimiter`,
-            `provenance` and `on_bad_bytes`.
-
-    Raises:
-        CorpusError: the corpus has no provenance, but settings of one are given; or a file of words is missing or
-            another one.
-        InputError, StoreError: a file of words cannot be read.
-    """
-    assert others.keys() <= _OPEN, "no other setting may differ"
-    origin = _first_part(corpus).manifest
-    if "provenance" in others and not origin.provenance:
-        raise CorpusError(
-            f"{corpus.store.uri} was built without provenance, so it is not known of all documents",
-            remedy="leave --provenance out, or build a corpus of all text anew with it",
-        )
-    kept = {name: value for name, value in origin.options.items() if name in BuildOptions.model_fields}
-    words = _words(corpus, origin, word_files)
-    return BuildOptions.model_validate(
-        kept
-        | heldout_like(corpus.manifest)
-        | {"words": words, "workers": workers, "on_bad_records": on_bad_records}
-        | others
-    )
-
-
-def _first_part(corpus: Corpus) -> Corpus:
-    """Return the corpus that was built, and grew into `corpus`. Raises CorpusError: it is no longer there."""
-    return open_part(corpus, 0) if corpus.manifest.parts else corpus
-
-
-def _words(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
-    """Return the options of words with which the corpus was built; None if it stores none."""
-    known = origin.words
-    recorded = {} if known is None else known.model_dump(exclude_none=True)
-    needed = {"dictionary", "user_words", "lexicon"} & recorded.keys()
-    if wrong := sorted(needed ^ files.keys()):
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
-        raise CorpusError(
-            f"{corpus.store.uri} was built {'with' if set(wrong) <= needed else 'without'} {named}",
-            remedy="give the files of words with which it was built, and no others",
-        )
-    if known is None:
-        return None
-    field = {} if known.field is None else {"field": known.field}
-    options = WordOptions.model_validate({"segmenter": known.segmenter, **field, **files})
-    found, _ = resolve(options)
-    if found != known:
-        raise CorpusError(
-            f"{corpus.store.uri} was built with other words: {recorded}, but now {found.model_dump(exclude_none=True)}",
-            remedy="give the same files, and install the same version of the segmenter",
-        )
-    return options

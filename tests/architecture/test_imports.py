@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_by(path: Path, *, top_level_only: bool = False) -> set[str]:
+@cache
+def imported_by(path: Path, *, top_level_only: bool = False) -> frozenset[str]:
     """Absolute names of the modules that a file's import statements name."""
     tree = ast.parse(path.read_text("utf-8"))
     nodes: Iterator[ast.AST] = iter(tree.body) if top_level_only else ast.walk(tree)
@@ -34,7 +36,7 @@ def imported_by(path: Path, *, top_level_only: bool = False) -> set[str]:
             assert node.level == 0, f"{path}: a relative import"
             names.add(node.module or "")
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+    return frozenset(names)
 
 
 def importing(library: str) -> set[str]:

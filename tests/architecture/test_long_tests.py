@@ -1,5 +1,7 @@
 """The ledger of long tests: what passed is in it, and what has changed since is run again."""
 
+import ast
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,15 @@ def test_the_ledger_holds_only_tests_that_are_there() -> None:
     for test in read(ROOT / "tests/long_tests.tsv"):
         file, _, name = test.partition("::")
         assert f"def {name.rpartition('::')[2]}(" in (ROOT / file).read_text("utf-8"), test
+
+
+def test_tests_that_take_turns_are_there() -> None:
+    listed = (ROOT / "tests/in_turn.txt").read_text("utf-8").splitlines()
+    assert listed == sorted(set(listed))
+    for file, names in groupby(listed, lambda line: line.partition("::")[0]):
+        there = {
+            node.name
+            for node in ast.parse((ROOT / file).read_text("utf-8")).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        assert {name.partition("::")[2] for name in names} <= there, file

@@ -159,7 +159,7 @@ def against_chance(figures: Mapping[str, float], unigram: float) -> list[tuple[s
 
 def reload(folder: Path) -> None:
     """In the class that the folder names, with every weight in its place, and its tokenizer. A family that transformers
-    does not know (NeoBERT) is read back by ours."""
+    does not know is read back by ours."""
     if json.loads((folder / "config.json").read_text())["model_type"] not in transformers.CONFIG_MAPPING:
         load_pretrained(folder)
         return

@@ -12,7 +12,8 @@ from data_service.corpus.corpus import open_corpus, place_document
 from data_service.corpus.remove import documents_by_number as documents_in
 from data_service.corpus.remove import remove_documents
 from data_service.errors import CorpusError
-from data_service.ingest.append import ADDED, append_documents, options_like
+from data_service.ingest.append import ADDED, append_documents
+from data_service.ingest.append_options import options_like
 from data_service.stream.stream import Stream
 from launcher.after.certificate.certify import certify
 from launcher.errors import RecipeError, RunChanged

@@ -1,7 +1,8 @@
 """Rooms (a package's folders) and the arrows between them, by the imports: `python tests/support/layers.py`."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -46,12 +47,15 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-def _imported(path: Path) -> Iterator[str]:
+@cache
+def _imported(path: Path) -> frozenset[str]:
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 def _room(package: str, name: str) -> str | None:

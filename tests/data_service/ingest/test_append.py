@@ -19,7 +19,8 @@ from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.corpus.sidecar import read_origins
 from data_service.errors import CorpusError, UserError
-from data_service.ingest.append import ADDED, AppendReport, append_documents, options_like
+from data_service.ingest.append import ADDED, AppendReport, append_documents
+from data_service.ingest.append_options import options_like
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions

@@ -9,7 +9,8 @@ from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
 from data_service.corpus.corpus import open_corpus
-from data_service.ingest.append import append_documents, options_like
+from data_service.ingest.append import append_documents
+from data_service.ingest.append_options import options_like
 from launcher.app.schedulers.aws_batch import BatchJob, parts_of, reads_of, render
 from launcher.errors import LaunchError
 from launcher.runtime.recipe.load import load

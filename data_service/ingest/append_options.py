@@ -1,0 +1,77 @@
+"""The options by which documents are built that a corpus is to grow by: those of the corpus.
+
+Apart from `append`, so that the command answers a mistake without importing what builds.
+"""
+
+from collections.abc import Mapping
+
+from data_service.corpus.corpus import Corpus, open_part
+from data_service.corpus.manifest import CorpusManifest
+from data_service.corpus.words import WordOptions, resolve
+from data_service.errors import CorpusError
+from data_service.ingest.heldout import heldout_like
+from data_service.ingest.options import BuildOptions
+
+_OPEN = {"text_field", "txt_documents", "encoding", "delimiter", "provenance", "on_bad_bytes"}
+"""Settings in whose place others may be given: they say how the new input is written."""
+
+
+def options_like(
+    corpus: Corpus, *, workers: int, on_bad_records: str, word_files: Mapping[str, str], **others: object
+) -> BuildOptions:
+    """Return the options by which new documents for `corpus` are built.
+
+    Args:
+        word_files: URIs of the files of words with which the corpus was built, by the name of the option.
+        others: settings in place of the corpus's own, of `text_field`, `txt_documents`, `encoding`, `delimiter`,
+            `provenance` and `on_bad_bytes`.
+
+    Raises:
+        CorpusError: the corpus has no provenance, but settings of one are given; or a file of words is missing or
+            another one.
+        InputError, StoreError: a file of words cannot be read.
+    """
+    assert others.keys() <= _OPEN, "no other setting may differ"
+    origin = _first_part(corpus).manifest
+    if "provenance" in others and not origin.provenance:
+        raise CorpusError(
+            f"{corpus.store.uri} was built without provenance, so it is not known of all documents",
+            remedy="leave --provenance out, or build a corpus of all text anew with it",
+        )
+    kept = {name: value for name, value in origin.options.items() if name in BuildOptions.model_fields}
+    words = _words(corpus, origin, word_files)
+    return BuildOptions.model_validate(
+        kept
+        | heldout_like(corpus.manifest)
+        | {"words": words, "workers": workers, "on_bad_records": on_bad_records}
+        | others
+    )
+
+
+def _first_part(corpus: Corpus) -> Corpus:
+    """Return the corpus that was built, and grew into `corpus`. Raises CorpusError: it is no longer there."""
+    return open_part(corpus, 0) if corpus.manifest.parts else corpus
+
+
+def _words(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
+    """Return the options of words with which the corpus was built; None if it stores none."""
+    known = origin.words
+    recorded = {} if known is None else known.model_dump(exclude_none=True)
+    needed = {"dictionary", "user_words", "lexicon"} & recorded.keys()
+    if wrong := sorted(needed ^ files.keys()):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise CorpusError(
+            f"{corpus.store.uri} was built {'with' if set(wrong) <= needed else 'without'} {named}",
+            remedy="give the files of words with which it was built, and no others",
+        )
+    if known is None:
+        return None
+    field = {} if known.field is None else {"field": known.field}
+    options = WordOptions.model_validate({"segmenter": known.segmenter, **field, **files})
+    found, _ = resolve(options)
+    if found != known:
+        raise CorpusError(
+            f"{corpus.store.uri} was built with other words: {recorded}, but now {found.model_dump(exclude_none=True)}",
+            remedy="give the same files, and install the same version of the segmenter",
+        )
+    return options
