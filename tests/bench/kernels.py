@@ -33,8 +33,10 @@ from program import BenchError, note, run
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 64},
+    "causal": {"causal": True},
     "relative keys": {"table_a": True},
     "DeBERTa": {"table_a": True, "table_b": True},
+    "DeBERTa, causal": {"table_a": True, "table_b": True, "causal": True},
     "DeBERTa, position to position": {"table_a": True, "table_b": True, "table_c": True},
     "DeBERTa, few queries": {"table_a": True, "table_b": True, "few": True},
     "XLNet, content": {
