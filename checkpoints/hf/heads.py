@@ -10,9 +10,8 @@ from data_service.store.base import Store
 from encoder_core.families.catalogue import DetectorConfig, interchange
 
 _SCORE = "head.score.weight"
-_NAMES = (
-    4 << 20
-)  # bytes at the start of a pickled file that hold all names: torch writes them before the numbers
+_NAMES = 4 << 20
+"""Bytes at the start of a pickled file that hold all names: torch writes them before the numbers."""
 
 
 def is_discriminator(store: Store, config: DetectorConfig) -> bool:

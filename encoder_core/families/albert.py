@@ -176,7 +176,7 @@ DEFAULTS: dict[str, Any] = {
     "pad_token_id": 0,
     "type_vocab_size": 2,
 }
-"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+"""What transformers assumes where a config.json is silent, beyond `interchange.DEFAULTS`."""
 
 
 def to_json(config: AlbertConfig) -> dict[str, Any]:

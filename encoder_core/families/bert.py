@@ -158,7 +158,7 @@ DEFAULTS: dict[str, Any] = {
     "type_vocab_size": 2,
     "position_embedding_type": "absolute",
 }
-"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+"""What transformers assumes where a config.json is silent, beyond `interchange.DEFAULTS`."""
 
 
 def to_json(config: BertConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, SmallForm, WithGenerator
+from encoder_core.families.interchange import DEFAULTS as SHARED_DEFAULTS
 from encoder_core.families.interchange import (
     Format,
     Heads,
@@ -345,7 +346,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "conv_act": "tanh",
     },
 }
-"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+"""What transformers assumes where a config.json is silent, beyond `interchange.DEFAULTS`."""
 
 _COMMON_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 512,
@@ -361,18 +362,17 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 def from_json(fields: dict[str, Any]) -> Deberta:
-    """Return our configuration for a config.json. Raises ModelError: the model is a variant that "
-    "was never published."""
-    fields = _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
+    """Return our configuration for a config.json. Raises ModelError: the model is a variant that was never
+    published."""
+    fields = SHARED_DEFAULTS | _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
     _check(fields)
     values = shared_from_json(fields)
     values |= {"max_length": fields["max_position_embeddings"], "mask_decoder": fields["mask_decoder"]}
     if fields["model_type"] == "deberta":
         return DebertaConfig(**values)
     kernel = fields.get("conv_kernel_size", 0)
-    activations = {"hidden_act": "gelu", "conv_act": "tanh"} | fields
-    if kernel and activations["conv_act"] != activations["hidden_act"]:
-        raise unpublished("conv_act", activations, activations["hidden_act"])
+    if kernel and fields["conv_act"] != fields["hidden_act"]:
+        raise unpublished("conv_act", fields, fields["hidden_act"])
     return DebertaV2Config(**values, buckets=fields.get("position_buckets", -1), convolution=kernel or None)
 
 

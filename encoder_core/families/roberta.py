@@ -116,7 +116,7 @@ DEFAULTS: dict[str, Any] = {
     "layer_norm_eps": 1e-12,
     "pad_token_id": 1,
 }
-"""What transformers assumes where a config.json is silent, beyond `parts.DEFAULTS`."""
+"""What transformers assumes where a config.json is silent, beyond `interchange.DEFAULTS`."""
 
 
 def to_json(config: RobertaConfig) -> dict[str, Any]:

@@ -7,6 +7,8 @@ The newest token of a row sees all that were written: that, too, is attention ac
 Shapes: R rows, W tokens written in each of them, S of the encoder, H hidden, N heads, D head width.
 """
 
+from typing import cast
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -29,11 +31,7 @@ class IncrementalDecoder:
     def __init__(self, decoder: Decoder, read_SH: Float[Tensor, "others hidden"], read: Batch) -> None:
         self._embeddings = decoder.embeddings
         others = Rows.of(read)
-        self._layers = [
-            _CachedLayer(layer, read_SH, others)
-            for layer in decoder.layers
-            if isinstance(layer, DecoderLayer)
-        ]
+        self._layers = [_CachedLayer(cast(DecoderLayer, layer), read_SH, others) for layer in decoder.layers]
         self._written = 0
 
     def step(self, ids_R: Int[Tensor, " rows"]) -> Float[Tensor, "rows hidden"]:

@@ -144,6 +144,14 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
     assert not loaded & {"torch", "ray", "deepspeed", "numpy", "boto3", "pydantic", "tokenizers"}
 
 
+def test_what_coordinator_and_ranks_load_first_waits_for_no_recipe() -> None:
+    assert not loaded_with(["launcher.runtime.cluster.orders"]) & {
+        "torch",
+        "ray",
+        "launcher.runtime.recipe.schema",
+    }
+
+
 def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
     """CUDA is asked when torch or DeepSpeed is imported, and would show the one GPU that Ray gave the rank."""
     loaded = loaded_with(["launcher.runtime.cluster.rank_process", "ray._private.worker", "ray.util"])

@@ -9,8 +9,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from launcher.errors import TryAgain
+from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import lost
-from launcher.runtime.cluster.orders import Assignment, CoordinatorLost, Status
+from launcher.runtime.cluster.orders import CoordinatorLost, Status
 from launcher.runtime.cluster.rank_group import RankGroup
 from launcher.runtime.cluster.rank_pool import RankPool
 from launcher.runtime.cluster.stuck_ranks import StuckRankKiller

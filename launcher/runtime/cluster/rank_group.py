@@ -16,8 +16,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import lost
-from launcher.runtime.cluster.orders import Assignment
 from launcher.runtime.cluster.rank_placement import Seat, ordered, seats
 from launcher.runtime.cluster.rank_pool import Place, RankPool, Waiting
 from launcher.runtime.policies.elastic import GroupStart

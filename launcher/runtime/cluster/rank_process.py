@@ -14,7 +14,7 @@ import ray
 from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError
 
 if TYPE_CHECKING:
-    from launcher.runtime.cluster.orders import Assignment
+    from launcher.runtime.cluster.assignment import Assignment
 
 _TOO_EARLY = ("torch", "deepspeed")
 

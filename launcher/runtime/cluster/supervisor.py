@@ -29,11 +29,12 @@ from data_service.store.errors import StoreError
 from launcher.command import looked_after_by, output_into, saving
 from launcher.contract import FINISHED, JOIN_SECONDS
 from launcher.errors import RunError, TryAgain
+from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
 from launcher.runtime.cluster.deaths import of_command
 from launcher.runtime.cluster.group_loop import NOT_SAVED, Display, GroupLoop
 from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
-from launcher.runtime.cluster.orders import Assignment, CoordinatorLost, Status
+from launcher.runtime.cluster.orders import CoordinatorLost, Status
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,

@@ -31,8 +31,9 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.loop import HANDED_OVER
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
+from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.memory_keeper import NodeMemory
-from launcher.runtime.cluster.orders import Assignment, CoordinatorLost, Orders
+from launcher.runtime.cluster.orders import CoordinatorLost, Orders
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.recovery import partners
