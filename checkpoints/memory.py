@@ -7,7 +7,8 @@ checkpoint: a restart may begin from it, with any number of ranks. It is no comm
 exported, and it ends with the command that trains.
 
 A keeper process on each node holds the slots open. So a set outlives its rank. If there are other nodes, the keeper of
-another node copies it, so it outlives its node.
+another node copies it, so it outlives its node. No rank begins a set before the newest sets of all ranks are copied. So
+whichever node is lost, at any moment, the sets of one step are left of all ranks: of the newest, or of the one before.
 """
 
 import os
@@ -24,13 +25,19 @@ from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, uncovered
 from checkpoints.memory_slots import HEAD, Common, Description, Slot
 from encoder_core.train.zero_state import Fragment
 
-_BUSY_S = 60.0  # time in which a keeper copies a set
+_COPY_S = 60.0  # time in which a keeper copies a set
 ReadBytes = Callable[[int, int], Any]
 """Function from the first and the last offset in a set's body to a buffer with the bytes between."""
 
 
 class Keeper(Protocol):
-    """The rank's side of the keeper process of its node. No call waits, and none raises."""
+    """The rank's side of the keeper process of its node. No call waits, and none raises.
+
+    Attributes:
+        shares: whether the keeper of another node copies each set.
+    """
+
+    shares: bool
 
     def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
         """Open the slots of a rank, which process `pid` has open as `descriptors`."""
@@ -57,17 +64,17 @@ class MemoryWriter:
         self._rank, self._world = rank, world
         self._slots: list[Slot] = []
         self._count = 0
-        self._free_at = time.monotonic()  # when the next slot was last seen free
+        self._copied_at = time.monotonic()  # when no set was last seen to wait for its copy
         self.failure: str | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether the next set can be written: no keeper is copying the slot that would be overwritten. A keeper that
-        takes longer than `_BUSY_S` seconds has died; if not, it notices that its copy is torn."""
+        """Whether the next set can be written: another node has a copy of the newest, if one is to have it. A keeper
+        that takes longer than `_COPY_S` seconds has died; if not, it notices that its copy is torn."""
         now = time.monotonic()
-        if not (self._slots and self._slots[self._count % 2].busy):
-            self._free_at = now
-        return self.failure is None and (self._free_at == now or now - self._free_at > _BUSY_S)
+        if not any(slot.alone for slot in self._slots):
+            self._copied_at = now
+        return self.failure is None and (self._copied_at == now or now - self._copied_at > _COPY_S)
 
     def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> int:
         """Copy this rank's fragments of the state after `step` steps; return their bytes. The caller may change them
@@ -95,7 +102,7 @@ class MemoryWriter:
             return 0
         slot.open()
         _copy(held, slot, body)
-        slot.close_set(step, body, description)
+        slot.close_set(step, body, description, alone=self._keeper.shares)
         self._count += 1
         self._keeper.completed(self._rank, self._count)
         return body

@@ -7,7 +7,7 @@ rank's part of the training state after some step.
     0    <Q  step + 1 if the set is complete, 0 while it is being written
     8    <Q  number of the body's bytes
     16   <Q  number of the description's bytes
-    24   <Q  1 while a keeper reads the slot for another node
+    24   <Q  1 from when the set is complete until another node has its copy, if one is to have it; else 0
     32       SHA-256 of the description
     64       body: float32 tensors laid end to end; then the description (JSON, `Description`)
 
@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
 
 HEAD = 64
-_SEAL, _BODY, _TOLD, _BUSY, _DIGEST = 0, 8, 16, 24, 32
+_SEAL, _BODY, _TOLD, _ALONE, _DIGEST = 0, 8, 16, 24, 32
 _SPARE = 1 << 16  # bytes that a description may grow from one set to the next
 
 
@@ -123,22 +123,25 @@ class Slot:
         return self.seal, bytes(self.data[_DIGEST:HEAD])
 
     @property
-    def busy(self) -> bool:
-        return bool(self._number(_BUSY))
+    def alone(self) -> bool:
+        """Whether another node is to have a copy of the set, and has none yet."""
+        return bool(self._number(_ALONE))
 
-    def mark_busy(self, busy: bool) -> None:
-        self._write(_BUSY, int(busy))
+    def mark_alone(self, alone: bool) -> None:
+        self._write(_ALONE, int(alone))
 
     def open(self) -> None:
         """Begin to write a set: from here on the slot holds none."""
         self._write(_SEAL, 0)
 
-    def close_set(self, step: int, body: int, description: bytes) -> None:
-        """Complete the set of `step`, whose `body` bytes have been written."""
+    def close_set(self, step: int, body: int, description: bytes, *, alone: bool = False) -> None:
+        """Complete the set of `step`, whose `body` bytes have been written. `alone`: whether another node is to have a
+        copy of it."""
         self.data[HEAD + body : HEAD + body + len(description)] = description
         self._write(_BODY, body)
         self._write(_TOLD, len(description))
         self.data[_DIGEST:HEAD] = hashlib.sha256(description).digest()
+        self.mark_alone(alone)
         self._write(_SEAL, step + 1)
 
     def seal_copy(self, seal: int) -> None:

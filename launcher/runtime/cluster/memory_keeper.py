@@ -1,7 +1,7 @@
 """The keeper of a node: a small Ray actor that holds open the memory into which the node's ranks copy their state, so
 that it outlives them, and that holds copies of sets of other nodes (`checkpoints.memory`).
 
-A keeper fetches sets from another keeper in chunks, through Ray. While it does, the rank does not overwrite the slot.
+A keeper fetches sets from another keeper in chunks, through Ray. Before it has one, the rank does not write the next.
 The driver starts the keepers. They end with it, and the memory is free once the ranks have ended, too. Importing this
 module does not load torch.
 """
@@ -101,22 +101,22 @@ class MemoryKeeper:
 
     @_serving
     def lend(self, rank: int) -> tuple[int, tuple[int, bytes], int] | None:
-        """Return file, identity and used bytes of the newest set of a rank, which is not overwritten until `give_back`;
-        None if there is none."""
+        """Return file, identity and used bytes of the newest set of a rank; None if there is none."""
         known = self._ranks.get(rank)
         newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
         if newest is None or not newest.seal:
             return None
-        newest.mark_busy(True)
         return newest.descriptor, newest.identity, newest.used
 
     @_serving
-    def give_back(self, descriptor: int) -> tuple[int, bytes]:
-        """Let the rank overwrite the slot again. Return its identity, which differs if the rank has begun to
-        meanwhile."""
-        slot = self._slot(descriptor)
-        slot.mark_busy(False)
-        return slot.identity
+    def identity(self, descriptor: int) -> tuple[int, bytes]:
+        """Return the identity of the set in a slot, which differs if the rank has begun the next one in it."""
+        return self._slot(descriptor).identity
+
+    @_serving
+    def copied(self, descriptor: int) -> None:
+        """Note that the set in a slot has been copied, so that the rank may write its next set."""
+        self._slot(descriptor).mark_alone(False)
 
     @_copying
     def copy(self, source: Any, rank: int) -> None:
@@ -127,9 +127,9 @@ class MemoryKeeper:
             kept = self._copies.setdefault(rank, [])
             if lent is None:
                 return
-            descriptor, seal, used = lent
-            if kept and kept[0].identity == seal:
-                source.give_back.remote(descriptor)
+            descriptor, identity, used = lent
+            if kept and kept[0].identity == identity:
+                source.copied.remote(descriptor)
                 return
             target = self._target(kept, used)
             for start in range(8, used, _CHUNK):
@@ -137,10 +137,11 @@ class MemoryKeeper:
                 target.data[start:stop] = ray.get(
                     source.read.remote(descriptor, start, stop), timeout=_CHUNK_S
                 )
-            if ray.get(source.give_back.remote(descriptor), timeout=_CHUNK_S) == seal:
-                target.mark_busy(False)
-                target.seal_copy(seal[0])
+            if ray.get(source.identity.remote(descriptor), timeout=_CHUNK_S) == identity:
+                target.mark_alone(False)
+                target.seal_copy(identity[0])
                 self._copies[rank] = [target, *(slot for slot in kept if slot is not target)]
+                source.copied.remote(descriptor)
 
     def _target(self, kept: list[Slot], used: int) -> Slot:
         """Return the slot to overwrite: that of the older of two copies, or a new one."""
@@ -202,12 +203,13 @@ class NodeMemory:
     ) -> None:
         self._keepers, self._node, self._remembers = keepers, node, remembers
         self._partner = keepers.get(partner) if partner is not None else None
+        self.shares = self._partner is not None
 
     def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
         self._keepers[self._node].hold.remote(rank, pid, list(descriptors))
 
     def completed(self, rank: int, count: int) -> None:
-        if count == 2 or self._partner is not None:
+        if count == 2 or self.shares:
             self._keepers[self._node].completed.remote(rank, count, self._partner)
 
     def held(self) -> list[dict[str, Any]]:

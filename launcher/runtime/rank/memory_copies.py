@@ -60,13 +60,16 @@ class MemoryCopies:
 
     def due(self, step: int) -> bool:
         """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count;
-        the other ranks only say whether they can. If ranks end to save the state, no rank copies it."""
+        the other ranks only say whether they can. If ranks end to save the state, no rank copies it. If they end to
+        hand over to others, no node is lost, and the copy need not wait for another node."""
         ending = self._journal.link.ends
-        if self._writer is None or not self._writer.ready or ending == "save":
+        if self._writer is None or self._writer.failure is not None or ending == "save":
             return False
-        every = self._settings.memory_every
-        if not self._first or ending == "hand over":
+        if ending == "hand over":
             return True
+        if not self._writer.ready or not self._first:
+            return self._writer.ready
+        every = self._settings.memory_every
         if every == "auto":
             return time.monotonic() - self._ended_at >= self._took / COPIES_SHARE
         return self._last is None or step - self._last >= int(every)
