@@ -24,6 +24,8 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+GENERATOR_CONFIG, GENERATOR_PICKLE = "generator_config.json", "pytorch_model.generator.bin"
+"""Names of a generator's files that lie beside its discriminator's, as DeBERTa v3 is published."""
 RECORD = "maskfleet_export.json"
 PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
@@ -133,6 +135,12 @@ def pickled_networks(store: Store) -> list[str]:
         if any(network.size(name) is not None for name in (PICKLE, PICKLE_INDEX)):
             found.append(part)
     return found
+
+
+def holds_generator(store: Store) -> bool:
+    """Return whether a generator lies beside the network at the root of `store`. Raises StoreError: the store cannot be
+    read."""
+    return all(store.size(name) is not None for name in (CONFIG, GENERATOR_CONFIG, GENERATOR_PICKLE))
 
 
 @contextmanager

@@ -1,11 +1,23 @@
-"""Which network of a pair a folder holds, told by the names of its parameters. No weight is read, no pickle opened.
+"""Which networks of a pair a folder holds, told by names of files and parameters. No weight is read, no pickle opened.
 
 A config.json cannot tell: that of DeBERTa v3, a discriminator, has the fields and values of a DeBERTa v2 without
 convolution. The head of replaced token detection can, which the published files of version 3 hold beside the other.
+Some of them have their generator beside them.
 """
 
-from checkpoints.hf.folder import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS, pickled_networks
+from typing import Any
+
+from checkpoints.hf.folder import (
+    CONFIG,
+    GENERATOR_CONFIG,
+    INDEX,
+    PICKLE,
+    PICKLE_INDEX,
+    WEIGHTS,
+    pickled_networks,
+)
 from checkpoints.hf.headers import stored_shapes
+from checkpoints.hf.load import json_object
 from data_service.store.base import Store
 from encoder_core.families.catalogue import DetectorConfig, interchange
 
@@ -36,3 +48,17 @@ def _pickled_names(store: Store) -> bytes:
     """Return bytes that contain the names of the pickled parameters."""
     size = store.size(PICKLE)
     return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _NAMES))
+
+
+def generator_fields(store: Store) -> dict[str, Any]:
+    """Return the fields of the config.json of the generator that lies beside the network at the root of `store`. What
+    its file does not say, for instance the type of the model, is as in the discriminator's.
+
+    Raises:
+        ModelError: one of the two files is not a JSON object.
+        StoreError: the store cannot be read.
+    """
+    discriminator, own = (
+        json_object(store.get(file), f"{store.uri.rstrip('/')}/{file}") for file in (CONFIG, GENERATOR_CONFIG)
+    )
+    return discriminator | own

@@ -120,19 +120,26 @@ def read_folder_config(folder: Path) -> ModelConfig:
             f"{path} does not exist",
             remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` has written",
         )
+    return read_fields(json_object(path.read_bytes(), str(path)), str(path))
+
+
+def read_fields(fields: dict[str, Any], where: str) -> ModelConfig:
+    """Return our configuration of the model that the fields of a config.json describe. Raises ModelError, which names
+    `where`: its model is unknown to us."""
     try:
-        return read_config(_read_json(path))
+        return read_config(fields)
     except ValidationError as error:
-        raise ModelError(f"{path} does not describe a model: {error}", remedy="correct this file") from error
+        raise ModelError(f"{where} does not describe a model: {error}", remedy="correct this file") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def json_object(data: bytes, where: str) -> dict[str, Any]:
+    """Return the fields of the JSON object in `data`. Raises ModelError, which names `where`: it is none."""
     try:
-        fields = foreign_json(path.read_bytes())
+        fields = foreign_json(data)
     except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}", remedy="download the file again") from error
+        raise ModelError(f"{where} is not JSON: {error}", remedy="download the file again") from error
     if not isinstance(fields, dict):
-        raise ModelError(f"{path} is not a JSON object", remedy="download the file again")
+        raise ModelError(f"{where} is not a JSON object", remedy="download the file again")
     return fields
 
 
@@ -153,7 +160,7 @@ def _stored_names(folder: Path) -> dict[str, str]:
 
 def _indexed(path: Path) -> list[str]:
     """Return the files that an index names."""
-    weight_map = _read_json(path).get("weight_map")
+    weight_map = json_object(path.read_bytes(), str(path)).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
     names = {file for file in files if isinstance(file, str)}
     if not all(isinstance(file, str) for file in files):

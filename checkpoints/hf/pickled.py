@@ -37,16 +37,17 @@ _REMEDY = (
 )
 
 
-def convert_network(network: Store, folder: Path) -> None:
-    """Write the pickled weights at the root of `network` into the local `folder`, as safetensors.
+def convert_network(network: Store, folder: Path, pickle: str = PICKLE) -> None:
+    """Write the pickled weights at the root of `network` into the local `folder`, as safetensors. `pickle`: name of
+    their file, if they are in one.
 
     Raises:
         ModelError: a file holds anything but names and plain tensors, is damaged, or is missing; or this machine
             cannot confine a process.
         StoreError: the store cannot be read.
     """
-    if network.size(PICKLE) is not None:
-        _convert(network, PICKLE, folder / WEIGHTS)
+    if network.size(pickle) is not None:
+        _convert(network, pickle, folder / WEIGHTS)
         stored_shapes(LocalStore(folder))
         return
     shards = {

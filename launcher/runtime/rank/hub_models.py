@@ -5,7 +5,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from checkpoints.hf.folder import PARTS, PICKLE, PICKLE_INDEX
+from checkpoints.hf.folder import GENERATOR_CONFIG, GENERATOR_PICKLE, PARTS, PICKLE, PICKLE_INDEX
 from data_service.tokenizers.files import TOKENIZER_FILES
 from launcher.errors import RecipeError, optional
 
@@ -17,9 +17,9 @@ _PICKLED = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
 _PATIENCE_S = 20.0  # time limit for an answer of the Hub
 
 
-def fetch(uri: str) -> tuple[Path, str]:
+def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
     """Fetch the model at hf://ORG/NAME[@REVISION]. Return its folder on this machine, and its name with the commit,
-    ORG/NAME@COMMIT.
+    ORG/NAME@COMMIT. `generator`: whether to fetch a generator that lies beside it, too.
 
     Raises:
         RecipeError: there is no such model, or the Hub cannot be reached.
@@ -34,7 +34,7 @@ def fetch(uri: str) -> tuple[Path, str]:
     try:
         api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # as it is now, not at the import
         info = api.model_info(match["repo"], revision=match["revision"], timeout=_PATIENCE_S)
-        files = wanted([sibling.rfilename for sibling in info.siblings])
+        files = wanted([sibling.rfilename for sibling in info.siblings], generator=generator)
         paths = [api.hf_hub_download(match["repo"], file, revision=info.sha) for file in files]
     except (hub.errors.HTTPError, hub.errors.EntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -53,10 +53,11 @@ def fetch(uri: str) -> tuple[Path, str]:
     return folder, f"{match['repo']}@{info.sha}"
 
 
-def wanted(files: list[str]) -> list[str]:
+def wanted(files: list[str], *, generator: bool = False) -> list[str]:
     """Return those of `files`, paths in a folder, that a start needs. Pickled weights are among them where a network
-    has no others."""
-    return [file for file in files if _is_wanted(file, files)]
+    has no others. `generator`: whether those of a generator beside the model are needed."""
+    beside = (GENERATOR_CONFIG, GENERATOR_PICKLE) if generator else ()
+    return [file for file in files if file in beside or _is_wanted(file, files)]
 
 
 def _is_wanted(file: str, files: list[str]) -> bool:

@@ -1,7 +1,7 @@
-"""A pair of networks that begins from the folder of one: what is published of DeBERTa v3.
+"""A pair of networks that begins from the folder of one, for instance of DeBERTa v3.
 
-The folder holds the discriminator; its generator was never published. The generator begins as a student of the
-discriminator does: with its embeddings, and with its layers evenly from the first to the last. Its head begins anew.
+The folder holds the discriminator without its generator. The generator begins as a student of the discriminator does:
+with its embeddings, and with its layers evenly from the first to the last. Its head begins anew.
 With gradient-disentangled embeddings (DeBERTaV3: He et al. 2021, section 3.2) the generator's table is the
 folder's, and the discriminator's difference from it begins at zero.
 """

@@ -2,14 +2,23 @@
 
 A run must be repeatable on any machine, at any time. So `init` pins a model of the Hub to a commit and copies that
 commit's files into the run, RUN/start/ORG/NAME@COMMIT. Pickled weights, from wherever, are converted once, and the run
-holds the safetensors: RUN/start/NAME. The copy takes the place of the start in the run's recipe.
+holds the safetensors: RUN/start/NAME. If a recipe trains a pair, and the generator lies beside the discriminator as
+DeBERTa v3 is published, the copy has a folder for each. The copy takes the place of the start in the run's recipe.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from checkpoints.hf.folder import PARTS, copy_network, pickled_networks
+from checkpoints.hf.folder import (
+    CONFIG,
+    GENERATOR_PICKLE,
+    PARTS,
+    copy_network,
+    holds_generator,
+    pickled_networks,
+)
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
@@ -23,8 +32,8 @@ from launcher.runtime.run.outline import free_place
 
 
 def keep_start(recipe: Recipe, run: str) -> Recipe:
-    """Copy the model that `recipe` starts from into the run, if it is on the Hub or pickled, and return the recipe with
-    the copy as its start. Return any other recipe unchanged.
+    """Copy the model that `recipe` starts from into the run, if it is on the Hub, pickled, or a pair in one folder, and
+    return the recipe with the copy as its start. Return any other recipe unchanged.
 
     `run`: URI of a run that does not exist yet.
 
@@ -37,17 +46,20 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
     """
     if recipe.start in (SCRATCH, TEACHER):
         return recipe
+    both = recipe.objective.rtd is not None
     if recipe.start.startswith(SCHEME):
         place = free_place(run)
-        folder, name = fetch(recipe.start)
+        folder, name = fetch(recipe.start, generator=both)
         source: Store = LocalStore(folder)
+        both &= holds_generator(source)
     else:
         source = open_store(recipe.start)
         name = source.uri.rstrip("/").rpartition("/")[2]
-        if not pickled_networks(source):
+        both &= holds_generator(source)
+        if not both and not pickled_networks(source):
             return recipe
         place = free_place(run)
-    with _safe(source, recipe.start) as folder:
+    with _pair(source, recipe.start) if both else _safe(source, recipe.start) as folder:
         _copy(folder, recipe, place.at(f"start/{name}"))
     return recipe.model_copy(update={"start": f"{run.rstrip('/')}/start/{name}"})
 
@@ -75,20 +87,46 @@ def _safe(source: Store, start: str) -> Iterator[Path]:
     with temporary_folder("start") as folder:
         for part in (".", *PARTS):
             network = source if part == "." else source.at(part)
-            copy_network(network, folder / part)
-            for name in TOKENIZER_FILES:
-                if network.size(name) is not None:
-                    (folder / part / name).write_bytes(network.get(name))
-            if part in pickled:
-                _convert(network, folder / part, source.uri, start)
+            with _naming(folder / part, network, source, start):
+                _copy_network(network, folder / part, pickled=part in pickled)
         yield folder
 
 
-def _convert(network: Store, folder: Path, uri: str, start: str) -> None:
-    from checkpoints.hf.pickled import convert_network  # it loads torch
+@contextmanager
+def _pair(source: Store, start: str) -> Iterator[Path]:
+    """Yield a local folder of a pair, made from a discriminator and the generator beside it in `source`."""
+    from checkpoints.hf.heads import generator_fields  # both load torch
+    from checkpoints.hf.pickled import convert_network
 
-    try:
+    with temporary_folder("start") as folder:
+        generator, discriminator = (folder / part for part in PARTS)
+        with _naming(discriminator, source, source, start):
+            _copy_network(source, discriminator, pickled="." in pickled_networks(source))
+        generator.mkdir()
+        with _naming(generator, source, source, start):
+            (generator / CONFIG).write_text(json.dumps(generator_fields(source), indent=1) + "\n")
+            convert_network(source, generator, GENERATOR_PICKLE)
+        yield folder
+
+
+def _copy_network(network: Store, folder: Path, *, pickled: bool) -> None:
+    copy_network(network, folder)
+    for name in TOKENIZER_FILES:
+        if network.size(name) is not None:
+            (folder / name).write_bytes(network.get(name))
+    if pickled:
+        from checkpoints.hf.pickled import convert_network  # it loads torch
+
         convert_network(network, folder)
+
+
+@contextmanager
+def _naming(folder: Path, network: Store, source: Store, start: str) -> Iterator[None]:
+    """Let the errors inside the `with` block name the network as the user does, below `start`, and not its copy in
+    `folder`, nor `source`, where the Hub's files lie."""
+    try:
+        yield
     except ModelError as error:
-        problem = error.problem.replace(str(folder), network.uri).replace(uri.rstrip("/"), start.rstrip("/"))
+        problem = error.problem.replace(str(folder), network.uri)
+        problem = problem.replace(source.uri.rstrip("/"), start.rstrip("/"))
         raise ModelError(problem, remedy=error.remedy) from error

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from checkpoints.hf.folder import CONFIG, PARTS, local_configs
-from checkpoints.hf.heads import is_discriminator
-from checkpoints.hf.load import read_folder_config
+from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, PARTS, holds_generator, local_configs
+from checkpoints.hf.heads import generator_fields, is_discriminator
+from checkpoints.hf.load import read_fields, read_folder_config
 from data_service.samples.pairs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -78,7 +78,7 @@ class _Found:
 def continued(folder: str) -> Recipe:
     """Return the recipe that continues the model, or the pair of networks, in `folder` (a local folder or s3://).
 
-    A discriminator alone, as DeBERTa v3 is published, is continued as one of a pair.
+    A discriminator, as DeBERTa v3 is published, is continued as one of a pair, with its generator or without.
 
     Raises:
         ModelError: there is no model, one of a family that we do not have, or damaged weights.
@@ -163,12 +163,20 @@ def _find(store: Store, folder: str) -> _Found:
             f"{folder} holds one network of ELECTRA's two, which are trained together",
             remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ of one folder",
         )
+    if isinstance(config, DetectorConfig) and holds_generator(store):
+        generator = read_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
+        return _Found(_paired(generator, config), pair=True, pair_head=False)
     alone = isinstance(config, DetectorConfig) and is_discriminator(store, config)
     return _Found(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
 
 
 def _find_pair(configs: Path) -> _Found:
     generator, discriminator = (read_folder_config(configs / part) for part in PARTS)
+    return _Found(_paired(generator, discriminator), pair=True, pair_head=False)
+
+
+def _paired(generator: ModelConfig, discriminator: ModelConfig) -> ModelConfig:
+    """Return `discriminator` with the size of its generator. Raises RunError: the two are not a pair."""
     match generator, discriminator:
         case ElectraConfig(), ElectraConfig():
             update: dict[str, object] = {"generator_divisor": discriminator.hidden // generator.hidden}
@@ -184,7 +192,7 @@ def _find_pair(configs: Path) -> _Found:
                 f"the generator is of family {generator.family}, but the discriminator of {discriminator.family}",
                 remedy="give two networks of one family that were trained together",
             )
-    return _Found(discriminator.model_copy(update=update), pair=True, pair_head=False)
+    return discriminator.model_copy(update=update)
 
 
 def _architectures(configs: Path) -> list[str]:

@@ -1,11 +1,12 @@
 """Folders as DeBERTa v3 is published: the discriminator alone, both heads beside the encoder, tables of differences."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from encoder_core.families.deberta import DebertaV2Config
@@ -39,6 +40,20 @@ def publish(config: DebertaV2Config, folder: Path, *, seed: int = 0, heads: bool
     state = {f"deberta.{name}": value for name, value in model.state_dict().items()}
     save_file(state | (_heads(config, seed) if heads else {}), folder / "model.safetensors")
     return model
+
+
+def gather_pair(pair: Path, folder: Path, *, pickled: bool) -> None:
+    """Put an exported pair into one folder, as version 3's large model is published: the generator's configuration says
+    nothing of its type, and its weights are pickled."""
+    shutil.copytree(pair / "discriminator", folder)
+    its = json.loads((pair / "generator/config.json").read_text())
+    for key in ("model_type", "architectures", "mask_decoder"):
+        its.pop(key, None)
+    (folder / "generator_config.json").write_text(json.dumps(its))
+    torch.save(load_file(pair / "generator/model.safetensors"), folder / "pytorch_model.generator.bin")
+    if pickled:
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
 
 
 def described(config: DebertaV2Config) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from launcher.runtime.recipe.continued import TOKENIZER, commented, continued
 from launcher.runtime.recipe.load import load, loads, reload
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from tests.support.models.exports import FAMILIES, LENGTH, Family, export, fitting_tokenizer
-from tests.support.models.published import publish
+from tests.support.models.published import described, publish
 from tests.support.runs.starts import BERT, MLM, Setting
 from tests.support.runs.starts import export as export_for
 
@@ -95,6 +95,17 @@ def test_deberta_v3_as_published_is_continued_as_a_discriminator(tmp_path: Path,
     assert recipe.model.hidden == config.hidden
     assert unsuitable(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
     check_start(recipe)
+
+
+def test_the_generator_beside_it_says_how_deep_it_is(tmp_path: Path) -> None:
+    config = published(tmp_path / "v3", layers=5, heads=False)
+    own = described(config) | {"num_hidden_layers": 4}
+    (tmp_path / "v3/generator_config.json").write_text(json.dumps(own))
+    (tmp_path / "v3/pytorch_model.generator.bin").touch()
+    recipe = continued(str(tmp_path / "v3"))
+    assert list(recipe.objective.terms) == ["mlm", "rtd"]
+    assert isinstance(recipe.model, DebertaV2Config)
+    assert (recipe.model.layers, recipe.model.generator_layers) == (5, 4)
 
 
 @pytest.mark.parametrize(("zipped", "shards"), [(True, 1), (False, 1), (True, 3)])
