@@ -1,9 +1,9 @@
 """The keeper of a node: a small Ray actor that holds open the memory into which the node's ranks copy their state, so
 that it outlives them, and that holds copies of sets of other nodes (`checkpoints.memory`).
 
-A keeper fetches sets from another keeper in chunks, through Ray. Before it has one, the rank does not write the next.
-The driver starts the keepers. They end with it, and the memory is free once the ranks have ended, too. Importing this
-module does not load torch.
+A keeper fetches sets from another keeper in chunks, through Ray. The rank writes no further set before the copy is made
+or the keeper that makes it has died. The driver starts the keepers. They end with it, and the memory is free once the
+ranks have ended, too. Importing this module does not load torch.
 """
 
 import os
@@ -80,7 +80,9 @@ class MemoryKeeper:
                 slot.close()
             known.before = []
         if partner is not None:
-            partner.copy.remote(ray.get_runtime_context().current_actor, rank)
+            slots = known.slots
+            copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank)
+            copied.future().add_done_callback(lambda _: _free(slots))
 
     def offers(self) -> list[Held]:
         """Return all complete sets that are here."""
@@ -113,11 +115,6 @@ class MemoryKeeper:
         """Return the identity of the set in a slot, which differs if the rank has begun the next one in it."""
         return self._slot(descriptor).identity
 
-    @_serving
-    def copied(self, descriptor: int) -> None:
-        """Note that the set in a slot has been copied, so that the rank may write its next set."""
-        self._slot(descriptor).mark_alone(False)
-
     @_copying
     def copy(self, source: Any, rank: int) -> None:
         """Fetch the newest set of a rank from the keeper `source`. Nothing is kept of a set that is overwritten
@@ -129,7 +126,6 @@ class MemoryKeeper:
                 return
             descriptor, identity, used = lent
             if kept and kept[0].identity == identity:
-                source.copied.remote(descriptor)
                 return
             target = self._target(kept, used)
             for start in range(8, used, _CHUNK):
@@ -141,7 +137,6 @@ class MemoryKeeper:
                 target.mark_alone(False)
                 target.seal_copy(identity[0])
                 self._copies[rank] = [target, *(slot for slot in kept if slot is not target)]
-                source.copied.remote(descriptor)
 
     def _target(self, kept: list[Slot], used: int) -> Slot:
         """Return the slot to overwrite: that of the older of two copies, or a new one."""
@@ -158,6 +153,13 @@ class MemoryKeeper:
         known = {slot.descriptor: slot for slot in ranks}
         known |= {slot.descriptor: slot for kept in self._copies.values() for slot in kept}
         return known[descriptor]
+
+
+def _free(slots: Sequence[Slot]) -> None:
+    """Let a rank write its next set: the partner has a copy of the newest, or cannot make one."""
+    for slot in slots:
+        with suppress(ValueError):  # the rank has ended, and its slots are closed
+            slot.mark_alone(False)
 
 
 def ensure_keepers(known: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
