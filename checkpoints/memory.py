@@ -11,7 +11,6 @@ another node copies it, so it outlives its node. No rank begins a set before the
 whichever node is lost, at any moment, the sets of one step are left of all ranks: of the newest, or of the one before.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,12 +38,9 @@ class Keeper(Protocol):
 
     shares: bool
 
-    def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
-        """Open the slots of a rank, which process `pid` has open as `descriptors`."""
-        ...
-
-    def completed(self, rank: int, count: int) -> None:
-        """Note that the rank has completed its set number `count` since it began, from 1."""
+    def completed(self, rank: int, count: int, descriptors: Sequence[int]) -> None:
+        """Note that the rank has completed its set number `count`, from 1, in the slots that this process has open as
+        `descriptors`. Told each time, because a keeper that has died begins anew."""
         ...
 
 
@@ -104,7 +100,7 @@ class MemoryWriter:
         _copy(held, slot, body)
         slot.close_set(step, body, description, alone=self._keeper.shares)
         self._count += 1
-        self._keeper.completed(self._rank, self._count)
+        self._keeper.completed(self._rank, self._count, [slot.descriptor for slot in self._slots])
         return body
 
     def close(self) -> None:
@@ -119,7 +115,6 @@ class MemoryWriter:
         if not self._slots or not self._slots[0].fits(body, description):
             self.close()
             self._slots, self._count = [Slot.make(body, 2 * description) for _ in range(2)], 0
-            self._keeper.hold(self._rank, os.getpid(), [slot.descriptor for slot in self._slots])
         return self._slots[self._count % 2]
 
 

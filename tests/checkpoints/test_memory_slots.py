@@ -26,13 +26,12 @@ class Held:
     def __init__(self, *, shares: bool = False) -> None:
         self.shares = shares
         self.slots: dict[int, list[Slot]] = {}
-        self.completed_sets: list[tuple[int, int]] = []
+        self._known: dict[int, Sequence[int]] = {}
 
-    def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
-        self.slots.setdefault(rank, []).extend(Slot.of_process(pid, one) for one in descriptors)
-
-    def completed(self, rank: int, count: int) -> None:
-        self.completed_sets.append((rank, count))
+    def completed(self, rank: int, count: int, descriptors: Sequence[int]) -> None:
+        if self._known.get(rank) != descriptors:
+            self._known[rank] = descriptors
+            self.slots.setdefault(rank, []).extend(Slot.of_process(os.getpid(), one) for one in descriptors)
 
     def offers(self) -> list[Offer]:
         slots = [slot for held in self.slots.values() for slot in held]

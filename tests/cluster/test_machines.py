@@ -1,10 +1,14 @@
 """Three machines with links between them: training across them, one that dies, a link cut and healed, a slow link."""
 
+import random
 import subprocess
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from launcher.runtime.run.history import read_history
@@ -25,6 +29,14 @@ SETTINGS = (
     "trainers={min: 2, max: 2}",  # which reserve so much that no machine holds two
     "watchdog={step: 20.0, other: 120.0, silence: 20.0}",
 )
+
+
+SELDOM = (
+    "checkpoint={every: {steps: 300}, keep_last: 3}",
+    "recovery={spares: 0, memory_every: 1}",
+    "logging.flush_seconds=0.2",
+)
+RANK, KEEPER, RAYLET, ALL = "ray::RankProcess.run", "ray::MemoryKeeper", "raylet", "the machine"
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +83,12 @@ def test_the_memory_of_a_lost_machine_is_on_another(
 ) -> None:
     """A machine dies with its ranks and their memory; the partner's copies are taken: of the newest sets, or of those
     before, if the newest were under way."""
-    seldom = ("checkpoint={every: {steps: 300}, keep_last: 3}", "recovery={spares: 0, memory_every: 1}")
-    uri = small_runs.new_run(folder, "remembered", *SETTINGS, *seldom, "logging.flush_seconds=0.2")
+    uri = small_runs.new_run(folder, "remembered", *SETTINGS, *SELDOM)
     head, *others = cluster
     with training_on(head, uri) as process:
-        wait_for(process, lambda: len(read_history(open_run(uri).store).steps.numbers) >= 60)
+        wait_for(process, lambda: reached(uri) >= 60)
         lost = next(machine for machine in others if ranks_on(machine))
-        copied = [record["step"] - 1 for record in small_runs.history(uri).steps if record["copy_bytes"]]
+        copied = copies(uri)
         lost.crash()
         lost.boot()
         assert process.wait(400) == 0, output(process)
@@ -87,6 +98,32 @@ def test_the_memory_of_a_lost_machine_is_on_another(
     assert resume["memory"] is True
     assert resume["step"] >= copied[-2]
     assert len(copied) > 20, "they keep pace with the steps"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_dies_at_whatever_moment_on_whichever_machine(
+    cluster: list[Machine], folder: Path, undisturbed: str, seed: int
+) -> None:
+    """Machines, ranks, keepers and Ray's own processes die one after another, some while the ranks are rebuilt. After
+    the death of one alone the state comes from memory."""
+    draws = random.Random(f"machines {seed}")
+    uri = small_runs.new_run(folder, f"random-{seed}", *SETTINGS, *SELDOM)
+    with training_on(cluster[0], uri) as process:
+        while not ended(uri):
+            at = reached(uri) + draws.randint(4, 60)
+            wait_for(process, lambda: len(copies(uri, at)) > 1 or ended(uri))  # noqa: B023
+            begun, copied, struck = len(beginnings(uri)), copies(uri), [strike(cluster, draws)]
+            if struck == [KEEPER] or draws.random() < 0.3:
+                threading.Event().wait(draws.uniform(0, 8))
+                struck.append(strike(cluster, draws, but=KEEPER))
+            wait_for(process, lambda: len(beginnings(uri)) > begun or ended(uri))  # noqa: B023
+            resume = beginnings(uri)[-1]
+            print(seed, "at", copied[-1], struck, "from", resume["step"], resume.get("memory"), flush=True)
+            if len(struck) == 1 and not ended(uri):
+                assert resume["memory"] is True
+                assert resume["step"] >= copied[-2]
+        assert process.wait(400) == 0, output(process)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
 def test_a_link_that_is_cut_and_healed(cluster: list[Machine], folder: Path, undisturbed: str) -> None:
@@ -136,13 +173,48 @@ def test_the_head_dies_and_the_same_command_goes_on(
     small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
-def beginnings(uri: str) -> list[object]:
-    return [event for event in small_runs.history(uri).events if event["kind"] in ("start", "resume")]
+def copies(uri: str, after: int = 0) -> list[int]:
+    """The steps after which the state is on record as copied to memory."""
+    steps = read_history(open_run(uri).store).steps
+    made = zip(steps.numbers.tolist(), steps.column("copy_bytes").tolist(), strict=True)
+    return [step - 1 for step, size in made if size > 0 and step > after]
+
+
+def reached(uri: str) -> int:
+    return len(read_history(open_run(uri).store).steps.numbers)
+
+
+def ended(uri: str) -> bool:
+    return committed(uri) >= STEPS
+
+
+def strike(cluster: list[Machine], draws: random.Random, but: str | None = None) -> str:
+    """Kill something on a machine with a rank, not `but`; return what. The head and the command on it stay, and a
+    machine whose Ray has died boots."""
+    machine = draws.choice([one for one in cluster if ranks_on(one)] or cluster)
+    kinds = [RANK, KEEPER] if machine is cluster[0] else [RANK, KEEPER, RAYLET, ALL, ALL]
+    what = draws.choice([kind for kind in kinds if kind != but])
+    if what == ALL:
+        machine.crash()
+    for process in machine.processes():
+        if what in title(process).split(" --")[0]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+    if what in (ALL, RAYLET):
+        machine.crash()
+        machine.boot()
+    return what
+
+
+def beginnings(uri: str) -> list[dict[str, Any]]:
+    return [
+        event for event in read_history(open_run(uri).store).events if event["kind"] in ("start", "resume")
+    ]
 
 
 def interrupted(uri: str, begins: int) -> bool:
     """The supervisor has given up on the ranks."""
-    kinds = [event["kind"] for event in small_runs.history(uri).events]
+    kinds = [event["kind"] for event in read_history(open_run(uri).store).events]
     return any(kind in kinds for kind in ("death", "failed", "hang")) or len(beginnings(uri)) > begins
 
 

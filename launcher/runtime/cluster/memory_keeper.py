@@ -9,7 +9,7 @@ ranks have ended, too. Importing this module does not load torch.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
@@ -44,11 +44,17 @@ class Held:
 
 @dataclass
 class _Rank:
-    """The slots of one rank here: those that its newest process writes, and those of processes before, which are needed
-    until the newest has completed two sets."""
+    """The slots of one rank here.
 
+    Attributes:
+        place: process that writes them, and its descriptors of them.
+        slots: those that it writes.
+        before: those of processes before, which are needed until this one has completed two sets.
+    """
+
+    place: tuple[int, Sequence[int]]
     slots: list[Slot]
-    before: list[Slot] = field(default_factory=list)
+    before: list[Slot]
 
 
 class MemoryKeeper:
@@ -62,17 +68,15 @@ class MemoryKeeper:
     def ping(self) -> None:
         """Answer, to show that the process lives."""
 
-    def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
-        """Open the slots of a rank, unless its process has ended."""
-        with suppress(OSError):
-            slots = [Slot.of_process(pid, descriptor) for descriptor in descriptors]
-            known = self._ranks.pop(rank, _Rank([]))
-            self._ranks[rank] = _Rank(slots, [*known.before, *known.slots])
-
-    def completed(self, rank: int, count: int, partner: Any = None) -> None:
+    def completed(self, rank: int, count: int, place: tuple[int, Sequence[int]], partner: Any = None) -> None:
         """Note that a rank has completed its set number `count`. If it is the second, all ranks have completed their
-        first, and sets of attempts before are not needed. `partner`: the keeper that is to copy the set."""
-        known = self._ranks.get(rank)
+        first, and sets of attempts before are not needed.
+
+        Args:
+            place: the rank's process, and its descriptors of its slots.
+            partner: the keeper that is to copy the set.
+        """
+        known = self._hold(rank, place)
         if known is None:
             return
         if count >= 2 and known.before:
@@ -83,6 +87,19 @@ class MemoryKeeper:
             slots = known.slots
             copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank)
             copied.future().add_done_callback(lambda _: _free(slots))
+
+    def _hold(self, rank: int, place: tuple[int, Sequence[int]]) -> _Rank | None:
+        """Return the slots of a rank, opened if they are not; None if its process has ended."""
+        known = self._ranks.get(rank)
+        if known is not None and known.place == place:
+            return known
+        pid, descriptors = place
+        try:
+            slots = [Slot.of_process(pid, descriptor) for descriptor in descriptors]
+        except OSError:
+            return None
+        self._ranks[rank] = _Rank(place, slots, [*known.before, *known.slots] if known is not None else [])
+        return self._ranks[rank]
 
     def offers(self) -> list[Held]:
         """Return all complete sets that are here."""
@@ -183,7 +200,8 @@ def _fine(call: Any) -> bool:
 def _start(node: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     threads = {"serving": 2, "copying": 1}
-    actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=threads)(MemoryKeeper)
+    # One that dies is started again by Ray, and holds again what the ranks tell it.
+    actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups=threads)(MemoryKeeper)
     return actor.options(scheduling_strategy=strategy).remote()
 
 
@@ -207,12 +225,9 @@ class NodeMemory:
         self._partner = keepers.get(partner) if partner is not None else None
         self.shares = self._partner is not None
 
-    def hold(self, rank: int, pid: int, descriptors: Sequence[int]) -> None:
-        self._keepers[self._node].hold.remote(rank, pid, list(descriptors))
-
-    def completed(self, rank: int, count: int) -> None:
-        if count == 2 or self.shares:
-            self._keepers[self._node].completed.remote(rank, count, self._partner)
+    def completed(self, rank: int, count: int, descriptors: Sequence[int]) -> None:
+        place = (os.getpid(), tuple(descriptors))
+        self._keepers[self._node].completed.remote(rank, count, place, self._partner)
 
     def held(self) -> list[dict[str, Any]]:
         """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,11 +81,16 @@ class Machine:
     def crash(self) -> None:
         """Everything on it dies at once."""
         for process in self.processes():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def processes(self) -> list[psutil.Process]:
         pids = _run("ip", "netns", "pids", self.name).split()
-        return [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+        found = []
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                found.append(psutil.Process(int(pid)))
+        return found
 
     def cut(self) -> None:
         """Take its link down: packets to and from it are lost without a word."""
