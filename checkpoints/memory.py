@@ -38,9 +38,9 @@ class Keeper(Protocol):
 
     shares: bool
 
-    def completed(self, rank: int, count: int, descriptors: Sequence[int]) -> None:
-        """Note that the rank has completed its set number `count`, from 1, in the slots that this process has open as
-        `descriptors`. Told each time, because a keeper that has died begins anew."""
+    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+        """Note that the rank has completed its set number `count`, from 1, in one of these slots of this process. They
+        are told each time, because a keeper that has died begins anew."""
         ...
 
 
@@ -100,7 +100,7 @@ class MemoryWriter:
         _copy(held, slot, body)
         slot.close_set(step, body, description, alone=self._keeper.shares)
         self._count += 1
-        self._keeper.completed(self._rank, self._count, [slot.descriptor for slot in self._slots])
+        self._keeper.completed(self._rank, self._count, self._slots)
         return body
 
     def close(self) -> None:

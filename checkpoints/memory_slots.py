@@ -74,11 +74,20 @@ class Description(BaseModel):
 
 
 class Slot:
-    """An open slot. `size`: bytes of the file. Raises OSError if the machine has no memory for it."""
+    """An open slot.
+
+    Attributes:
+        descriptor: of the file, in this process.
+        size: bytes of the file.
+        inode: number of the file, by which it is told from another one under the same descriptor, earlier or later.
+
+    Raises OSError if the machine has no memory for it.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
+        about = os.fstat(descriptor)
+        self.size, self.inode = about.st_size, about.st_ino
         self.data = mmap.mmap(descriptor, self.size)
 
     @classmethod

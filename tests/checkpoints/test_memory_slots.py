@@ -26,12 +26,14 @@ class Held:
     def __init__(self, *, shares: bool = False) -> None:
         self.shares = shares
         self.slots: dict[int, list[Slot]] = {}
-        self._known: dict[int, Sequence[int]] = {}
+        self._known: dict[int, Sequence[Slot]] = {}
 
-    def completed(self, rank: int, count: int, descriptors: Sequence[int]) -> None:
-        if self._known.get(rank) != descriptors:
-            self._known[rank] = descriptors
-            self.slots.setdefault(rank, []).extend(Slot.of_process(os.getpid(), one) for one in descriptors)
+    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+        if self._known.get(rank) is not slots:
+            self._known[rank] = slots
+            self.slots.setdefault(rank, []).extend(
+                Slot.of_process(os.getpid(), one.descriptor) for one in slots
+            )
 
     def offers(self) -> list[Offer]:
         slots = [slot for held in self.slots.values() for slot in held]

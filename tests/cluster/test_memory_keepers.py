@@ -17,7 +17,7 @@ from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(300)]
 
 ELEMENTS = sum(elements(shape) for shape in SHAPES.values())
-SOON_S = 20.0  # less than the time after which a rank goes on without its partner
+SOON_S = 40.0  # less than the time after which a rank goes on without its partner
 
 
 @pytest.fixture
@@ -46,10 +46,22 @@ def await_true(true: Callable[[], Any]) -> None:
 def write(writers: list[MemoryWriter], step: int) -> None:
     """Write the set of every rank as soon as all can, as ranks agree."""
     await_true(lambda: all(writer.ready for writer in writers))
-    lineage = (LineageSegment(attempt=1, start=0, stop=step),)
-    common = Common(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
     for rank, writer in enumerate(writers):
-        writer.write(step, cut(random_state(step), [ELEMENTS // 3], rank), common if rank == 0 else None)
+        writer.write(
+            step, cut(random_state(step), [ELEMENTS // 3], rank), common(step) if rank == 0 else None
+        )
+
+
+def common(step: int, attempt: int = 1) -> Common:
+    lineage = (LineageSegment(attempt=attempt, start=0, stop=step),)
+    return Common(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
+
+
+def newest_on(node: str, memory: NodeMemory) -> int | None:
+    """The newest step that the keeper of one node holds whole; None if there is none."""
+    offers = [Offer(memory.describe(held), held) for held in memory.held() if held["node"] == node]
+    found = newest_complete(offers, "r")
+    return found[0].description.step if found is not None else None
 
 
 def left_on(node: str, memory: NodeMemory) -> tuple[int, MemoryReader]:
@@ -82,3 +94,28 @@ def test_each_node_has_all_sets_of_the_newest_step_or_the_one_before(nodes: list
     ray.kill(keepers[nodes[1]])
     for step in range(30, 34):
         write(writers[:1], step)
+
+
+def test_slots_of_a_later_group_are_told_from_those_before(nodes: list[str]) -> None:
+    """A process that stays makes new slots, which may have the descriptors of those that it has closed. A keeper that
+    Ray has started again holds what it is told next."""
+    keepers = ensure_keepers({}, nodes[:1])
+    memory = NodeMemory(keepers, nodes[0], None, remembers=True)
+    step = 0
+    for attempt in range(1, 6):
+        writer = MemoryWriter(memory, recipe="r", attempt=attempt, rank=0, world=1)
+        for _ in range(2):
+            step += 1
+            writer.write(step, cut(random_state(step), [], 0), common(step, attempt))
+            await_true(lambda: newest_on(nodes[0], memory) == step)  # noqa: B023
+        writer.close()
+    ray.kill(keepers[nodes[0]], no_restart=False)
+    writer = MemoryWriter(memory, recipe="r", attempt=6, rank=0, world=1)
+
+    def told_again() -> bool:
+        nonlocal step
+        step += 1
+        writer.write(step, cut(random_state(step), [], 0), common(step, 6))
+        return newest_on(nodes[0], memory) is not None
+
+    await_true(told_again)

@@ -42,17 +42,21 @@ class Held:
     description: str
 
 
+Place = tuple[int, Sequence[tuple[int, int]]]
+"""Where the slots of a rank are: its process, and descriptor and inode of each."""
+
+
 @dataclass
 class _Rank:
     """The slots of one rank here.
 
     Attributes:
-        place: process that writes them, and its descriptors of them.
+        place: where they are.
         slots: those that it writes.
         before: those of processes before, which are needed until this one has completed two sets.
     """
 
-    place: tuple[int, Sequence[int]]
+    place: Place
     slots: list[Slot]
     before: list[Slot]
 
@@ -68,14 +72,10 @@ class MemoryKeeper:
     def ping(self) -> None:
         """Answer, to show that the process lives."""
 
-    def completed(self, rank: int, count: int, place: tuple[int, Sequence[int]], partner: Any = None) -> None:
-        """Note that a rank has completed its set number `count`. If it is the second, all ranks have completed their
-        first, and sets of attempts before are not needed.
-
-        Args:
-            place: the rank's process, and its descriptors of its slots.
-            partner: the keeper that is to copy the set.
-        """
+    def completed(self, rank: int, count: int, place: Place, partner: Any = None) -> None:
+        """Note that a rank has completed its set number `count` in its slots at `place`. If it is the second, all ranks
+        have completed their first, and sets of attempts before are not needed. `partner`: the keeper that is to copy
+        the set."""
         known = self._hold(rank, place)
         if known is None:
             return
@@ -88,14 +88,14 @@ class MemoryKeeper:
             copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank)
             copied.future().add_done_callback(lambda _: _free(slots))
 
-    def _hold(self, rank: int, place: tuple[int, Sequence[int]]) -> _Rank | None:
+    def _hold(self, rank: int, place: Place) -> _Rank | None:
         """Return the slots of a rank, opened if they are not; None if its process has ended."""
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
             return known
-        pid, descriptors = place
+        pid, files = place
         try:
-            slots = [Slot.of_process(pid, descriptor) for descriptor in descriptors]
+            slots = [Slot.of_process(pid, descriptor) for descriptor, _ in files]
         except OSError:
             return None
         self._ranks[rank] = _Rank(place, slots, [*known.before, *known.slots] if known is not None else [])
@@ -225,8 +225,8 @@ class NodeMemory:
         self._partner = keepers.get(partner) if partner is not None else None
         self.shares = self._partner is not None
 
-    def completed(self, rank: int, count: int, descriptors: Sequence[int]) -> None:
-        place = (os.getpid(), tuple(descriptors))
+    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+        place: Place = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
         self._keepers[self._node].completed.remote(rank, count, place, self._partner)
 
     def held(self) -> list[dict[str, Any]]:
