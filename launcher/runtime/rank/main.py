@@ -26,7 +26,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Trainer
 from encoder_core.train.memory import restore
-from encoder_core.train.rehearsal import ensure_sums
+from encoder_core.train.rehearsal import ensure_sums, measured_sums, sums_are_known
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.weight_check import CorruptReplica
@@ -174,7 +174,9 @@ def _build(
     teachers = teach(model, run, tokenizer, peers)
     begin = None if good else initial_weights(run, tokenizer, model, peers, teachers)
     config = engine_config(run.recipe)
-    ensure_sums(config)
+    measured = peers.all_gather(measured_sums(config))
+    if not sums_are_known([ranks for ranks in measured if isinstance(ranks, int)]):
+        ensure_sums(config)
     engine = Engine(model, build_optimizer(run.recipe, model), config)
     return model, engine, begin
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_core.train.rehearsal import Rehearsal, ran_out
+from encoder_core.train.rehearsal import Rehearsal, ran_out, sums_are_known
 from encoder_core.train.step import Microbatch
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows
 
@@ -67,3 +67,18 @@ def test_the_hosts_own_error_is_one_of_memory() -> None:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert ran_out(found.value)
     assert not ran_out(ValueError("something else"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "known"),
+    [
+        ((0,), False),
+        ((1,), True),
+        ((1, 1), False),  # all were alone: nothing was summed between ranks
+        ((2, 1), True),  # one stayed, a spare process took the other place
+        ((2, 0), False),  # a new process
+        ((8, 8, 8), True),
+    ],
+)
+def test_sums_are_ensured_anew_unless_every_process_has(measured: tuple[int, ...], known: bool) -> None:
+    assert sums_are_known(measured) == known
