@@ -121,7 +121,7 @@ def test_the_tutorial(tutorial: Path) -> None:
     assert (tutorial / "first-model/model.safetensors").exists()
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", AFTER_IT)
 def test_a_page_that_goes_on_after_the_tutorial(page: str, tutorial: Path, tmp_path: Path) -> None:
