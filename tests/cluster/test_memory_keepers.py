@@ -1,5 +1,6 @@
 """Keepers of two nodes: sets are copied to the other node, one behind the other, until its keeper dies."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,10 +38,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 def await_true(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SOON_S
+    tick, deadline = threading.Event(), time.monotonic() + SOON_S
     while not true():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        tick.wait(0.01)  # there is nothing to wait on: keepers tell nobody when a copy is made
 
 
 def write(writers: list[MemoryWriter], step: int) -> None:
@@ -57,20 +58,25 @@ def common(step: int, attempt: int = 1) -> Common:
     return Common(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
 
 
-def newest_on(node: str, memory: NodeMemory) -> int | None:
-    """The newest step that the keeper of one node holds whole; None if there is none."""
+def whole_on(node: str, memory: NodeMemory) -> list[Offer] | None:
+    """The sets of the newest step that the keeper of one node holds whole; None if there is none."""
     offers = [Offer(memory.describe(held), held) for held in memory.held() if held["node"] == node]
-    found = newest_complete(offers, "r")
+    return newest_complete(offers, "r")
+
+
+def newest_on(node: str, memory: NodeMemory) -> int | None:
+    """The step of these sets."""
+    found = whole_on(node, memory)
     return found[0].description.step if found is not None else None
 
 
 def left_on(node: str, memory: NodeMemory) -> tuple[int, MemoryReader]:
-    """The newest step that the keeper of one node holds whole, and a reader of it."""
-    offers = [Offer(memory.describe(held), held) for held in memory.held() if held["node"] == node]
-    found = newest_complete(offers, "r")
+    """The step of these sets, and a reader of them."""
+    found = whole_on(node, memory)
     assert found is not None
     parts = {rank: memory.open_set(offer.place) for rank, offer in enumerate(found)}
-    return found[0].description.step, MemoryReader(manifest_of([offer.description for offer in found]), parts)
+    told = [offer.description for offer in found]
+    return told[0].step, MemoryReader(manifest_of(told), parts)
 
 
 def test_each_node_has_all_sets_of_the_newest_step_or_the_one_before(nodes: list[str]) -> None:
