@@ -5,7 +5,6 @@ and with layers compiled, side by side.
 """
 
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from tests.support.runs import small_runs
 from tests.support.runs.train_command import (
     kill_everything,
     output,
-    title,
+    spare_waits,
     titled,
     training,
     wait_for,
@@ -70,7 +69,7 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
         for number in range(1, DEATHS + 1):
             wait_for(
                 process,
-                lambda: waits(process, loading) and len(kinds(uri, "underway")) >= number,  # noqa: B023
+                lambda: spare_waits(process, loading) and len(kinds(uri, "underway")) >= number,  # noqa: B023
                 timeout=1800,
             )
             ranks = titled(process, "ray::RankProcess.run")
@@ -85,15 +84,6 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
         breakdown(at, death, underway)
         for at, death, underway in zip(killed, kinds(uri, "death"), kinds(uri, "underway")[1:], strict=True)
     ]
-
-
-def waits(process: "subprocess.Popen[str]", loading: set[int]) -> bool:
-    """Whether a spare process waits that was seen to load. `loading`: those seen so far; new ones are added."""
-    loading |= {one.pid for one in titled(process, "ray::RankProcess.load")}
-    idle = {
-        one.pid for one in titled(process, "ray::RankProcess") if title(one).split() == ["ray::RankProcess"]
-    }
-    return bool(idle & loading)
 
 
 def spelt(seconds: list[float]) -> str:

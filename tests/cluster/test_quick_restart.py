@@ -9,7 +9,7 @@ from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, kill, output, titled, training, wait_for
+from tests.support.runs.train_command import committed, kill, output, spare_waits, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -22,6 +22,9 @@ SETTINGS = (
     "compile=false",
 )
 EVERY_STEP = "recovery={spares: 0, memory_every: 1}"
+SPARE = "recovery={spares: 1, memory_every: 1}"
+ENDLESS = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
+AFTERWARDS = 20  # steps
 RANK, KEEPER = "ray::RankProcess.run", "ray::MemoryKeeper"
 
 
@@ -67,24 +70,27 @@ def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) ->
 @pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("compiled", ["true", "false"])
-def test_a_spare_process_takes_the_place(folder: Path, zero: int, compiled: str) -> None:
-    """At every stage, compiled and not. The spare process is there some seconds after the start."""
+def test_a_spare_process_takes_the_place(folder: Path, tmp_path: Path, zero: int, compiled: str) -> None:
+    """At every stage, compiled and not. The spare process is there some seconds after the first step, and has the
+    layers that the ranks compiled before it."""
     names = (f"spare-{zero}-{compiled}", f"alone-{zero}-{compiled}")
-    steps = 25 * STEPS
-    phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
-    settings = (*SETTINGS, phases, f"zero={zero}", "recovery.spares=1")
-    uri, alone = (small_runs.new_run(folder, name, *settings, f"compile={compiled}") for name in names)
-    with training(alone) as process:
-        assert process.wait(600) == 0, output(process)
-    with training(uri, "--set", "recovery.memory_every=1") as process:
-        wait_for(
-            process, lambda: done(uri) > 0
-        )  # before, ranks that wait for their seat bear a spare one's title
-        wait_for(process, lambda: len(titled(process, "ray::RankProcess ")) > 0)
+    settings = (*SETTINGS, ENDLESS, f"zero={zero}", f"compile={compiled}")
+    uri, alone = (small_runs.new_run(folder, name, *settings) for name in names)
+    nothing_compiled = {"HOME": str(tmp_path)}
+    with training(uri, "--set", SPARE, environment=nothing_compiled) as process:
+        loading = set[int]()
+        wait_for(process, lambda: spare_waits(process, loading), timeout=600)
         kill(process, RANK)
-        assert process.wait(600) == 0, output(process)
-    small_runs.ensure_same(uri, alone, steps)
+        wait_for(process, lambda: len(small_runs.events(uri, "underway")) > 1)
+        seen = done(uri)
+        wait_for(process, lambda: done(uri) > seen + AFTERWARDS)
+        process.terminate()
+        assert process.wait(300) == 75, output(process)
+    finish(alone, 2, stop_at=committed(uri), timeout=600)
+    small_runs.ensure_same(uri, alone, committed(uri))
     assert small_runs.events(uri, "underway")[1]["processes"] == {"stayed": 1, "spare": 1}
+    kept = [event["kept"] for event in small_runs.events(uri, "compilation") if event["compiled"]]
+    assert kept == (["nowhere", "in this process"] if compiled == "true" else [])
 
 
 DEATHS = 200
@@ -95,8 +101,7 @@ GROWTH_MB = 60  # what a process may grow over all deaths: the first ones still 
 @pytest.mark.timeout(3600)
 def test_many_deaths_cost_the_process_that_stays_nothing(folder: Path) -> None:
     """One rank stays through all of them, the other is killed again and again, as soon as it has trained."""
-    endless = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
-    uri = small_runs.new_run(folder, "leaks", *SETTINGS, EVERY_STEP, "zero=2", endless)
+    uri = small_runs.new_run(folder, "leaks", *SETTINGS, EVERY_STEP, "zero=2", ENDLESS)
     sizes: list[tuple[float, int, int]] = []
     with training(uri) as process:
         wait_for(process, lambda: done(uri) > 5)

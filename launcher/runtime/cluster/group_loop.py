@@ -23,7 +23,6 @@ _ASK_S = 0.5  # interval at which the coordinator is asked whether ranks may sta
 _LOOK_S = 5.0  # interval at which it is asked whether the ranks should make room for more
 _ANSWER_S = 10.0  # time limit of one answer of the coordinator
 _SILENCE_S = 120.0  # time without an answer after which the coordinator counts as dead
-_SPARES_S = 10.0  # time from the start of a group until spare processes are made: starts come first
 _END_S = 30.0  # time that ranks have to end once they are done
 NOT_SAVED = "the steps done since the last checkpoint are lost"
 
@@ -79,12 +78,16 @@ class GroupLoop:
         return None
 
     def _stay(self, group: RankGroup, assignment: Assignment, pool: RankPool) -> None:
-        """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored."""
-        began, done = time.monotonic(), None
+        """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored.
+
+        Spare processes are made after the group's first step: its start needs the cores, and may compile the layers
+        that they load.
+        """
+        before, done = self.status.record, None
         for _ in group.live(assignment, _POLL_S):
             self._look()
             self._killer.check(self.status)
-            if self._look_around() and time.monotonic() - began > _SPARES_S:
+            if self._look_around() and self.status.record != before:
                 pool.refill()
             if self.status.fatal is not None or self.status.superseded:
                 return

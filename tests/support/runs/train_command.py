@@ -66,6 +66,15 @@ def await_commit(process: "subprocess.Popen[str]", uri: str) -> None:
     wait_for(process, lambda: committed(uri) > before)
 
 
+def spare_waits(process: "subprocess.Popen[str]", loading: set[int]) -> bool:
+    """Whether a spare process waits that was seen to load. `loading`: those seen so far; new ones are added."""
+    loading |= {one.pid for one in titled(process, "ray::RankProcess.load")}
+    idle = {
+        one.pid for one in titled(process, "ray::RankProcess") if title(one).split() == ["ray::RankProcess"]
+    }
+    return bool(idle & loading)
+
+
 def kill(process: "subprocess.Popen[str]", name: str, *, optional: bool = False) -> None:
     """SIGKILL to one descendant whose title begins with `name`."""
     found = titled(process, name)
