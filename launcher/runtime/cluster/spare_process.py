@@ -1,8 +1,8 @@
 """What a spare process does before it has a seat: whatever takes time at a start and does not depend on the seat.
 
-On a CPU it also builds and runs a small engine as the only rank of a group, because DeepSpeed and torch load much at
-their first step, and takes over the run's compiled layers. On a GPU it only imports: CUDA must not be called before the
-seat is known.
+It imports, and hashes our sources, which all nodes compare. On a CPU it also builds and runs a small engine as the only
+rank of a group, because DeepSpeed and torch load much at their first step, and takes over the run's compiled layers. On a
+GPU it does not: CUDA must not be called before the seat is known.
 """
 
 import os
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.rehearsal import ensure_sums
 from encoder_core.train.settings import EngineConfig
+from launcher.runtime.preflight.collective import source_digest
 from launcher.runtime.rank.build import engine_config
 from launcher.runtime.rank.compilation import take_compiled
 from launcher.runtime.rank.main import threads_of
@@ -23,6 +24,7 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
     """Prepare this process for a rank of the run. `ranks`: number of ranks on this node, which share its cores."""
+    source_digest()
     if not gpus:
         torch.set_num_threads(threads_of(ranks))
         run = open_run(run_uri)

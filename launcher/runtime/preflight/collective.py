@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -55,8 +56,10 @@ def _nccl() -> str:
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
+@cache
 def source_digest() -> str:
-    """Return a hash of our own source code."""
+    """Return a hash of our own source code, as it was when this process first asked: hundreds of files, which a restart
+    on a network file system should not read again."""
     digest = hashlib.sha256()
     for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT)}\n".encode())
