@@ -8,6 +8,10 @@ ZeRO 2 and 3: DeepSpeed fills buckets with gradients in order of arrival and sum
 whichever parameters they belong to. A rank whose rows take another graph (it has no rows, or too few for compiled
 code) has another order. Here DeepSpeed gets gradients in a fixed order: that in which backward passes reach
 parameters, the last layers first.
+
+ZeRO 3 passes on the gradients of a compiled layer after each of its backward passes. If a forward pass calls the layer
+more than once (ALBERT's one layer, the last one of DeBERTa), all but the last pass on zeros: autograd adds the
+gradients of all calls before a parameter gets them. Here these zeros are dropped.
 """
 
 from collections.abc import Sequence
@@ -140,16 +144,19 @@ class OneOrder:
     def __init__(self, optimizer: Any, order: Sequence[nn.Parameter]) -> None:
         self._order = list(reversed(order))
         self._next, self._early = 0, dict[int, tuple[Any, ...]]()
-        self._reached, self._handed, self._ended = 0, 0, False
+        self._reached, self._handed, self._ended = set[int](), 0, False
         for parameter in order:
             if parameter.requires_grad:
-                parameter.register_hook(self._reach)  # type: ignore[no-untyped-call]
+                parameter.register_hook(partial(self._reach, id(parameter)))  # type: ignore[no-untyped-call]
         reduce, end = ORDERED
         self._reduce = replace_method(optimizer, reduce, self._came)
         self._end = replace_method(optimizer, end, self._finish)
 
     def _came(self, parameter: nn.Parameter, *group: int) -> None:
         """Accept the gradient of `parameter`; stage 2 also passes its group."""
+        if id(parameter) not in self._reached:
+            parameter.grad = None
+            return
         self._handed += 1
         self._early[id(parameter)] = (parameter, *group)
         while self._next < len(self._order):
@@ -170,13 +177,14 @@ class OneOrder:
         self._next, self._ended = 0, True
         self._end()
 
-    def _reach(self, _: Tensor) -> None:
-        """Count a parameter that the backward pass has reached, independently of DeepSpeed."""
-        self._reached += 1
+    def _reach(self, parameter: int, _: Tensor) -> None:
+        """Note that the backward pass has reached a parameter, independently of DeepSpeed: just before it gets its
+        gradient."""
+        self._reached.add(parameter)
 
     def begin(self) -> None:
         """Prepare for a backward pass. What a rehearsal reached does not count: its gradients are not summed."""
-        self._reached, self._handed, self._ended = 0, 0, False
+        self._reached, self._handed, self._ended = set(), 0, False
 
     def ensure_ended(self) -> None:
         """Check, after a backward pass, that all gradients were passed on in this order.
@@ -186,7 +194,7 @@ class OneOrder:
         """
         if not self._ended:
             raise library_changed("deepspeed", f"{ORDERED[1]} was not called after a backward pass: it")
-        if self._handed != self._reached:
+        if self._handed != len(self._reached):
             raise library_changed(
-                "deepspeed", f"{ORDERED[0]} had {self._handed} of {self._reached} gradients: it"
+                "deepspeed", f"{ORDERED[0]} had {self._handed} of {len(self._reached)} gradients: it"
             )

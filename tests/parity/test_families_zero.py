@@ -1,4 +1,5 @@
-"""DeBERTa with its mask decoder, ModernBERT, EuroBERT, XLM and XLNet train under real ZeRO as in plain PyTorch."""
+"""ALBERT, whose layers are one, DeBERTa with its mask decoder, ModernBERT, EuroBERT, XLM and XLNet train under real
+ZeRO as in plain PyTorch."""
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from tests.support.ranks.fragments import kind_of
 
 @pytest.mark.drawn(1)
 @pytest.mark.cluster
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_ranks_equal_one_process(stage: int) -> None:
-    ranks = run_ranks(families.sharded, 2, stage)
+@pytest.mark.parametrize(("stage", "compiled"), [(2, False), (3, False), (3, True)])
+def test_two_ranks_equal_one_process(stage: int, compiled: bool) -> None:
+    """Stage 3 gathers a compiled layer as a whole."""
+    ranks = run_ranks(families.sharded, 2, stage, compiled)
     for family in families.FAMILIES:
         expected = families.alone(family)
         found = kind_of((rank[family] for rank in ranks), MASTER)

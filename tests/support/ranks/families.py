@@ -1,4 +1,5 @@
-"""DeBERTa, ModernBERT, EuroBERT, XLM and XLNet for a few steps: under a real DeepSpeed engine, and in plain PyTorch."""
+"""ALBERT, DeBERTa, ModernBERT, EuroBERT, XLM and XLNet for a few steps: under a real DeepSpeed engine, and in plain
+PyTorch."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,12 +9,14 @@ import torch
 from torch import nn
 
 from encoder_core.batch import Batch
+from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
+from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from encoder_core.optim.adamw import AdamW
@@ -37,14 +40,16 @@ SHAPE: dict[str, Any] = {
     "vocab": 61,
 }
 EXACT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
-FAMILIES = ("deberta", "deberta_v2", "modernbert", "eurobert", "xlm", "xlnet")
+FAMILIES = ("albert", "deberta", "deberta_v2", "modernbert", "eurobert", "xlm", "xlnet")
 
 
 def model(family: str) -> nn.Module:
     torch.manual_seed(3)
     match family:
+        case "albert":
+            built: nn.Module = masked_language_model(AlbertConfig(**SHAPE, **EXACT, embedding=16))
         case "deberta":
-            built: nn.Module = masked_language_model(DebertaConfig(**SHAPE, **EXACT))
+            built = masked_language_model(DebertaConfig(**SHAPE, **EXACT))
         case "deberta_v2":
             built = masked_language_model(DebertaV2Config(**SHAPE, **EXACT, buckets=8, convolution=3))
         case "modernbert":
@@ -90,13 +95,18 @@ def alone(family: str) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().ravel() for name, p in module.named_parameters()}
 
 
-def sharded(rank: int, world: int, stage: Stage) -> dict[str, list[Piece]]:
-    """This rank's ranges of the same weights, trained under one ZeRO stage."""
-    return {family: _train(family, rank, stage) for family in FAMILIES}
+def sharded(rank: int, world: int, stage: Stage, compiled: bool) -> dict[str, list[Piece]]:
+    """This rank's ranges of the same weights, trained under one ZeRO stage. `compiled`: DeepSpeed takes layers for
+    compiled ones, though nothing was compiled before the first step, so that all is computed in Python."""
+    return {family: _train(family, rank, stage, compiled) for family in FAMILIES}
 
 
-def _train(family: str, rank: int, stage: Stage) -> list[Piece]:
+def _train(family: str, rank: int, stage: Stage, compiled: bool) -> list[Piece]:
     module = model(family)
+    if compiled:
+        nothing = Pieces("eager")
+        nothing.close()
+        compile_layers(module, nothing)
     optimizer = AdamW(parameter_groups(module, OPTIMIZER.weight_decay), OPTIMIZER)
     engine = small_engine(module, optimizer, stage)
     engine.training(True)
