@@ -1,8 +1,8 @@
 """What a spare process does before it has a seat: whatever takes time at a start and does not depend on the seat.
 
 It imports, and hashes our sources, which all nodes compare. On a CPU it also builds and runs a small engine as the only
-rank of a group, because DeepSpeed and torch load much at their first step, and takes over the run's compiled layers. On a
-GPU it does not: CUDA must not be called before the seat is known.
+rank of a group, because DeepSpeed and torch load much at their first step, and takes over the run's compiled layers. On
+a GPU it does not: CUDA must not be called before the seat is known.
 """
 
 import os
