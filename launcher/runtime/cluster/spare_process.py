@@ -1,8 +1,8 @@
 """What a spare process does before it has a seat: whatever takes time at a start and does not depend on the seat.
 
-It imports, and hashes our sources, which all nodes compare. On a CPU it also builds and runs a small engine as the only
-rank of a group, because DeepSpeed and torch load much at their first step, and takes over the run's compiled layers. On
-a GPU it does not: CUDA must not be called before the seat is known.
+It imports, reads recipe and tokenizer, and finds out the versions that nodes compare. On a CPU it also builds and runs
+a small engine as the only rank of a group, because DeepSpeed and torch load much at their first step, and takes over
+the run's compiled layers. On a GPU it does not: CUDA must not be called before the seat is known.
 """
 
 import os
@@ -13,10 +13,11 @@ import torch.distributed as dist
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.rehearsal import ensure_sums
 from encoder_core.train.settings import EngineConfig
-from launcher.runtime.preflight.collective import source_digest
+from launcher.runtime.preflight.collective import loaded_versions
 from launcher.runtime.rank.build import engine_config
 from launcher.runtime.rank.compilation import take_compiled
 from launcher.runtime.rank.main import threads_of
+from launcher.runtime.run.kept_tokenizer import kept_once
 from launcher.runtime.run.record import open_run
 
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -24,12 +25,13 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
     """Prepare this process for a rank of the run. `ranks`: number of ranks on this node, which share its cores."""
-    source_digest()
+    loaded_versions()
+    run = open_run(run_uri)
+    tokenizer = kept_once(run.store, run.record.inputs.tokenizer, run.recipe)
     if not gpus:
         torch.set_num_threads(threads_of(ranks))
-        run = open_run(run_uri)
         _rehearse(engine_config(run.recipe))
-        take_compiled(run, run.tokenizer())
+        take_compiled(run, tokenizer)
 
 
 def _rehearse(config: EngineConfig) -> None:

@@ -42,24 +42,27 @@ _PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 def installed() -> dict[str, str]:
     """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA and NCCL if
     there are GPUs."""
-    found = {
+    gpu = torch.cuda.is_available()
+    return dict(loaded_versions()) | ({"CUDA": str(torch.version.cuda), "NCCL": _nccl()} if gpu else {})
+
+
+@cache
+def loaded_versions() -> Mapping[str, str]:
+    """Return the same without CUDA and NCCL, as it was when this process first asked: a restart on a network file
+    system should not read hundreds of files again."""
+    ours = {
         "python": platform.python_version(),
         "maskfleet": f"{metadata.version('maskfleet')}+{source_digest()}",
     }
-    found |= {name: metadata.version(name) for name in _LIBRARIES}
-    if torch.cuda.is_available():
-        found |= {"CUDA": str(torch.version.cuda), "NCCL": _nccl()}
-    return found
+    return ours | {name: metadata.version(name) for name in _LIBRARIES}
 
 
 def _nccl() -> str:
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
-@cache
 def source_digest() -> str:
-    """Return a hash of our own source code, as it was when this process first asked: hundreds of files, which a restart
-    on a network file system should not read again."""
+    """Return a hash of our own source code."""
     digest = hashlib.sha256()
     for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT)}\n".encode())

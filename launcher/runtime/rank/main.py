@@ -62,6 +62,7 @@ from launcher.runtime.rank.resume import Memory, ResumePoint, missing_records, r
 from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.rank.tensorboard import TensorBoardFiles
+from launcher.runtime.run.kept_tokenizer import kept_once
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import Lost, heldout_specs, read_lost, sample_positions, stream_spec
@@ -97,7 +98,7 @@ def run_rank(
         link.beat(0, "starting")
         hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
         _set_up_torch(hosts, run.recipe.deterministic)
-        tokenizer = run.tokenizer()
+        tokenizer = kept_once(run.store, run.record.inputs.tokenizer, run.recipe)
         good = resume_point(run, peers, link, memory)
         startup.done("checkpoint")
         run, limits, verdicts, (pieces, compilation) = _settle(run, tokenizer, peers, link, hosts)

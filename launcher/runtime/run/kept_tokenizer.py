@@ -60,6 +60,20 @@ def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
     )
 
 
+_last: dict[tuple[str, str], Tokenizer] = {}
+
+
+def kept_once(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
+    """Return and raise as `kept`, but read the tokenizer only once in this process, which is a rank's: it reads a large
+    one again at every restart. The last one is held."""
+    key = (store.uri, fingerprint)
+    if key not in _last:
+        found = kept(store, fingerprint, recipe)
+        _last.clear()
+        _last[key] = found
+    return _last[key]
+
+
 def _places(store: Store, fingerprint: str, recipe: Recipe) -> Iterator[Store]:
     yield _copy(store, fingerprint)
     yield open_store(recipe.tokenizer.uri)

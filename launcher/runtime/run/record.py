@@ -13,6 +13,7 @@ metrics/ events/    segments per attempt (launcher.runtime.run.log)
 
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -138,9 +139,13 @@ def open_run(uri: str) -> Run:
 
 def _stored_recipe(store: Store) -> Recipe:
     try:
-        return loads(store.get(RECIPE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}")
+        return _parsed(store.get(RECIPE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}")
     except KeyMissing as error:
         raise outline.no_recipe(store.uri) from error
+
+
+_parsed = lru_cache(maxsize=2)(loads)
+"""A rank opens its run again at every restart."""
 
 
 def dump(record: RunRecord) -> bytes:
