@@ -29,7 +29,7 @@ from tests.support.stores.gcs import FakeGcs
 from tests.support.stores.s3 import S3Server
 
 _IN_TURN = frozenset(Path(__file__).with_name("in_turn.txt").read_text("utf-8").split())
-_DAYS = 5  # on one of so many, each of them is in the default suite
+_DAYS = 7  # on one of so many, each of them is in the default suite
 _DAY = "MASKFLEET_TEST_DAY"  # in the environment, so that all processes of a run draw the same cases
 
 decide()  # whether Triton's kernels are compiled for a GPU or interpreted on the CPU
