@@ -151,8 +151,8 @@ def test_a_run_whose_machine_is_gone(run: str) -> None:
     silent_for(run, 50)
     found, text = said(run, NOW + 50)
     assert found.state == "running"
-    silent_for(run, 3600)
-    found, text = said(run, NOW + 3600)
+    silent_for(run, 3630)  # not an hour exactly: a folder's clock is some milliseconds behind
+    found, text = said(run, NOW + 3630)
     assert (found.state, found.eta_seconds) == ("dead", None)
     assert re.search(r"\bnode7, process 12, attempt 1, .*\b1h 00m\b", text)
 
