@@ -65,7 +65,7 @@ class RunStatus:
         reason: reason why it stopped or failed.
         stop_requested: who asked it to stop, while it still runs.
         attempt, host, pid: the newest attempt, and the machine and process of its command.
-        since, heard: when that command started, and when its last heartbeat was.
+        since, heard: when that attempt began, and when the last heartbeat was.
         step, total_steps: number of steps done, and of steps in the recipe.
         tokens: number of tokens trained on, including those of the runs that it was forked from.
         loss, terms: running means over the newest steps, as the log shows them: the weighted sum, and the terms by
@@ -159,7 +159,7 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
         attempt=found.attempt if found else None,
         host=found.owner.host if found else None,
         pid=found.owner.pid if found else None,
-        since=found.owner.started if found else None,
+        since=found.owner.claimed if found else None,
         heard=found.heard if found else None,
         step=step,
         total_steps=run.total_steps,
@@ -205,7 +205,7 @@ def _state(
 def _asked(found: Presence | None, events: Sequence[Record]) -> str | None:
     asked = (event for event in reversed(events) if event["kind"] == "stop_requested")
     last = next(asked, None)
-    if found is None or last is None or float(last["time"]) < found.owner.started:
+    if found is None or last is None or float(last["time"]) < found.owner.claimed:
         return None
     return str(last["by"])
 

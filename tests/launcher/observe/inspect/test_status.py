@@ -26,7 +26,7 @@ from tests.support.stores.faulty import silent_for
 
 WAIT_S = 30.0
 NOW = 1_700_000_000.0
-NODE = Owner(host="node7", processes="another machine", pid=12, started=NOW, claimed=NOW)
+NODE = Owner(host="node7", processes="another machine", pid=12, started=6_033_449, claimed=NOW)
 
 
 def begin(store: Store, now: float, owner: Owner = NODE) -> tuple[Attempt, RunLog]:

@@ -25,7 +25,7 @@ from tests.support.runs.train_command import committed, output, training, wait_f
 from tests.support.stores.faulty import silent_for
 
 NOW = 1_700_000_000.0
-ELSEWHERE = Owner(host="node7", processes="another machine", pid=12, started=NOW - 900, claimed=NOW)
+ELSEWHERE = Owner(host="node7", processes="another machine", pid=12, started=6_033_449, claimed=NOW)
 
 
 @pytest.fixture
