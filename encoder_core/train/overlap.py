@@ -144,17 +144,18 @@ class OneOrder:
     def __init__(self, optimizer: Any, order: Sequence[nn.Parameter]) -> None:
         self._order = list(reversed(order))
         self._next, self._early = 0, dict[int, tuple[Any, ...]]()
-        self._reached, self._handed, self._ended = set[int](), 0, False
-        for parameter in order:
-            if parameter.requires_grad:
-                parameter.register_hook(partial(self._reach, id(parameter)))  # type: ignore[no-untyped-call]
+        hooked = [parameter for parameter in order if parameter.requires_grad]
+        for parameter in hooked:
+            parameter.register_hook(partial(self._reach, id(parameter)))  # type: ignore[no-untyped-call]
+        self._hooked = frozenset(map(id, hooked))
+        self._unreached, self._handed, self._ended = set(self._hooked), 0, False
         reduce, end = ORDERED
         self._reduce = replace_method(optimizer, reduce, self._came)
         self._end = replace_method(optimizer, end, self._finish)
 
     def _came(self, parameter: nn.Parameter, *group: int) -> None:
         """Accept the gradient of `parameter`; stage 2 also passes its group."""
-        if id(parameter) not in self._reached:
+        if id(parameter) in self._unreached:
             parameter.grad = None
             return
         self._handed += 1
@@ -180,11 +181,11 @@ class OneOrder:
     def _reach(self, parameter: int, _: Tensor) -> None:
         """Note that the backward pass has reached a parameter, independently of DeepSpeed: just before it gets its
         gradient."""
-        self._reached.add(parameter)
+        self._unreached.discard(parameter)
 
     def begin(self) -> None:
         """Prepare for a backward pass. What a rehearsal reached does not count: its gradients are not summed."""
-        self._reached, self._handed, self._ended = set(), 0, False
+        self._unreached, self._handed, self._ended = set(self._hooked), 0, False
 
     def ensure_ended(self) -> None:
         """Check, after a backward pass, that all gradients were passed on in this order.
@@ -194,7 +195,6 @@ class OneOrder:
         """
         if not self._ended:
             raise library_changed("deepspeed", f"{ORDERED[1]} was not called after a backward pass: it")
-        if self._handed != len(self._reached):
-            raise library_changed(
-                "deepspeed", f"{ORDERED[0]} had {self._handed} of {len(self._reached)} gradients: it"
-            )
+        reached = len(self._hooked) - len(self._unreached)
+        if self._handed != reached:
+            raise library_changed("deepspeed", f"{ORDERED[0]} had {self._handed} of {reached} gradients: it")

@@ -43,11 +43,11 @@ def installed() -> dict[str, str]:
     """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA and NCCL if
     there are GPUs."""
     gpu = torch.cuda.is_available()
-    return dict(loaded_versions()) | ({"CUDA": str(torch.version.cuda), "NCCL": _nccl()} if gpu else {})
+    return loaded_versions() | ({"CUDA": str(torch.version.cuda), "NCCL": _nccl()} if gpu else {})
 
 
 @cache
-def loaded_versions() -> Mapping[str, str]:
+def loaded_versions() -> dict[str, str]:
     """Return the same without CUDA and NCCL, as it was when this process first asked: a restart on a network file
     system should not read hundreds of files again."""
     ours = {
