@@ -30,14 +30,24 @@ def compilations(run: str) -> list[dict[str, Any]]:
     return small_runs.events(run, "compilation")
 
 
+_SMALL = "layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64"
+FAMILIES = {
+    "roberta": (),
+    "albert": (f"model={{family: albert, {_SMALL}, embedding: 16}}",),
+    "deberta_v2": (f"model={{family: deberta_v2, {_SMALL}, buckets: 8}}",),
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_compiled_run_has_the_losses_of_python(folder: Path, home: Path, zero: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "zero"), [*(("roberta", zero) for zero in range(4)), ("albert", 3), ("deberta_v2", 3)]
+)
+def test_a_compiled_run_has_the_losses_of_python(folder: Path, home: Path, family: str, zero: int) -> None:
+    """ALBERT and DeBERTa call a layer more than once."""
+    settings = (*SETTINGS, *FAMILIES[family], f"zero={zero}")
     runs = [
         finish(
-            small_runs.new_run(
-                folder, f"compile-{choice}-{zero}", *SETTINGS, f"compile={choice}", f"zero={zero}"
-            ),
+            small_runs.new_run(folder, f"compile-{choice}-{family}-{zero}", *settings, f"compile={choice}"),
             2,
             timeout=600,
         )
