@@ -64,6 +64,11 @@ class MemoryWriter:
         self.failure: str | None = None
 
     @property
+    def refused(self) -> bool:
+        """Whether the node that is to have copies of the sets had no memory for the newest."""
+        return any(slot.refused for slot in self._slots)
+
+    @property
     def ready(self) -> bool:
         """Whether the next set can be written: another node has a copy of the newest, if one is to have it. A keeper
         that takes longer than `_COPY_S` seconds has died; if not, it notices that its copy is torn."""

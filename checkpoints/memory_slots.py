@@ -7,7 +7,8 @@ rank's part of the training state after some step.
     0    <Q  step + 1 if the set is complete, 0 while it is being written
     8    <Q  number of the body's bytes
     16   <Q  number of the description's bytes
-    24   <Q  1 from when the set is complete until another node has its copy, if one is to have it; else 0
+    24   <Q  1 from when the set is complete until another node has its copy, if one is to have it; 2 if that node has
+             no memory for it; else 0
     32       SHA-256 of the description
     64       body: float32 tensors laid end to end; then the description (JSON, `Description`)
 
@@ -15,6 +16,7 @@ The first number is written last and removed first, so a rank that is killed whi
 reader that copies a slot reads that number before and after, so it notices a rank that has begun to write meanwhile.
 """
 
+import errno
 import hashlib
 import mmap
 import os
@@ -23,11 +25,17 @@ from contextlib import suppress
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from checkpoints.host_memory import available_memory
 from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
 
 HEAD = 64
 _SEAL, _BODY, _TOLD, _ALONE, _DIGEST = 0, 8, 16, 24, 32
 _SPARE = 1 << 16  # bytes that a description may grow from one set to the next
+_PART = 64 << 20  # bytes that are reserved at a time
+LEFT = 0.1
+"""Share of the memory that copies leave to all else. The kernel does not refuse memory: it kills a process, most likely
+a rank. Ray does so when 5 % are left."""
+_WAITS, _REFUSED = 1, 2
 
 
 class Common(BaseModel):
@@ -81,7 +89,6 @@ class Slot:
         size: bytes of the file.
         inode: number of the file, by which it is told from another one under the same descriptor, earlier or later.
 
-    Raises OSError if the machine has no memory for it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -92,10 +99,11 @@ class Slot:
 
     @classmethod
     def make(cls, body: int, description: int) -> "Slot":
-        """Return a new slot for so many bytes. The memory is reserved at once, so that no later write fails."""
+        """Return a new slot for so many bytes. The memory is reserved at once, so that no later write fails. Raises
+        OSError if less than a tenth of the memory (`LEFT`) would remain."""
         descriptor = os.memfd_create("maskfleet-state", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, 0, HEAD + body + description + _SPARE)
+            _reserve(descriptor, HEAD + body + description + _SPARE)
             return cls(descriptor)
         except OSError:
             os.close(descriptor)
@@ -134,10 +142,18 @@ class Slot:
     @property
     def alone(self) -> bool:
         """Whether another node is to have a copy of the set, and has none yet."""
-        return bool(self._number(_ALONE))
+        return self._number(_ALONE) == _WAITS
 
     def mark_alone(self, alone: bool) -> None:
-        self._write(_ALONE, int(alone))
+        self._write(_ALONE, _WAITS if alone else 0)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the node that is to have a copy of the set has no memory for it."""
+        return self._number(_ALONE) == _REFUSED
+
+    def mark_refused(self) -> None:
+        self._write(_ALONE, _REFUSED)
 
     def open(self) -> None:
         """Begin to write a set: from here on the slot holds none."""
@@ -182,3 +198,17 @@ class Slot:
 
     def _write(self, at: int, number: int) -> None:
         struct.pack_into("<Q", self.data, at, number)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Reserve a file's memory part by part, so that ranks that do so at the same time see what the others take."""
+    for start in range(0, size, _PART):
+        part = min(_PART, size - start)
+        available, total = available_memory()
+        if available - part < LEFT * total:
+            raise OSError(
+                errno.ENOMEM,
+                f"a set takes {size:,} bytes, of which {start:,} are reserved; {available:,} of the {total:,} bytes of "
+                f"memory are left, and copies leave {LEFT:.0%} free",
+            )
+        os.posix_fallocate(descriptor, start, part)

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,9 @@ class _Meter:
         self._mark = now
 
     def note(self, text: str) -> None:
+        pass
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         pass
 
     def stop_requested(self) -> bool:

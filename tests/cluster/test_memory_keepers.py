@@ -1,5 +1,6 @@
 """Keepers of two nodes: sets are copied to the other node, one behind the other, until its keeper dies."""
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,11 @@ def write(writers: list[MemoryWriter], step: int) -> None:
         writer.write(
             step, cut(random_state(step), [ELEMENTS // 3], rank), common(step) if rank == 0 else None
         )
+
+
+def write_all(writer: MemoryWriter, step: int, attempt: int = 1) -> None:
+    """Write the set of the only rank."""
+    writer.write(step, cut(random_state(step), [], 0), common(step, attempt))
 
 
 def common(step: int, attempt: int = 1) -> Common:
@@ -112,7 +118,7 @@ def test_slots_of_a_later_group_are_told_from_those_before(nodes: list[str]) -> 
         writer = MemoryWriter(memory, recipe="r", attempt=attempt, rank=0, world=1)
         for _ in range(2):
             step += 1
-            writer.write(step, cut(random_state(step), [], 0), common(step, attempt))
+            write_all(writer, step, attempt)
             await_true(lambda: newest_on(nodes[0], memory) == step)  # noqa: B023
         writer.close()
     ray.kill(keepers[nodes[0]], no_restart=False)
@@ -121,7 +127,31 @@ def test_slots_of_a_later_group_are_told_from_those_before(nodes: list[str]) -> 
     def told_again() -> bool:
         nonlocal step
         step += 1
-        writer.write(step, cut(random_state(step), [], 0), common(step, 6))
+        write_all(writer, step, 6)
         return newest_on(nodes[0], memory) is not None
 
     await_true(told_again)
+
+
+def test_a_node_without_memory_for_copies_says_so_and_copies_again_once_it_has(nodes: list[str]) -> None:
+    """The keeper's process may make no file, in memory either. What it reserved for a torn copy is not left behind."""
+    keepers = ensure_keepers({}, nodes)
+    memory = NodeMemory(keepers, nodes[0], nodes[1], remembers=True)
+    first, second = (MemoryWriter(memory, recipe="r", attempt=1, rank=0, world=1) for _ in range(2))
+    write_all(first, 1)
+    await_true(lambda: first.ready and newest_on(nodes[1], memory) == 1)
+    pid = next(held["pid"] for held in memory.held() if held["node"] == nodes[1])
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 10, resource.RLIM_INFINITY))
+    for step in range(2, 6):
+        await_true(lambda: second.ready)
+        write_all(second, step)
+        await_true(lambda: second.ready)
+        assert second.refused
+    assert newest_on(nodes[1], memory) == 1
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+    for step in range(6, 9):
+        await_true(lambda: second.ready)
+        write_all(second, step)
+        await_true(lambda: second.ready)
+        assert not second.refused
+        assert newest_on(nodes[1], memory) == step

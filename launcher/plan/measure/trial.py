@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from checkpoints.host_memory import available_memory
 from data_service.samples.lanes import Lanes
 from data_service.samples.pairs import Translations
 from encoder_core.cost.saved import Kernel
@@ -28,7 +29,6 @@ from launcher.plan.measure.rows import HELDOUT
 from launcher.runtime.capacity.devices import Gpu, gpu_of_device, usable
 from launcher.runtime.capacity.memory_fit import Bill, Device, bill, rows_that_fit
 from launcher.runtime.capacity.workload import executed, microbatch_shape
-from launcher.runtime.preflight.measure import available_memory
 from launcher.runtime.rank.journal import peak
 from launcher.runtime.recipe.operation import Events
 from launcher.runtime.recipe.phases import during

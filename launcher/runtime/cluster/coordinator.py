@@ -245,6 +245,13 @@ class Coordinator:
         """Show a line to the operator."""
         self._notes.append(text)  # without the lock: the recorder notes, too
 
+    def event(self, kind: str, fields: Mapping[str, Any], attempt: int | None = None) -> None:
+        """Record an event that one rank knows of, and show its `reason` to the operator. `fields` name the rank."""
+        with self._lock:
+            if not self._is_over(attempt):
+                self._log.event(kind, of=attempt, **fields)
+                self.note(f"rank {fields['rank']} on {fields['host']}: {fields['reason']}")
+
     def failed(
         self,
         rank: int,

@@ -8,8 +8,10 @@ ranks have ended, too. Importing this module does not load torch.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -86,7 +88,7 @@ class MemoryKeeper:
         if partner is not None:
             slots = known.slots
             copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank)
-            copied.future().add_done_callback(lambda _: _free(slots))
+            copied.future().add_done_callback(partial(_free, slots))
 
     def _hold(self, rank: int, place: Place) -> _Rank | None:
         """Return the slots of a rank, opened if they are not; None if its process has ended."""
@@ -133,27 +135,22 @@ class MemoryKeeper:
         return self._slot(descriptor).identity
 
     @_copying
-    def copy(self, source: Any, rank: int) -> None:
+    def copy(self, source: Any, rank: int) -> bool:
         """Fetch the newest set of a rank from the keeper `source`. Nothing is kept of a set that is overwritten
-        meanwhile, or if that keeper's node is lost."""
+        meanwhile, or if that keeper's node is lost. Return False if this node has no memory for the set."""
         with suppress(RayError, GetTimeoutError, KeyError):
             lent = ray.get(source.lend.remote(rank), timeout=_CHUNK_S)
             kept = self._copies.setdefault(rank, [])
-            if lent is None:
-                return
+            if lent is None or (kept and kept[0].identity == lent[1]):
+                return True
             descriptor, identity, used = lent
-            if kept and kept[0].identity == identity:
-                return
-            target = self._target(kept, used)
-            for start in range(8, used, _CHUNK):
-                stop = min(start + _CHUNK, used)
-                target.data[start:stop] = ray.get(
-                    source.read.remote(descriptor, start, stop), timeout=_CHUNK_S
-                )
-            if ray.get(source.identity.remote(descriptor), timeout=_CHUNK_S) == identity:
-                target.mark_alone(False)
-                target.seal_copy(identity[0])
-                self._copies[rank] = [target, *(slot for slot in kept if slot is not target)]
+            try:
+                target = self._target(kept, used)
+            except OSError:
+                return False
+            if _fetched(source, descriptor, identity, target=target, used=used):
+                kept.insert(0, target)
+        return True
 
     def _target(self, kept: list[Slot], used: int) -> Slot:
         """Return the slot to overwrite: that of the older of two copies, or a new one."""
@@ -172,11 +169,33 @@ class MemoryKeeper:
         return known[descriptor]
 
 
-def _free(slots: Sequence[Slot]) -> None:
+def _fetched(source: Any, descriptor: int, identity: tuple[int, bytes], *, target: Slot, used: int) -> bool:
+    """Copy the `used` bytes of a slot of the keeper `source` to `target`. Return whether they are of the set with this
+    identity; if not, `target` is closed. Raises RayError, GetTimeoutError and KeyError, then too."""
+    whole = False
+    try:
+        for start in range(8, used, _CHUNK):
+            stop = min(start + _CHUNK, used)
+            target.data[start:stop] = ray.get(source.read.remote(descriptor, start, stop), timeout=_CHUNK_S)
+        whole = bool(ray.get(source.identity.remote(descriptor), timeout=_CHUNK_S) == identity)
+        if whole:
+            target.mark_alone(False)
+            target.seal_copy(identity[0])
+    finally:
+        if not whole:
+            target.close()
+    return whole
+
+
+def _free(slots: Sequence[Slot], copied: "Future[bool]") -> None:
     """Let a rank write its next set: the partner has a copy of the newest, or cannot make one."""
+    refused = copied.exception() is None and not copied.result()
     for slot in slots:
         with suppress(ValueError):  # the rank has ended, and its slots are closed
-            slot.mark_alone(False)
+            if refused and slot.alone:
+                slot.mark_refused()
+            else:
+                slot.mark_alone(False)
 
 
 def ensure_keepers(known: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:

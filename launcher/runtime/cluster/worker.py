@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -62,8 +62,6 @@ from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import open_run
-
-_log = logging.getLogger(__name__)
 
 _LISTENS_S, _LOOK_S = 60.0, 0.01
 _LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
@@ -332,6 +330,10 @@ class RayLink:
     def note(self, text: str) -> None:
         self._coordinator.note.remote(text)
 
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        told = {**fields, "rank": self.rank, "host": socket.gethostname()}
+        self._coordinator.event.remote(kind, told, self.attempt)
+
     def stop_requested(self) -> bool:
         """Return whether the rank must end before its next step. Rank 0 alone decides when the state is handed over,
         since it decides on copies. Raises CoordinatorLost if the coordinator is gone."""
@@ -370,7 +372,7 @@ class RayLink:
             try:
                 self._show_life(place)
             except ray.exceptions.ActorUnavailableError:  # it may be back
-                _log.warning("the coordinator does not answer")
+                logging.getLogger(__name__).warning("the coordinator does not answer")
             except ray.exceptions.RayError:
                 self._leave()
 

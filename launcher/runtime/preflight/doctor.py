@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from checkpoints.host_memory import available_memory
 from data_service.printable import without_secrets
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
@@ -19,7 +20,6 @@ from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, Verdict
 from launcher.runtime.preflight.libraries import examine_imports
 from launcher.runtime.preflight.measure import (
-    available_memory,
     exercise,
     gpu_states,
     open_files,

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import pynvml
 
+from checkpoints.host_memory import available_memory
 from data_service.corpus.manifest import MANIFEST
 from data_service.errors import TokenizerError
 from data_service.store.base import Store
@@ -194,7 +194,6 @@ def skew(store: Store) -> float | None:
 
 _PATIENCE_S = 2.0  # time limit for a store that fails; that of training is longer
 _DEADLINE_S = 2.5  # time limit for all checks together
-_CGROUP = Path("/sys/fs/cgroup")
 _MIB = 1 << 20
 _MOST_FILES = 65_536
 
@@ -262,31 +261,6 @@ def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list
         return [Finding(what, "warning", error.problem, error.remedy)]
     except StoreError as error:
         return [Finding(what, "failure", error.problem, error.remedy)]
-
-
-def available_memory() -> tuple[int, int]:
-    """Return the bytes of memory that processes here can still get, and the total: of the machine, or the container's
-    limit."""
-    machine = psutil.virtual_memory()
-    limit, used, cache = (
-        _cgroup("memory.max"),
-        _cgroup("memory.current"),
-        _cgroup("memory.stat", "inactive_file"),
-    )
-    if limit is None or used is None or limit > machine.total:
-        return machine.available, machine.total
-    return min(machine.available, max(0, limit - used + (cache or 0))), limit
-
-
-def _cgroup(file: str, field: str | None = None) -> int | None:
-    """Return a number from this container's control group (version 2); None if there is none, or no limit."""
-    path = _CGROUP / file
-    if not path.is_file():
-        return None
-    text = path.read_text()
-    if field is not None:
-        text = dict(line.split() for line in text.splitlines()).get(field, "")
-    return int(text) if text.strip().isdecimal() else None
 
 
 def raise_open_files() -> None:

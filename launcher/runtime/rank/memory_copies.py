@@ -56,6 +56,7 @@ class MemoryCopies:
                 world=peers.world,
             )
         self._last: int | None = None  # step of the last copy
+        self._refused = False  # whether it is on record that the other node has no memory for copies
         self._ended_at, self._took, self._made = time.monotonic(), 0.0, 0
 
     def due(self, step: int) -> bool:
@@ -78,6 +79,7 @@ class MemoryCopies:
         """Copy the state; return the bytes of this rank's part, 0 if the machine has no memory for it. `since`: time by
         the clock at which training began to wait for this copy."""
         assert self._writer is not None
+        self._record_refusal()
         fragments = chain(engine.fragments(), carried.fragments)
         size = self._writer.write(state.step, fragments, self._common(engine, state, carried))
         self._last, self._ended_at = state.step, time.monotonic()
@@ -85,9 +87,18 @@ class MemoryCopies:
         if self._made > _FIRST:
             self._took = self._ended_at - since
         if self._writer.failure is not None:
-            self._journal.event("memory_failed", step=state.step, reason=self._writer.failure)
-            self._journal.note(f"no memory for copies of the state: {self._writer.failure}")
+            self._journal.own_event("memory_failed", step=state.step, reason=self._writer.failure)
         return size
+
+    def _record_refusal(self) -> None:
+        """Record, once, that the other node had no memory for the copy of the last set."""
+        if self._writer is None or self._refused or not self._writer.refused:
+            return
+        self._refused = True
+        reason = (
+            "the other node has no memory for copies of this rank's state: if this node is lost, so are they"
+        )
+        self._journal.own_event("memory_unshared", step=self._last, reason=reason)
 
     def close(self) -> None:
         if self._writer is not None:

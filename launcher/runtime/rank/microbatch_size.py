@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from checkpoints.gather import Peers
+from checkpoints.host_memory import available_memory
 from data_service.store.errors import KeyMissing
 from data_service.stream.positions import Positions
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -32,7 +33,6 @@ from launcher.runtime.capacity.devices import usable
 from launcher.runtime.capacity.memory_fit import Bill, Device, rows_that_fit
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.preflight.findings import Finding
-from launcher.runtime.preflight.measure import available_memory
 from launcher.runtime.rank.data import RankData
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.recipe.schema import Recipe

@@ -10,7 +10,7 @@ import random
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -233,6 +233,9 @@ class ChaosLink:
 
     def note(self, text: str) -> None:
         print(text, flush=True)
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        print(kind, fields, flush=True)
 
     def stop_requested(self) -> bool:
         return self._stop or self._step == self._orders.stop_at

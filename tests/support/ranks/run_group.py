@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -182,6 +182,9 @@ class ProcessLink:
 
     def note(self, text: str) -> None:
         print(text)
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        print(kind, fields)
 
     def stop_requested(self) -> bool:
         return self._step == self._stop_at

@@ -111,6 +111,25 @@ def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
     assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "reason": None}
 
 
+def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = state(tmp_path, ELASTIC)
+    ranks.next_group([])
+    old = begin(ranks, "a", "a", "b")
+    ranks.status()  # hands the notes so far over
+    ranks.event("memory_failed", {"step": 3, "reason": "no memory", "rank": 2, "host": "beta"}, old)
+    assert len(ranks.status().notes) == 1
+    ranks.next_group([2])
+    ranks.event("memory_failed", {"step": 4, "reason": "late", "rank": 1, "host": "alpha"}, old)
+    assert ranks.close(10)
+    (told,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "memory_failed")
+    assert {name: told[name] for name in ("of", "step", "rank", "host")} == {
+        "of": old,
+        "step": 3,
+        "rank": 2,
+        "host": "beta",
+    }
+
+
 def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, FIXED)
     for _ in range(NODE_FAILURES + 1):

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ class Silent:
     def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...
     def stop_requested(self) -> bool:
         return False
 

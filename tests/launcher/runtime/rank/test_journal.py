@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -198,6 +198,8 @@ class Line:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def event(self, kind: str, fields: Mapping[str, object]) -> None: ...
 
     def stop_requested(self) -> bool:
         return False

@@ -1,6 +1,7 @@
 """One rank's judge of losses, on made-up steps: what it asks of the engine, and what it puts on record."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Silent:
     def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...
     def stop_requested(self) -> bool:
         return False
 

@@ -1,0 +1,87 @@
+"""The memory that processes here can still get, of the machine or of the control groups that limit this process.
+
+Containers, jobs of Slurm and services of systemd are control groups (cgroups), of version 1 or 2. Each of them may have
+a limit, and so may the groups above it. The kernel kills a process that would exceed a limit. File cache is not counted
+as used, because the kernel gives it up first. Source: "Memory Resource Controller" and "Control Group v2" of the Linux
+kernel's documentation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Where a control group tells its figures.
+
+    Attributes:
+        controller: name of the hierarchy in /proc/self/cgroup.
+        limit, used: files with bytes.
+        cached: names of the lines of memory.stat that count file cache.
+    """
+
+    controller: str
+    limit: str
+    used: str
+    cached: tuple[str, str]
+
+
+_V1 = _Files(
+    "memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
+_V2 = _Files("", "memory.max", "memory.current", ("active_file", "inactive_file"))
+
+
+def available_memory(process: Path = Path("/proc/self")) -> tuple[int, int]:
+    """Return the bytes of memory that processes here can still get, and the total: of the machine, or of the tightest
+    limit. `process`: the folder in /proc of a process of this machine."""
+    machine = psutil.virtual_memory()
+    available, total = int(machine.available), int(machine.total)
+    for limit, left in _limits(process):
+        available, total = min(available, left), min(total, limit)
+    return max(0, available), total
+
+
+def _limits(process: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and bytes left of each group that has a limit."""
+    for folder, files in _groups(process):
+        limit, used = _number(folder / files.limit), _number(folder / files.used)
+        if limit is not None and used is not None:
+            yield limit, limit - used + _cache(folder, files)
+
+
+def _groups(process: Path) -> Iterator[tuple[Path, _Files]]:
+    """Yield the folders of the process's control groups and of those above them. A container may see its own group as
+    the root, under a path that does not exist there."""
+    paths = dict(line.split(":", 2)[1:] for line in (process / "cgroup").read_text().splitlines())
+    for line in (process / "mounts").read_text().splitlines():
+        _, point, kind, options, *_ = line.split()
+        files = {"cgroup": _V1, "cgroup2": _V2}.get(kind)
+        if files is None or (files is _V1 and "memory" not in options.split(",")):
+            continue
+        own = next((path for names, path in paths.items() if files.controller in names.split(",")), "/")
+        root = Path(point)
+        folder = root / own.lstrip("/")
+        yield from ((each, files) for each in (folder, *folder.parents) if each.is_relative_to(root))
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None if there is none, or it says that there is no limit."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cache(folder: Path, files: _Files) -> int:
+    try:
+        lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return 0
+    return sum(int(lines.get(name, 0)) for name in files.cached)

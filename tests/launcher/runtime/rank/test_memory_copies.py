@@ -1,0 +1,102 @@
+"""Copies of the state in memory that are not made, or not shared, are on record whichever rank knows it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints.attempt import claim
+from checkpoints.gather import Alone
+from checkpoints.memory_slots import Slot
+from encoder_core.train.memory import Carried
+from encoder_core.train.state import TrainState
+from encoder_core.train.zero_state import Fragment
+from launcher.runtime.rank.journal import RankJournal
+from launcher.runtime.rank.memory_copies import MemoryCopies
+from launcher.runtime.rank.startup import Startup
+from launcher.runtime.run.record import open_run
+from tests.support.ranks.checkpointers import Nothing
+from tests.support.ranks.checkpointing import SHAPES, cut, random_state
+from tests.support.runs.small_runs import new_run
+
+
+class Line:
+    """A rank's line to its supervisor, kept."""
+
+    ends = None
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
+    def record(self, record: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self.events.append((kind, fields["step"]))
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+class Node:
+    """A keeper that has the slots of the only rank."""
+
+    shares = True
+
+    def __init__(self) -> None:
+        self.slots: Sequence[Slot] = ()
+
+    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+        self.slots = slots
+
+
+class Engine:
+    shapes = SHAPES
+    own_kinds: Mapping[str, tuple[str, ...]] = {}
+
+    def fragments(self) -> list[Fragment]:
+        return list(cut(random_state(1), (), 0))
+
+
+@pytest.fixture
+def made(inputs: Path, tmp_path: Path) -> tuple[MemoryCopies, Node, Line]:
+    run, node, line = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), Line()
+    journal = RankJournal(line, Startup(), None, None)
+    attempt, second = claim(run.store), Alone(rank=1, world=2)  # one that is not the first keeps no journal
+    copies = MemoryCopies(run, attempt, second, keeper=node, extra=Nothing(), journal=journal, resumed=None)
+    return copies, node, line
+
+
+def copy(copies: MemoryCopies, step: int) -> int:
+    engine: Any = Engine()
+    return copies.keep(engine, TrainState(step=step), Carried((), {}), time.monotonic())
+
+
+def test_a_machine_without_memory_is_on_record_once(
+    made: tuple[MemoryCopies, Node, Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, node, line = made
+    monkeypatch.setattr("checkpoints.memory_slots.LEFT", 1.0)
+    assert copies.due(3)
+    assert copy(copies, 3) == 0
+    assert line.events == [("memory_failed", 3)]
+    assert not copies.due(4)
+    assert node.slots == ()
+
+
+def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
+    made: tuple[MemoryCopies, Node, Line],
+) -> None:
+    copies, node, line = made
+    for step in range(1, 8):
+        assert copies.due(step)
+        assert copy(copies, step) > 0
+        assert not copies.due(step + 1), "the other node has not answered"
+        newest = max(node.slots, key=lambda slot: slot.seal)
+        if step == 2:
+            newest.mark_alone(False)  # it has a copy
+        else:
+            newest.mark_refused()
+    assert line.events == [("memory_unshared", 1)]
