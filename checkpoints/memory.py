@@ -34,13 +34,19 @@ class Keeper(Protocol):
 
     Attributes:
         shares: whether the keeper of another node copies each set.
+        ranks: number of ranks on this node.
     """
 
     shares: bool
+    ranks: int
 
     def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         """Note that the rank has completed its set number `count`, from 1, in one of these slots of this process. They
         are told each time, because a keeper that has died begins anew."""
+        ...
+
+    def drop(self) -> None:
+        """Have all keepers drop all sets, since there is no memory for them: no rank writes another one."""
         ...
 
 
@@ -52,7 +58,8 @@ class MemoryWriter:
         attempt, rank, world: the attempt, and this rank of how many.
 
     Attributes:
-        failure: why the machine has no memory for the slots; None if it has.
+        failure: why no sets are written any more: the machine has no memory for the slots, or another rank's has
+            none. None if they are.
     """
 
     def __init__(self, keeper: Keeper, *, recipe: str, attempt: int, rank: int, world: int) -> None:
@@ -73,6 +80,9 @@ class MemoryWriter:
         """Whether the next set can be written: another node has a copy of the newest, if one is to have it. A keeper
         that takes longer than `_COPY_S` seconds has died; if not, it notices that its copy is torn."""
         now = time.monotonic()
+        if any(slot.dropped for slot in self._slots):
+            self.failure = "another rank's machine has no memory for copies of the state"
+            self.close()
         if not any(slot.alone for slot in self._slots):
             self._copied_at = now
         return self.failure is None and (self._copied_at == now or now - self._copied_at > _COPY_S)
@@ -100,6 +110,8 @@ class MemoryWriter:
             slot = self._slot(body, len(description))
         except OSError as error:
             self.failure = str(error)
+            self.close()
+            self._keeper.drop()
             return 0
         slot.open()
         _copy(held, slot, body)
@@ -116,10 +128,13 @@ class MemoryWriter:
 
     def _slot(self, body: int, description: int) -> Slot:
         """Return the slot for the next set. Both are made anew if they are too small: rows of a later phase may be
-        longer, and so the memory of earlier rows larger; more records may wait for the store."""
+        longer, and so the memory of earlier rows larger; more records may wait for the store. What the ranks of this
+        node take for a save, which may be later, is left to them."""
         if not self._slots or not self._slots[0].fits(body, description):
             self.close()
-            self._slots, self._count = [Slot.make(body, 2 * description) for _ in range(2)], 0
+            self._count, left = 0, self._keeper.ranks * body
+            for _ in range(2):
+                self._slots.append(Slot.make(body, 2 * description, left=left))
         return self._slots[self._count % 2]
 
 

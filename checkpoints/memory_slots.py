@@ -8,7 +8,7 @@ rank's part of the training state after some step.
     8    <Q  number of the body's bytes
     16   <Q  number of the description's bytes
     24   <Q  1 from when the set is complete until another node has its copy, if one is to have it; 2 if that node has
-             no memory for it; else 0
+             no memory for it; 3 if the keepers have dropped all sets; else 0
     32       SHA-256 of the description
     64       body: float32 tensors laid end to end; then the description (JSON, `Description`)
 
@@ -35,7 +35,7 @@ _PART = 64 << 20  # bytes that are reserved at a time
 LEFT = 0.1
 """Share of the memory that copies leave to all else. The kernel does not refuse memory: it kills a process, most likely
 a rank. Ray does so when 5 % are left."""
-_WAITS, _REFUSED = 1, 2
+_WAITS, _REFUSED, _DROPPED = 1, 2, 3
 
 
 class Common(BaseModel):
@@ -98,12 +98,12 @@ class Slot:
         self.data = mmap.mmap(descriptor, self.size)
 
     @classmethod
-    def make(cls, body: int, description: int) -> "Slot":
+    def make(cls, body: int, description: int, *, left: int = 0) -> "Slot":
         """Return a new slot for so many bytes. The memory is reserved at once, so that no later write fails. Raises
-        OSError if less than a tenth of the memory (`LEFT`) would remain."""
+        OSError if less than a tenth of the memory (`LEFT`), and `left` bytes, would remain."""
         descriptor = os.memfd_create("maskfleet-state", os.MFD_CLOEXEC)
         try:
-            _reserve(descriptor, HEAD + body + description + _SPARE)
+            _reserve(descriptor, HEAD + body + description + _SPARE, left)
             return cls(descriptor)
         except OSError:
             os.close(descriptor)
@@ -155,6 +155,14 @@ class Slot:
     def mark_refused(self) -> None:
         self._write(_ALONE, _REFUSED)
 
+    @property
+    def dropped(self) -> bool:
+        """Whether the keepers have dropped all sets, because some machine has no memory for them."""
+        return self._number(_ALONE) == _DROPPED
+
+    def mark_dropped(self) -> None:
+        self._write(_ALONE, _DROPPED)
+
     def open(self) -> None:
         """Begin to write a set: from here on the slot holds none."""
         self._write(_SEAL, 0)
@@ -200,15 +208,15 @@ class Slot:
         struct.pack_into("<Q", self.data, at, number)
 
 
-def _reserve(descriptor: int, size: int) -> None:
+def _reserve(descriptor: int, size: int, left: int) -> None:
     """Reserve a file's memory part by part, so that ranks that do so at the same time see what the others take."""
     for start in range(0, size, _PART):
         part = min(_PART, size - start)
         available, total = available_memory()
-        if available - part < LEFT * total:
+        if available - part < LEFT * total + left:
             raise OSError(
                 errno.ENOMEM,
                 f"a set takes {size:,} bytes, of which {start:,} are reserved; {available:,} of the {total:,} bytes of "
-                f"memory are left, and copies leave {LEFT:.0%} free",
+                f"memory are left, of which copies leave {LEFT:.0%} and {left:,} bytes for saves",
             )
         os.posix_fallocate(descriptor, start, part)

@@ -24,7 +24,7 @@ class Held:
     """A keeper in the same process: the slots of each rank, with the newest ones last."""
 
     def __init__(self, *, shares: bool = False) -> None:
-        self.shares = shares
+        self.shares, self.ranks = shares, 1
         self.slots: dict[int, list[Slot]] = {}
         self._known: dict[int, Sequence[Slot]] = {}
 
@@ -34,6 +34,10 @@ class Held:
             self.slots.setdefault(rank, []).extend(
                 Slot.of_process(os.getpid(), one.descriptor) for one in slots
             )
+
+    def drop(self) -> None:
+        for slot in (slot for held in self.slots.values() for slot in held):
+            slot.mark_dropped()
 
     def offers(self) -> list[Offer]:
         slots = [slot for held in self.slots.values() for slot in held]

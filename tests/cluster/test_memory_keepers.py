@@ -87,9 +87,7 @@ def left_on(node: str, memory: NodeMemory) -> tuple[int, MemoryReader]:
 
 def test_each_node_has_all_sets_of_the_newest_step_or_the_one_before(nodes: list[str]) -> None:
     keepers = ensure_keepers({}, nodes)
-    memories = [
-        NodeMemory(keepers, mine, other, remembers=True) for mine, other in (nodes, list(reversed(nodes)))
-    ]
+    memories = [NodeMemory(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
     writers = [
         MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2)
         for rank, memory in enumerate(memories)
@@ -112,7 +110,7 @@ def test_slots_of_a_later_group_are_told_from_those_before(nodes: list[str]) -> 
     """A process that stays makes new slots, which may have the descriptors of those that it has closed. A keeper that
     Ray has started again holds what it is told next."""
     keepers = ensure_keepers({}, nodes[:1])
-    memory = NodeMemory(keepers, nodes[0], None, remembers=True)
+    memory = NodeMemory(keepers, nodes[:1], 0, attempt=1, remembers=True)
     step = 0
     for attempt in range(1, 6):
         writer = MemoryWriter(memory, recipe="r", attempt=attempt, rank=0, world=1)
@@ -136,7 +134,7 @@ def test_slots_of_a_later_group_are_told_from_those_before(nodes: list[str]) -> 
 def test_a_node_without_memory_for_copies_says_so_and_copies_again_once_it_has(nodes: list[str]) -> None:
     """The keeper's process may make no file, in memory either. What it reserved for a torn copy is not left behind."""
     keepers = ensure_keepers({}, nodes)
-    memory = NodeMemory(keepers, nodes[0], nodes[1], remembers=True)
+    memory = NodeMemory(keepers, nodes, 0, attempt=1, remembers=True)
     first, second = (MemoryWriter(memory, recipe="r", attempt=1, rank=0, world=1) for _ in range(2))
     write_all(first, 1)
     await_true(lambda: first.ready and newest_on(nodes[1], memory) == 1)

@@ -28,7 +28,7 @@ from launcher.runtime.cluster.orders import Fatal, Orders, Status
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import GroupStart, Sizing
-from launcher.runtime.policies.failures import Failure, Kind, Restart, Stop
+from launcher.runtime.policies.failures import CROWDED, Failure, Kind, Restart, Stop
 from launcher.runtime.policies.watchdog import RankLocation
 
 _control = on_thread("control")  # may wait for the store or for Ray
@@ -66,6 +66,7 @@ class Coordinator:
         self._deaths = Deaths(failures)
         self._status, self._group = Status(), Group()
         self._stop = False
+        self._copies = True  # whether ranks may copy their state to memory
         self._in_memory = False  # the last state, which the last group did not save
         self._asked = False  # the driver has asked for a first group
         self._waits = False  # the operator knows that a start waits for the store
@@ -111,7 +112,7 @@ class Coordinator:
             return None
         self._group.granted, self._status.finished = True, None
         self._status.group += 1
-        return GroupStart(ranks, self._world.without)
+        return GroupStart(ranks, self._world.without, self._copies)
 
     @_control
     def look_around(self) -> None:
@@ -338,10 +339,20 @@ class Coordinator:
                 self.fail(decision.reason, decision.remedy, repeated=True)
             case Restart():
                 self._world.leave_out(there, decision.without)
+                self._allow_copies(decision.copies)
             case _:
                 assert_never(decision)
         if not self._is_superseded():
             self._log.deaths(self._deaths.failures)
+
+    def _allow_copies(self, allowed: bool) -> None:
+        """Say so, once, if the next ranks make no copies of their state."""
+        if self._copies and not allowed:
+            step = self._deaths.failures[-1].step
+            reason = f"ranks died {CROWDED} times at step {step} without an error: the next make no copies of the state"
+            self._log.event("memory_failed", step=step, reason=reason)
+            self.note(f"{reason}, in case they lacked memory")
+        self._copies = allowed
 
     def status(self) -> Status:
         """Return a snapshot of the run's state. Each note is handed over once."""

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from checkpoints.memory_slots import HEAD, Description, Slot
 from launcher.runtime.cluster.nodes import on_thread
+from launcher.runtime.policies.recovery import partners
 
 _CHUNK = 32 << 20  # bytes that are fetched at a time
 _CHUNK_S = 60.0  # time limit for a chunk
@@ -70,16 +71,20 @@ class MemoryKeeper:
         self._node = ray.get_runtime_context().get_node_id()
         self._ranks: dict[int, _Rank] = {}
         self._copies: dict[int, list[Slot]] = {}  # of ranks on other nodes: the newest set first
+        self._dropped = 0  # sets of attempts up to this one are not held
 
     def ping(self) -> None:
         """Answer, to show that the process lives."""
 
-    def completed(self, rank: int, count: int, place: Place, partner: Any = None) -> None:
-        """Note that a rank has completed its set number `count` in its slots at `place`. If it is the second, all ranks
-        have completed their first, and sets of attempts before are not needed. `partner`: the keeper that is to copy
-        the set."""
+    def completed(self, rank: int, count: int, place: Place, partner: Any = None, *, attempt: int) -> None:
+        """Note that a rank of this attempt has completed its set number `count` in its slots at `place`. If it is the
+        second, all ranks have completed their first, and sets of attempts before are not needed. `partner`: the keeper
+        that is to copy the set."""
         known = self._hold(rank, place)
         if known is None:
+            return
+        if attempt <= self._dropped:
+            self._drop_ranks()
             return
         if count >= 2 and known.before:
             for slot in known.before:
@@ -87,7 +92,7 @@ class MemoryKeeper:
             known.before = []
         if partner is not None:
             slots = known.slots
-            copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank)
+            copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank, attempt)
             copied.future().add_done_callback(partial(_free, slots))
 
     def _hold(self, rank: int, place: Place) -> _Rank | None:
@@ -102,6 +107,26 @@ class MemoryKeeper:
             return None
         self._ranks[rank] = _Rank(place, slots, [*known.before, *known.slots] if known is not None else [])
         return self._ranks[rank]
+
+    def drop(self, attempt: int) -> None:
+        """Drop the sets of the ranks of this node, of attempts up to this one, and let the ranks know."""
+        self._dropped = max(self._dropped, attempt)
+        self._drop_ranks()
+
+    def _drop_ranks(self) -> None:
+        for rank in self._ranks.values():
+            for slot in (*rank.slots, *rank.before):
+                slot.mark_dropped()
+                slot.close()
+        self._ranks = {}
+
+    @_copying
+    def drop_copies(self) -> None:
+        """Drop the copies of sets of other nodes. Called after `drop`, so no copy of such an attempt is made later."""
+        for kept in self._copies.values():
+            for slot in kept:
+                slot.close()
+        self._copies = {}
 
     def offers(self) -> list[Held]:
         """Return all complete sets that are here."""
@@ -135,9 +160,11 @@ class MemoryKeeper:
         return self._slot(descriptor).identity
 
     @_copying
-    def copy(self, source: Any, rank: int) -> bool:
+    def copy(self, source: Any, rank: int, attempt: int) -> bool:
         """Fetch the newest set of a rank from the keeper `source`. Nothing is kept of a set that is overwritten
         meanwhile, or if that keeper's node is lost. Return False if this node has no memory for the set."""
+        if attempt <= self._dropped:
+            return True
         with suppress(RayError, GetTimeoutError, KeyError):
             lent = ray.get(source.lend.remote(rank), timeout=_CHUNK_S)
             kept = self._copies.setdefault(rank, [])
@@ -160,7 +187,7 @@ class MemoryKeeper:
             if oldest.fits(used - HEAD, 0):
                 return oldest
             oldest.close()
-        return Slot.make(used, 0)
+        return Slot.make(used, 0, left=max(1, len(self._ranks)) * used)
 
     def _slot(self, descriptor: int) -> Slot:
         ranks = [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
@@ -232,21 +259,35 @@ class NodeMemory:
 
     Args:
         keepers: the keeper of each node, by the node's id.
-        node: this rank's node.
-        partner: node whose keeper copies this rank's sets; None if there is no other node.
+        nodes: the node of each rank. The keeper of another node copies this rank's sets, if there is one.
+        rank: this rank.
+        attempt: its attempt.
         remembers: whether keepers may hold sets. If not, they are not asked, since they are still starting.
     """
 
     def __init__(
-        self, keepers: Mapping[str, Any], node: str, partner: str | None, *, remembers: bool
+        self,
+        keepers: Mapping[str, Any],
+        nodes: Sequence[str],
+        rank: int,
+        *,
+        attempt: int,
+        remembers: bool,
     ) -> None:
-        self._keepers, self._node, self._remembers = keepers, node, remembers
-        self._partner = keepers.get(partner) if partner is not None else None
-        self.shares = self._partner is not None
+        self._keepers, self._node, self._remembers = keepers, nodes[rank], remembers
+        partner = nodes[partners(nodes)[rank]]
+        self._partner = keepers.get(partner) if partner != self._node else None
+        self._attempt = attempt
+        self.shares, self.ranks = self._partner is not None, list(nodes).count(self._node)
 
     def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         place: Place = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
-        self._keepers[self._node].completed.remote(rank, count, place, self._partner)
+        self._keepers[self._node].completed.remote(rank, count, place, self._partner, attempt=self._attempt)
+
+    def drop(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.drop.remote(self._attempt)
+            keeper.drop_copies.remote()
 
     def held(self) -> list[dict[str, Any]]:
         """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""

@@ -138,10 +138,13 @@ class RankPool:
             place.number = number
         return self._places
 
-    def keepers(self) -> Mapping[str, Any]:
+    def keepers(self, *, copies: bool) -> Mapping[str, Any]:
         """Return the keeper of states in memory on each node, by the node's id, for the present ranks; empty if the
-        ranks make no copies."""
-        if self._recovery.memory_every == "never":
+        ranks make no copies. `copies`: whether they may; if not, what keepers hold is dropped."""
+        if self._recovery.memory_every == "never" or not copies:
+            for keeper in self._keepers.values():
+                _kill(keeper)
+            self._keepers = {}
             return {}
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         ours = {place.node for place in self._places if place.node is not None}

@@ -36,7 +36,6 @@ from launcher.runtime.cluster.memory_keeper import NodeMemory
 from launcher.runtime.cluster.orders import CoordinatorLost, Orders
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 from launcher.runtime.policies.failures import Kind
-from launcher.runtime.policies.recovery import partners
 from launcher.runtime.policies.watchdog import (
     FIRST_SUMS,
     RankLocation,
@@ -243,9 +242,9 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
 
     memory = None
     if assignment.keepers:
-        partner, mine = nodes[partners(nodes)[peers.rank]], nodes[peers.rank]
-        other = partner if partner != mine else None
-        memory = NodeMemory(assignment.keepers, mine, other, remembers=assignment.remembers)
+        memory = NodeMemory(
+            assignment.keepers, nodes, peers.rank, attempt=number, remembers=assignment.remembers
+        )
     state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports, memory)
     if peers.rank == 0:
         ray.get(assignment.coordinator.finish.remote(state.step, number, saved=not link.handed_over))

@@ -6,7 +6,9 @@ repeats itself:
 1. An error at the same step every time comes from the program or its data: the run ends.
 2. A node that is the first to fail again and again is broken: it is excluded.
 3. Several starts in a row that raise before they finish a step are set up wrongly: the run ends.
-4. Many deaths in a row without a newer checkpoint make no progress: the run ends.
+4. Several deaths in a row without an error that get no further may lack memory, which the kernel does not say: the
+   next ranks make no copies of their state in memory.
+5. Many deaths in a row without a newer checkpoint make no progress: the run ends.
 
 A store that does not answer does not count as a failure.
 """
@@ -18,6 +20,7 @@ from typing import Literal
 
 SAME_ERROR = 3  # times in a row, at one step
 FRUITLESS = 4  # starts in a row that raised before they finished a step
+CROWDED = 3  # deaths in a row without an error, at one step
 BARREN = 16  # failures of any kind in a row, and no newer checkpoint
 NODE_FAILURES = 3  # of one node, first to fail, among the latest
 NODE_LATEST = 6  # newest failures by which a node is judged
@@ -55,9 +58,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Restart:
-    """A decision to start the ranks again, on any nodes except those in `without`."""
+    """A decision to start the ranks again, on any nodes except those in `without`. `copies`: whether they may copy
+    their state to memory."""
 
     without: frozenset[str] = frozenset()
+    copies: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
         nodes: number of nodes that can hold ranks. A node is excluded only while others remain.
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
-    return _repeated(counted) or _barren(counted) or Restart(_bad_nodes(counted, nodes))
+    restart = Restart(_bad_nodes(counted, nodes), copies=not _crowded(counted))
+    return _repeated(counted) or _barren(counted) or restart
 
 
 def _repeated(counted: Sequence[Failure]) -> Stop | None:
@@ -115,6 +121,12 @@ def _repeated(counted: Sequence[Failure]) -> Stop | None:
         reason = f"the ranks failed {FRUITLESS} times in a row before finishing a step, at last with {row[-1].error}"
         return Stop(reason, _TRACES)
     return None
+
+
+def _crowded(counted: Sequence[Failure]) -> bool:
+    row = counted[-CROWDED:]
+    silent = all(failure.kind == "silent" for failure in row)
+    return len(row) == CROWDED and silent and len({failure.step for failure in row}) == 1
 
 
 def _barren(counted: Sequence[Failure]) -> Stop | None:

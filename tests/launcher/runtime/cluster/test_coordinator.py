@@ -7,7 +7,7 @@ from pathlib import Path
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.orders import Orders
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR
+from launcher.runtime.policies.failures import BARREN, CROWDED, NODE_FAILURES, SAME_ERROR
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, FIXED, Cluster, begin, events, state
@@ -96,7 +96,7 @@ def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> No
         begin(ranks, "a", "b", "a")
         ranks.record({"kind": "step"})
         ranks.failed(0, "RuntimeError: connection closed by peer")
-    assert ranks.next_group([0, 1]) == GroupStart(2, frozenset("b"))
+    assert ranks.next_group([0, 1]) == GroupStart(2, frozenset("b"), copies=False)
 
 
 def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
@@ -132,10 +132,13 @@ def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path
 
 def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, FIXED)
-    for _ in range(NODE_FAILURES + 1):
-        assert ranks.next_group([0]) == GroupStart(2, frozenset())
+    for turn in range(NODE_FAILURES + 1):
+        assert ranks.next_group([0]) == GroupStart(2, frozenset(), copies=turn < CROWDED)
         begin(ranks, "a", "b")
         ranks.record({"kind": "step"})
+    assert ranks.close(10)
+    told = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "memory_failed"]
+    assert [(e["step"], "rank" in e) for e in told] == [(7, False)]
 
 
 def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """The failure policy, as a table of histories and answers."""
 
+import random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.runtime.policies.failures import (
     BARREN,
+    CROWDED,
     FRUITLESS,
     NODE_FAILURES,
     NODE_HOURS,
@@ -85,7 +90,23 @@ def test_starts_that_raise_before_a_step_end_the_run() -> None:
 
 
 def test_machines_that_die_before_the_first_step_do_not_end_a_run_early() -> None:
-    assert decide([KILLED] * (BARREN - 1), nodes=1) == Restart()
+    assert isinstance(decide([KILLED] * (BARREN - 1), nodes=1), Restart)
+
+
+@given(st.lists(st.sampled_from(["silent", "raised", "transient"]), max_size=12), st.randoms())
+def test_copies_stop_where_ranks_die_again_and_again_and_get_no_further(
+    kinds: list[Kind], draws: random.Random
+) -> None:
+    """The kernel kills without a word who has no memory. A store that is away says nothing about it."""
+    failures = [
+        failure(step=draws.choice((4, 5)), committed=index, kind=kind) for index, kind in enumerate(kinds)
+    ]
+    last = [failure for failure in failures if failure.kind != "transient"][-CROWDED:]
+    alike = len(last) == CROWDED and {(one.kind, one.step) for one in last} in (
+        {("silent", 4)},
+        {("silent", 5)},
+    )
+    assert decide(failures, nodes=1) == Restart(copies=not alike)
 
 
 def test_nor_do_they_hide_an_error_that_comes_back() -> None:

@@ -43,13 +43,15 @@ class Line:
 class Node:
     """A keeper that has the slots of the only rank."""
 
-    shares = True
+    shares, ranks = True, 1
 
     def __init__(self) -> None:
         self.slots: Sequence[Slot] = ()
 
     def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         self.slots = slots
+
+    def drop(self) -> None: ...
 
 
 class Engine:
