@@ -87,12 +87,12 @@ class MemoryWriter:
             self._copied_at = now
         return self.failure is None and (self._copied_at == now or now - self._copied_at > _COPY_S)
 
-    def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> int:
+    def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> int | None:
         """Copy this rank's fragments of the state after `step` steps; return their bytes. The caller may change them
         afterwards.
 
-        `common`: given on rank 0. If the machine has no memory for the copies, `failure` is set and nothing is written,
-        0 bytes.
+        `common`: given on rank 0. If the machine has no memory for the copies, `failure` is set, nothing is written,
+        and None is returned.
         """
         held = list(fragments)
         pieces, body = _layout(held, self._rank)
@@ -112,7 +112,7 @@ class MemoryWriter:
             self.failure = str(error)
             self.close()
             self._keeper.drop()
-            return 0
+            return None
         slot.open()
         _copy(held, slot, body)
         slot.close_set(step, body, description, alone=self._keeper.shares)

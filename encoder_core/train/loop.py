@@ -125,9 +125,10 @@ class StateCopies(Protocol):
         """
         ...
 
-    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int:
-        """Copy the state; return the bytes of this rank's part. All ranks call it at the same step, after their weights
-        have been compared. `since`: time at which training began to wait for it, by `time.monotonic`.
+    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int | None:
+        """Copy the state; return the bytes of this rank's part, None if there is no memory for it. All ranks call it at
+        the same step, after their weights have been compared. `since`: time at which training began to wait for it, by
+        `time.monotonic`.
         """
         ...
 
@@ -243,8 +244,8 @@ class Trainer:
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started
             signals = self._exchange(state, fetched)
-            if signals.stop and signals.keep:
-                return self._handed_over(state, fetched)
+            if signals.stop and signals.keep and self._handed_over(state, fetched):
+                return state
             if signals.stop:
                 carried = self._carried(fetched)
                 break
@@ -283,11 +284,13 @@ class Trainer:
         self._save_the_last(state, carried)
         return state
 
-    def _handed_over(self, state: TrainState, coming: Fetched) -> TrainState:
-        """Return the last state, which is left in memory for other ranks."""
-        self._keep(state, coming, due=True)
-        self.journal.doing(state.step, HANDED_OVER)
-        return state
+    def _handed_over(self, state: TrainState, coming: Fetched) -> bool:
+        """Leave the last state in memory for other ranks. Return whether all ranks had the memory. Collective."""
+        made = self._copy(state, coming, time.monotonic()) is not None
+        everywhere = bool(self.control.table([made]).all())
+        if everywhere:
+            self.journal.doing(state.step, HANDED_OVER)
+        return everywhere
 
     def _save_the_last(self, state: TrainState, carried: Carried) -> None:
         self.journal.doing(state.step, "saving")
@@ -339,14 +342,19 @@ class Trainer:
             SETTERS[name](self.engine.objective, value)
 
     def _keep(self, state: TrainState, coming: Fetched, *, due: bool) -> Copied | None:
-        """Copy `state` to memory if it is due, with the memory that the next step needs. Weights that differ must not
-        be copied. Return what was copied; None if the run makes no copies."""
+        """Copy `state` to memory if it is due. Return what was copied; None if the run makes no copies."""
         if self.copies is None or not due:
             return Copied() if self.copies is not None else None
         since = time.monotonic()
+        size = self._copy(state, coming, since)
+        return Copied(time.monotonic() - since, size or 0)
+
+    def _copy(self, state: TrainState, coming: Fetched, since: float) -> int | None:
+        """Copy `state` to memory, as `StateCopies.keep`, with the memory that the next step needs. Weights that differ
+        must not be copied."""
+        assert self.copies is not None
         ensure_same(self.engine.replicated, self.control, state.step)
-        size = self.copies.keep(self.engine, state, self._carried(coming), since)
-        return Copied(time.monotonic() - since, size)
+        return self.copies.keep(self.engine, state, self._carried(coming), since)
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")

@@ -153,3 +153,23 @@ def test_a_node_without_memory_for_copies_says_so_and_copies_again_once_it_has(n
         await_true(lambda: second.ready)
         assert not second.refused
         assert newest_on(nodes[1], memory) == step
+
+
+def test_all_ranks_and_keepers_give_their_memory_back_if_one_rank_has_none(nodes: list[str]) -> None:
+    """Also a set that is completed, or to be copied, afterwards. The next attempt's sets are held again."""
+    keepers = ensure_keepers({}, nodes)
+    memories = [NodeMemory(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
+    writers = [
+        MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2)
+        for rank, memory in enumerate(memories)
+    ]
+    for step in range(1, 4):
+        write(writers, step)
+    memories[1].drop()
+    writers[0].write(4, cut(random_state(4), [ELEMENTS // 3], 0), common(4))
+    await_true(lambda: not any(writer.ready or writer.failure is None for writer in writers))
+    await_true(lambda: not memories[0].held())
+    again = NodeMemory(keepers, nodes[:1], 0, attempt=2, remembers=True)
+    writer = MemoryWriter(again, recipe="r", attempt=2, rank=0, world=1)
+    write_all(writer, 5, 2)
+    await_true(lambda: newest_on(nodes[0], again) == 5)

@@ -80,11 +80,11 @@ class MemoryKeeper:
         """Note that a rank of this attempt has completed its set number `count` in its slots at `place`. If it is the
         second, all ranks have completed their first, and sets of attempts before are not needed. `partner`: the keeper
         that is to copy the set."""
+        if attempt <= self._dropped:
+            _drop(_opened(place) or [])
+            return
         known = self._hold(rank, place)
         if known is None:
-            return
-        if attempt <= self._dropped:
-            self._drop_ranks()
             return
         if count >= 2 and known.before:
             for slot in known.before:
@@ -100,10 +100,8 @@ class MemoryKeeper:
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
             return known
-        pid, files = place
-        try:
-            slots = [Slot.of_process(pid, descriptor) for descriptor, _ in files]
-        except OSError:
+        slots = _opened(place)
+        if slots is None:
             return None
         self._ranks[rank] = _Rank(place, slots, [*known.before, *known.slots] if known is not None else [])
         return self._ranks[rank]
@@ -111,13 +109,7 @@ class MemoryKeeper:
     def drop(self, attempt: int) -> None:
         """Drop the sets of the ranks of this node, of attempts up to this one, and let the ranks know."""
         self._dropped = max(self._dropped, attempt)
-        self._drop_ranks()
-
-    def _drop_ranks(self) -> None:
-        for rank in self._ranks.values():
-            for slot in (*rank.slots, *rank.before):
-                slot.mark_dropped()
-                slot.close()
+        _drop([slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)])
         self._ranks = {}
 
     @_copying
@@ -212,6 +204,22 @@ def _fetched(source: Any, descriptor: int, identity: tuple[int, bytes], *, targe
         if not whole:
             target.close()
     return whole
+
+
+def _opened(place: Place) -> list[Slot] | None:
+    """Return the slots at `place`; None if their process has ended."""
+    pid, files = place
+    try:
+        return [Slot.of_process(pid, descriptor) for descriptor, _ in files]
+    except OSError:
+        return None
+
+
+def _drop(slots: Sequence[Slot]) -> None:
+    """Close slots, and let the rank that writes them know."""
+    for slot in slots:
+        slot.mark_dropped()
+        slot.close()
 
 
 def _free(slots: Sequence[Slot], copied: "Future[bool]") -> None:

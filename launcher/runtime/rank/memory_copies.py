@@ -75,9 +75,9 @@ class MemoryCopies:
             return time.monotonic() - self._ended_at >= self._took / COPIES_SHARE
         return self._last is None or step - self._last >= int(every)
 
-    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int:
-        """Copy the state; return the bytes of this rank's part, 0 if the machine has no memory for it. `since`: time by
-        the clock at which training began to wait for this copy."""
+    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int | None:
+        """Copy the state; return the bytes of this rank's part, None if the machine has no memory for it. `since`: time
+        by the clock at which training began to wait for this copy."""
         assert self._writer is not None
         self._record_refusal()
         fragments = chain(engine.fragments(), carried.fragments)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
@@ -28,7 +29,17 @@ def limited_group(limit: int) -> Iterator[Path]:
     try:
         yield group
     finally:
+        for pid in map(int, (group / "cgroup.procs").read_text().split()):
+            with suppress(psutil.NoSuchProcess):
+                left = psutil.Process(pid)
+                left.kill()
+                left.wait(10)
         group.rmdir()
+
+
+def peak(group: Path) -> int:
+    """Return the most bytes that the group's processes had at a time, file cache included."""
+    return int((group / ("memory.max_usage_in_bytes" if _V1.is_dir() else "memory.peak")).read_text())
 
 
 def run_in(group: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

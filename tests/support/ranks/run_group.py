@@ -22,6 +22,7 @@ from tests.support.ranks.forked import forked
 from tests.support.ranks.small_memory import Memory, small_memory
 
 if TYPE_CHECKING:
+    from launcher.runtime.rank.journal import Ending
     from launcher.runtime.run.record import Run
     from tests.support.ranks.bad_kernels import Misbehaviour
 
@@ -53,6 +54,7 @@ def run_group(
     memory: Memory | None = None,
     without_removed: bool = False,
     kill_after: tuple[int, float] | None = None,
+    full: int | None = None,
     timeout: float = 240,
 ) -> Ended:
     """Start `world` ranks on a new attempt and wait for all. `kill` maps a rank to the step at which it dies by
@@ -61,7 +63,8 @@ def run_group(
     with `kernel`, ranks take their CPU for a GPU one of whose kernels is so (`bad_kernels`), with `memory` for one with
     little memory (`small_memory`); the `compiler` may misbehave, too. `without_removed` as of `train`. `kill_after` is
     a rank, and the seconds after which it dies by SIGKILL, wherever it is; the others soon after it, as the driver ends
-    a group.
+    a group. With `full`, ranks copy their state to memory, and at `stop_at` are to hand it over; the memory of this
+    rank is full then.
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
@@ -76,6 +79,7 @@ def run_group(
                     "compiler": compiler,
                     "memory": memory,
                     "without_removed": without_removed,
+                    "full": full,
                 },
                 output=logs[rank],
             )
@@ -163,11 +167,12 @@ def _orders(
 
 
 class ProcessLink:
-    """A rank's line to nobody, with its orders."""
+    """A rank's line to nobody, with its orders. `hands_over`: whether it leaves its last state to others, in memory."""
 
-    ends = None
-
-    def __init__(self, kill_at: int | None, stop_at: int | None, flip_at: int | None) -> None:
+    def __init__(
+        self, kill_at: int | None, stop_at: int | None, flip_at: int | None, *, hands_over: bool = False
+    ) -> None:
+        self._hands_over = hands_over
         self._kill_at, self._stop_at, self._flip_at, self._step = kill_at, stop_at, flip_at, 0
 
     def beat(self, step: int, doing: str, done: int = 0) -> None:
@@ -188,6 +193,12 @@ class ProcessLink:
 
     def stop_requested(self) -> bool:
         return self._step == self._stop_at
+
+    @property
+    def ends(self) -> "Ending | None":
+        if not self.stop_requested():
+            return None
+        return "hand over" if self._hands_over else "save"
 
 
 def flip_a_bit() -> None:
@@ -231,6 +242,7 @@ def _rank(orders: dict[str, Any]) -> None:
     from launcher.runtime.rank.startup import Startup
     from tests.support.ranks.bad_kernels import bad_kernel
     from tests.support.ranks.bad_samples import deadly_input, poisoned
+    from tests.support.ranks.full_node import Node
 
     dist.init_process_group(
         "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]
@@ -238,7 +250,9 @@ def _rank(orders: dict[str, Any]) -> None:
     control = Control.join()
     peers = GlooPeers(dist.new_group(backend="gloo"))
     run = _opened(orders["run"], orders["without_removed"])
-    link = ProcessLink(orders["kill_at"], orders["stop_at"], orders["flip_at"])
+    hands_over = orders["full"] is not None
+    link = ProcessLink(orders["kill_at"], orders["stop_at"], orders["flip_at"], hands_over=hands_over)
+    node = Node(link, full=orders["full"] == orders["rank"]) if hands_over else None
     open_stream = poisoned(orders["wrong"], orders["deadly"])
     while True:
         claimed = claim(run.store).number if orders["rank"] == 0 else None
@@ -248,7 +262,7 @@ def _rank(orders: dict[str, Any]) -> None:
             bad = bad_kernel(orders["kernel"], orders["compiler"])
             with deadly_input(), bad, small_memory(orders["memory"], orders["rank"]):
                 state = run_rank(
-                    run, Attempt(run.store, number), control, peers, open_stream, link, Startup()
+                    run, Attempt(run.store, number), control, peers, open_stream, link, Startup(), (), node
                 )
             break
         except Rewound as rewound:

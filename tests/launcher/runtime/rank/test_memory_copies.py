@@ -9,6 +9,7 @@ import pytest
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
+from checkpoints.listing import committed
 from checkpoints.memory_slots import Slot
 from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
@@ -19,6 +20,7 @@ from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.checkpointers import Nothing
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
+from tests.support.ranks.run_group import run_group
 from tests.support.runs.small_runs import new_run
 
 
@@ -71,7 +73,7 @@ def made(inputs: Path, tmp_path: Path) -> tuple[MemoryCopies, Node, Line]:
     return copies, node, line
 
 
-def copy(copies: MemoryCopies, step: int) -> int:
+def copy(copies: MemoryCopies, step: int) -> int | None:
     engine: Any = Engine()
     return copies.keep(engine, TrainState(step=step), Carried((), {}), time.monotonic())
 
@@ -82,10 +84,22 @@ def test_a_machine_without_memory_is_on_record_once(
     copies, node, line = made
     monkeypatch.setattr("checkpoints.memory_slots.LEFT", 1.0)
     assert copies.due(3)
-    assert copy(copies, 3) == 0
+    assert copy(copies, 3) is None
     assert line.events == [("memory_failed", 3)]
     assert not copies.due(4)
     assert node.slots == ()
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_state_that_not_all_ranks_can_hand_over_is_saved(inputs: Path, full: int) -> None:
+    """Otherwise the steps since the last checkpoint would be gone without a death."""
+    run = new_run(
+        inputs, f"full-{full}", "checkpoint={every: {steps: 5}, keep_last: 3}", "recovery.memory_every=2"
+    )
+    ended = run_group(run, 2, stop_at=7, full=full)
+    assert ended.codes == [0, 0], ended.output
+    assert "memory_failed" in ended.output
+    assert committed(open_run(run).store)[0].step == 7
 
 
 def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
@@ -94,7 +108,7 @@ def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
     copies, node, line = made
     for step in range(1, 8):
         assert copies.due(step)
-        assert copy(copies, step) > 0
+        assert copy(copies, step)
         assert not copies.due(step + 1), "the other node has not answered"
         newest = max(node.slots, key=lambda slot: slot.seal)
         if step == 2:
