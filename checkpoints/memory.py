@@ -109,7 +109,7 @@ class MemoryWriter:
         try:
             slot = self._slot(body, len(description))
         except OSError as error:
-            self.failure = str(error)
+            self.failure = error.strerror or str(error)
             self.close()
             self._keeper.drop()
             return None

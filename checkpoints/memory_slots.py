@@ -88,7 +88,6 @@ class Slot:
         descriptor: of the file, in this process.
         size: bytes of the file.
         inode: number of the file, by which it is told from another one under the same descriptor, earlier or later.
-
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -1,4 +1,5 @@
-"""A container whose memory suffices for training, but perhaps not for copies of the state beside it."""
+"""A container whose memory suffices for training, but perhaps not for copies of the state and a spare process
+beside it."""
 
 import random
 from pathlib import Path
@@ -30,9 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(folder: Path, name: str, every: object, limit: int) -> tuple[str, int, int]:
+def train(folder: Path, name: str, every: object, limit: int, *, spares: int = 0) -> tuple[str, int, int]:
     """A run with copies every so many steps, in a group with this limit: its URI, code and peak of memory."""
-    uri = new_run(folder, name, *WIDE, f"recovery.memory_every={every}")
+    uri = new_run(folder, name, *WIDE, f"recovery={{memory_every: {every}, spares: {spares}}}")
     with limited_group(limit) as group:
         enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
         with training(uri, prefix=("sh", "-c", enter, "sh")) as process:
@@ -51,7 +52,7 @@ def test_copies_cost_no_run_that_trains_without_them(seed: int, folder: Path) ->
         limit = int(limit * 1.04)
         plain, code, _ = train(folder, f"plain-{seed}-{limit}", "never", limit)
     assert code == 0
-    copied, code, _ = train(folder, f"copied-{seed}", 1, limit)
+    copied, code, _ = train(folder, f"copied-{seed}", 1, limit, spares=1)
     events = [event["kind"] for event in read_history(open_store(copied)).events]
     print(
         f"{limit >> 20} MiB of {most >> 20}: {events.count('death')} deaths, {events.count('memory_failed')} without"

@@ -66,7 +66,7 @@ class Coordinator:
         self._deaths = Deaths(failures)
         self._status, self._group = Status(), Group()
         self._stop = False
-        self._copies = True  # whether ranks may copy their state to memory
+        self._frugal = False  # whether ranks must do with as little memory as they can
         self._in_memory = False  # the last state, which the last group did not save
         self._asked = False  # the driver has asked for a first group
         self._waits = False  # the operator knows that a start waits for the store
@@ -112,7 +112,7 @@ class Coordinator:
             return None
         self._group.granted, self._status.finished = True, None
         self._status.group += 1
-        return GroupStart(ranks, self._world.without, self._copies)
+        return GroupStart(ranks, self._world.without, self._frugal)
 
     @_control
     def look_around(self) -> None:
@@ -339,20 +339,20 @@ class Coordinator:
                 self.fail(decision.reason, decision.remedy, repeated=True)
             case Restart():
                 self._world.leave_out(there, decision.without)
-                self._allow_copies(decision.copies)
+                self._economise(decision.frugal)
             case _:
                 assert_never(decision)
         if not self._is_superseded():
             self._log.deaths(self._deaths.failures)
 
-    def _allow_copies(self, allowed: bool) -> None:
-        """Say so, once, if the next ranks make no copies of their state."""
-        if self._copies and not allowed:
+    def _economise(self, frugal: bool) -> None:
+        """Say so, once, if the next ranks make no copies of their state and have no spare processes."""
+        if frugal and not self._frugal:
             step = self._deaths.failures[-1].step
-            reason = f"ranks died {CROWDED} times at step {step} without an error: the next make no copies of the state"
+            reason = f"ranks died {CROWDED} times at step {step} without an error, perhaps for want of memory"
             self._log.event("memory_failed", step=step, reason=reason)
-            self.note(f"{reason}, in case they lacked memory")
-        self._copies = allowed
+            self.note(f"{reason}: the next make no copies of the state and have no spare processes")
+        self._frugal = frugal
 
     def status(self) -> Status:
         """Return a snapshot of the run's state. Each note is handed over once."""

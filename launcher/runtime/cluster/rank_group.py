@@ -67,7 +67,7 @@ class RankGroup:
         assignment = replace(
             assignment,
             before=startup.before | startup.seconds,
-            keepers=self._pool.keepers(copies=self._start.copies),
+            keepers=self._pool.keepers(),
             remembers=self._pool.remembers,
             processes=Counter(place.origin for place in places),
         )

@@ -93,6 +93,7 @@ class RankPool:
         self._vacant: list[Place] = []
         self._spares: list[_Spare] = []
         self._ended = False  # whether a group has ended
+        self._frugal = False  # whether the ranks have neither keepers nor spare processes
 
     def __enter__(self) -> "RankPool":
         return self
@@ -100,15 +101,23 @@ class RankPool:
     def __exit__(self, *error: object) -> None:
         if lost() is not None:  # nobody is there to be asked, and they die with their node
             return
+        self._shed()
+        self._clear()
+
+    def _shed(self) -> None:
+        """End the keepers, and what they hold, and the spare processes."""
         for actor in (*(spare.actor for spare in self._spares), *self._keepers.values()):
             _kill(actor)
-        self._clear()
+        self._spares, self._keepers = [], {}
 
     def fill(self, start: GroupStart, poll_s: float) -> Generator[None, None, list[Place]]:
         """Return the places of a group in the order of its ranks, each with a process. The list is empty if Ray does
         not find them in time. Processes that are new have no placement yet.
 
         Ranks that stayed keep their order; a process that replaces another takes its rank."""
+        self._frugal = start.frugal
+        if start.frugal:
+            self._shed()
         avoided = start.without | draining()
         stayed = [place for place in self._places if place.actor is not None and place.node not in avoided]
         if not stayed:
@@ -138,13 +147,10 @@ class RankPool:
             place.number = number
         return self._places
 
-    def keepers(self, *, copies: bool) -> Mapping[str, Any]:
+    def keepers(self) -> Mapping[str, Any]:
         """Return the keeper of states in memory on each node, by the node's id, for the present ranks; empty if the
-        ranks make no copies. `copies`: whether they may; if not, what keepers hold is dropped."""
-        if self._recovery.memory_every == "never" or not copies:
-            for keeper in self._keepers.values():
-                _kill(keeper)
-            self._keepers = {}
+        ranks make no copies."""
+        if self._recovery.memory_every == "never" or self._frugal:
             return {}
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         ours = {place.node for place in self._places if place.node is not None}
@@ -170,6 +176,8 @@ class RankPool:
     def refill(self) -> None:
         """Start the spare processes that are missing on the nodes of the ranks. Call it now and then while ranks
         train."""
+        if self._frugal:
+            return
         ranks = Counter(place.node for place in self._places if place.node is not None)
         there = Counter(spare.node for spare in self._spares)
         missing = {node: self._recovery.spares - there[node] for node in sorted(ranks)}

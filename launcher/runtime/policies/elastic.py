@@ -59,12 +59,12 @@ class Sizing:
 
 @dataclass(frozen=True)
 class GroupStart:
-    """A decision to start `ranks` ranks, on any nodes except those in `without`. `copies`: whether they may copy their
-    state to memory, and resume from there."""
+    """A decision to start `ranks` ranks, on any nodes except those in `without`. `frugal`: without copies of
+    their state in memory, and without spare processes."""
 
     ranks: int
     without: frozenset[str]
-    copies: bool = True
+    frugal: bool = False
 
 
 def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], without: Container[str]) -> int:

@@ -7,7 +7,7 @@ repeats itself:
 2. A node that is the first to fail again and again is broken: it is excluded.
 3. Several starts in a row that raise before they finish a step are set up wrongly: the run ends.
 4. Several deaths in a row without an error that get no further may lack memory, which the kernel does not say: the
-   next ranks make no copies of their state in memory.
+   next ranks make no copies of their state in memory, and have no spare processes.
 5. Many deaths in a row without a newer checkpoint make no progress: the run ends.
 
 A store that does not answer does not count as a failure.
@@ -58,11 +58,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Restart:
-    """A decision to start the ranks again, on any nodes except those in `without`. `copies`: whether they may copy
-    their state to memory."""
+    """A decision to start the ranks again, on any nodes except those in `without`. `frugal`: without copies of
+    their state in memory, and without spare processes."""
 
     without: frozenset[str] = frozenset()
-    copies: bool = True
+    frugal: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
         nodes: number of nodes that can hold ranks. A node is excluded only while others remain.
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
-    restart = Restart(_bad_nodes(counted, nodes), copies=not _crowded(counted))
+    restart = Restart(_bad_nodes(counted, nodes), frugal=_crowded(counted))
     return _repeated(counted) or _barren(counted) or restart
 
 

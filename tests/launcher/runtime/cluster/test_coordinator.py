@@ -96,7 +96,7 @@ def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> No
         begin(ranks, "a", "b", "a")
         ranks.record({"kind": "step"})
         ranks.failed(0, "RuntimeError: connection closed by peer")
-    assert ranks.next_group([0, 1]) == GroupStart(2, frozenset("b"), copies=False)
+    assert ranks.next_group([0, 1]) == GroupStart(2, frozenset("b"), frugal=True)
 
 
 def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path
 def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, FIXED)
     for turn in range(NODE_FAILURES + 1):
-        assert ranks.next_group([0]) == GroupStart(2, frozenset(), copies=turn < CROWDED)
+        assert ranks.next_group([0]) == GroupStart(2, frozenset(), frugal=turn >= CROWDED)
         begin(ranks, "a", "b")
         ranks.record({"kind": "step"})
     assert ranks.close(10)

@@ -94,7 +94,7 @@ def test_machines_that_die_before_the_first_step_do_not_end_a_run_early() -> Non
 
 
 @given(st.lists(st.sampled_from(["silent", "raised", "transient"]), max_size=12), st.randoms())
-def test_copies_stop_where_ranks_die_again_and_again_and_get_no_further(
+def test_memory_is_saved_where_ranks_die_again_and_again_and_get_no_further(
     kinds: list[Kind], draws: random.Random
 ) -> None:
     """The kernel kills without a word who has no memory. A store that is away says nothing about it."""
@@ -106,7 +106,7 @@ def test_copies_stop_where_ranks_die_again_and_again_and_get_no_further(
         {("silent", 4)},
         {("silent", 5)},
     )
-    assert decide(failures, nodes=1) == Restart(copies=not alike)
+    assert decide(failures, nodes=1) == Restart(frugal=alike)
 
 
 def test_nor_do_they_hide_an_error_that_comes_back() -> None:
