@@ -58,6 +58,8 @@ _WORDS: dict[str, Callable[[_Fields], str]] = {
     "start": lambda of: f"started with {of['world']} ranks",
     "resume": lambda of: f"went on from step {of['step']} with {of['world']} ranks",
     "underway": lambda of: f"first step of this start done, step {of['step']}",
+    "memory_failed": lambda of: f"no copies of the state in memory from step {of['step']}{of.reason()}",
+    "memory_unshared": lambda of: f"copies of rank {of['rank']} are on {of['host']} alone{of.reason()}",
     "commit": lambda of: f"checkpoint at step {of['step']}, written in {of['seconds']} s",
     "commit_failed": lambda of: f"no checkpoint at step {of['step']}{of.reason()}",
     "tidy_failed": lambda of: f"old checkpoints could not be deleted{of.reason()}",
@@ -93,5 +95,5 @@ _WORDS: dict[str, Callable[[_Fields], str]] = {
 
 _TROUBLE = (
     *("commit_failed", "damaged_checkpoint", "skipped_step", "records_lost", "rewind", "failed", "unfit"),
-    *("evaluation_failed", "straggler", "corruption", "death", "hang"),
+    *("evaluation_failed", "straggler", "corruption", "death", "hang", "memory_failed", "memory_unshared"),
 )

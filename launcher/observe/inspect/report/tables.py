@@ -101,6 +101,8 @@ def _complaints(event: Record) -> Iterator[tuple[str, str]]:
                 event["host"],
                 f"rank {event['rank']} held up the others, {event['ratio']:.1f} times: {what}",
             )
+        case "memory_failed" | "memory_unshared" if "host" in event:
+            yield event["host"], f"copies in memory: {event['reason']}"
         case "corruption":
             known = zip(event["hosts"], event["ranks"], strict=True)
             found = [(host, f"weights of rank {rank} were corrupt") for host, rank in known]
