@@ -6,8 +6,8 @@ repeats itself:
 1. An error at the same step every time comes from the program or its data: the run ends.
 2. A node that is the first to fail again and again is broken: it is excluded.
 3. Several starts in a row that raise before they finish a step are set up wrongly: the run ends.
-4. Several deaths in a row without an error that get no further may lack memory, which the kernel does not say: the
-   next ranks make no copies of their state in memory, and have no spare processes.
+4. Several deaths in a row without an error, of groups that began at one step, may be for want of memory, which the
+   kernel does not say: the next ranks make no copies of their state in memory, and have no spare processes.
 5. Many deaths in a row without a newer checkpoint make no progress: the run ends.
 
 A store that does not answer does not count as a failure.
@@ -20,7 +20,7 @@ from typing import Literal
 
 SAME_ERROR = 3  # times in a row, at one step
 FRUITLESS = 4  # starts in a row that raised before they finished a step
-CROWDED = 3  # deaths in a row without an error, at one step
+CROWDED = 5  # deaths in a row without an error, of groups that began at one step
 BARREN = 16  # failures of any kind in a row, and no newer checkpoint
 NODE_FAILURES = 3  # of one node, first to fail, among the latest
 NODE_LATEST = 6  # newest failures by which a node is judged
@@ -41,7 +41,7 @@ class Failure:
     Attributes:
         time: time of the failure, in seconds since 1970.
         step: number of steps done.
-        committed: steps done in the newest known checkpoint.
+        committed: steps done in the newest known state, in the store or in memory.
         worked: whether the group finished a step after its start.
         node: node of the rank that failed first; None if unknown.
         error: type and text of the error that the rank raised; None if it died without one.
@@ -126,7 +126,7 @@ def _repeated(counted: Sequence[Failure]) -> Stop | None:
 def _crowded(counted: Sequence[Failure]) -> bool:
     row = counted[-CROWDED:]
     silent = all(failure.kind == "silent" for failure in row)
-    return len(row) == CROWDED and silent and len({failure.step for failure in row}) == 1
+    return len(row) == CROWDED and silent and len({failure.committed for failure in row}) == 1
 
 
 def _barren(counted: Sequence[Failure]) -> Stop | None:

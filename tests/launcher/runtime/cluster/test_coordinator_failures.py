@@ -7,7 +7,7 @@ from pathlib import Path
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.deaths import read_deaths
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import BARREN, CROWDED, NODE_FAILURES, SAME_ERROR, Failure
+from launcher.runtime.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR, Failure
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, Cluster, begin, faulty, state
@@ -88,7 +88,7 @@ def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path) -> None:
         assert ranks.beat(0, 8, "training", RankLocation("a", 100)).stacks
         ranks.stack(0, "thread MainThread")
         ranks.hung("rank 1 has been silent for 120 s", [1], ranks.status().group)
-    assert ranks.next_group([0, 1, 2]) == GroupStart(2, frozenset("b"), frugal=True)
+    assert ranks.next_group([0, 1, 2]) == GroupStart(2, frozenset("b"))
     assert ranks.close(10)
     hangs = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "hang"]
     assert [hang["without_stacks"] for hang in hangs] == [[1, 2]] * NODE_FAILURES
@@ -97,8 +97,8 @@ def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_nobody_is_blamed_for_a_hang_of_all(cluster: Cluster, tmp_path: Path) -> None:
     ranks = state(tmp_path, ELASTIC)
-    for turn in range(NODE_FAILURES + 1):
-        assert ranks.next_group([0, 1, 2]) == GroupStart(3, frozenset(), frugal=turn >= CROWDED)
+    for _ in range(NODE_FAILURES + 1):
+        assert ranks.next_group([0, 1, 2]) == GroupStart(3, frozenset())
         begin(ranks, "a", "b", "a")
         ranks.hung("all stand still", [], ranks.status().group)
     assert ranks.close(10)
@@ -122,7 +122,7 @@ def test_deaths_are_counted_over_all_commands(cluster: Cluster, tmp_path: Path) 
 def test_what_earlier_commands_knew_of_a_node_holds(cluster: Cluster, tmp_path: Path) -> None:
     bad = Failure(time=time.time(), step=7, committed=0, worked=True, node="b", error=None, kind="silent")
     ranks = state(tmp_path, ELASTIC, failures=[bad] * NODE_FAILURES)
-    assert ranks.next_group([]) == GroupStart(2, frozenset("b"), frugal=True)
+    assert ranks.next_group([]) == GroupStart(2, frozenset("b"))
 
 
 def test_a_death_while_stopping_is_nobodys_failure(cluster: Cluster, tmp_path: Path) -> None:
