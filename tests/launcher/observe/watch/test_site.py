@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from data_service.store.base import Store
+from data_service.store.base import TEMPORARY, Store
 from data_service.store.open import open_store
 from launcher.errors import OptionError
 from launcher.observe.watch import reader
@@ -140,8 +140,14 @@ def test_news_come_once_and_only_if_there_are_some(run: ToldRun) -> None:
         run.event("end", step=1000)
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files but those that tell a reader, for a moment, what time it is for the file system."""
+    files = (path for path in folder.rglob("*") if not path.name.startswith(TEMPORARY))
+    return {path: path.read_bytes() for path in files if path.is_file()}
+
+
 def test_nothing_but_reading_is_served(run: ToldRun) -> None:
-    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    before = contents(run.folder)
     with serving(run.folder) as ask:
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
             status, headers, _ = ask(method=method)
@@ -158,7 +164,7 @@ def test_nothing_but_reading_is_served(run: ToldRun) -> None:
         status, headers, body = ask(method="HEAD")
         assert (status, body) == (200, b"")
         assert int(headers["Content-Length"]) > 1000
-    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+    assert contents(run.folder) == before
 
 
 def test_only_who_names_this_machine_is_answered(run: ToldRun) -> None:
