@@ -322,6 +322,8 @@ class RayLink:
     def beat(self, step: int, doing: str, done: int = 0) -> None:
         """Set the content of the next heartbeats: step, activity, and the progress within a long activity (`Beat`)."""
         self._where = (step, doing, done)
+        if (doing, done, self.rank) == ("loading", 0, 0):  # a quick group may be over at the next heartbeat
+            self._coordinator.beat.remote(self.rank, step, doing, here(), self.attempt, done)
 
     def record(self, record: dict[str, Any]) -> None:
         self._coordinator.record.remote(record, self.attempt)
@@ -330,8 +332,7 @@ class RayLink:
         self._coordinator.note.remote(text)
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        told = {**fields, "rank": self.rank, "host": socket.gethostname()}
-        self._coordinator.event.remote(kind, told, self.attempt)
+        self._coordinator.event.remote(kind, {**fields, "rank": self.rank, "host": here().host}, self.attempt)
 
     def stop_requested(self) -> bool:
         """Return whether the rank must end before its next step. Rank 0 alone decides when the state is handed over,

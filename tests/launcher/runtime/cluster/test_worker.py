@@ -62,6 +62,21 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
 
 
+def test_where_a_group_resumes_is_told_though_no_heartbeat_falls_into_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By that step it is known whether groups that die get any further."""
+    monkeypatch.setattr(worker, "beat_interval", lambda ranks: 60.0)
+    coordinator = Coordinator()
+    link = RayLink(coordinator, 0, save_multiple=1)
+    link.attempt = 5
+    link.beat(12, "loading")
+    link.beat(12, "loading", 3)
+    link.beat(12, "training")
+    link.close()
+    assert [(*call[:4], *call[5:]) for call in coordinator.calls] == [("beat", 0, 12, "loading", 5, 0)]
+
+
 def told(error: BaseException, *, stopped: bool = False, doing: str = "training") -> tuple[bool, list[Any]]:
     """What the coordinator hears of a rank's error, and whether the rank ends in good order."""
     coordinator = Coordinator(beat=[Orders(stop=stopped, pause=False, hand_over=False, stacks=False)] * 1000)
