@@ -58,9 +58,13 @@ def _limits(process: Path) -> Iterator[tuple[int, int]]:
 
 def _groups(process: Path) -> Iterator[tuple[Path, _Files]]:
     """Yield the folders of the process's control groups and of those above them. A container may see its own group as
-    the root, under a path that does not exist there."""
-    paths = dict(line.split(":", 2)[1:] for line in (process / "cgroup").read_text().splitlines())
-    for line in (process / "mounts").read_text().splitlines():
+    the root, under a path that does not exist there. There are none if the kernel does not tell."""
+    try:
+        told, mounts = (process / "cgroup").read_text(), (process / "mounts").read_text()
+    except OSError:
+        return
+    paths = dict(line.split(":", 2)[1:] for line in told.splitlines())
+    for line in mounts.splitlines():
         _, point, kind, options, *_ = line.split()
         files = {"cgroup": _V1, "cgroup2": _V2}.get(kind)
         if files is None or (files is _V1 and "memory" not in options.split(",")):

@@ -30,6 +30,13 @@ def test_memory_is_what_can_be_had_of_what_there_is() -> None:
     assert 0 < available <= total <= psutil.virtual_memory().total
 
 
+@pytest.mark.parametrize("file", ["cgroup", "mounts"])
+def test_a_kernel_that_tells_no_groups_has_no_limit(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("")
+    available, total = available_memory(tmp_path)
+    assert 0 < available <= total == psutil.virtual_memory().total
+
+
 @pytest.mark.parametrize("limit", [200 * MIB, 700 * MIB])
 def test_a_limit_of_the_kernel_counts(limit: int) -> None:
     with limited_group(limit) as group:

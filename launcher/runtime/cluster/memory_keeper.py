@@ -223,7 +223,7 @@ def _drop(slots: Sequence[Slot]) -> None:
 
 
 def _free(slots: Sequence[Slot], copied: "Future[bool]") -> None:
-    """Let a rank write its next set: the partner has a copy of the newest, or cannot make one."""
+    """Let a rank write its next set: the partner has a copy of the newest, has no memory for it, or has died."""
     refused = copied.exception() is None and not copied.result()
     for slot in slots:
         with suppress(ValueError):  # the rank has ended, and its slots are closed
