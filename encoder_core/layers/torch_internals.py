@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from encoder_core.errors import library_changed
@@ -18,6 +19,7 @@ NAMES = (
     "_foreach_add_",
     "utils._pytree.tree_leaves",
     "utils._python_dispatch.TorchDispatchMode",
+    "distributed.distributed_c10d._world",
 )
 COMPILING = (
     "_dynamo.mark_dynamic",
@@ -78,6 +80,20 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def dispatch_mode() -> Any:
     """Return the class of contexts that see every operation."""
     return name_of(NAMES[4])
+
+
+def nccl_backends() -> list[Any]:
+    """Return the NCCL part of each process group of this process, those of DeepSpeed among them."""
+    if not (dist.is_initialized() and dist.is_nccl_available()):
+        return []
+    try:
+        groups = [group for group in name_of(NAMES[5]).pg_map if dist.get_backend(group) == "nccl"]
+        found = [group._get_backend(torch.device("cuda")) for group in groups]
+        for backend in found:
+            _ = backend.abort, backend.get_error
+    except AttributeError as error:
+        raise library_changed("torch", str(error)) from error
+    return found
 
 
 def mark_dynamic(tensor: Tensor) -> None:

@@ -43,6 +43,7 @@ from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
 from encoder_core.train import deepspeed_internals, zero_state
 from encoder_core.train.deepspeed_internals import Layout
+from encoder_core.train.groups import abort_groups, leaving
 from encoder_core.train.overlap import OneOrder, OverlappedSums
 from encoder_core.train.settings import EngineConfig
 from encoder_core.train.timing import Stopwatch
@@ -290,15 +291,18 @@ class Engine:
         return [NamedParameter(name, p, self.own_kinds.get(name, KINDS)) for name, p in names]
 
 
-def leave_groups() -> None:
-    """Leave all process groups of this process, broken ones included, so that it can join others. Close the engine
-    before. A process that has joined none stays as it is.
+def leave_groups(*, broken: bool = False) -> None:
+    """Leave all process groups of this process, so that it can join others. Close the engine before. A process that
+    has joined none stays as it is. `broken`: whether some ranks may have left a collective, or never come to it.
     """
     deepspeed_internals.count_anew(deepspeed)
-    if deepspeed.comm.is_initialized():
-        deepspeed.comm.destroy_process_group()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
+    if broken:
+        abort_groups()
+    with leaving():
+        if deepspeed.comm.is_initialized():
+            deepspeed.comm.destroy_process_group()
+        elif dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _gather_whole_layers(model: nn.Module) -> None:

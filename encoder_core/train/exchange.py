@@ -18,6 +18,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from encoder_core.objectives.losses import AllExamples
+from encoder_core.train.groups import ensure_whole
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class Control:
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
 
     def table(self, row: Sequence[float]) -> Float64[Tensor, "world columns"]:
-        """Return the rows of all ranks, in rank order. Integers up to 2**53 are exact."""
+        """Return the rows of all ranks, in rank order. Integers up to 2**53 are exact. Raises GroupsAborted if sums
+        with other ranks were aborted, since the row may come from them.
+        """
+        ensure_whole()
         mine = torch.tensor(row, dtype=torch.float64)
         if self.group is None:
             return mine[None]

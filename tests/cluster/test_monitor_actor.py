@@ -15,8 +15,8 @@ import ray
 
 from checkpoints.attempt import Owner, claim
 from launcher.runtime.cluster.coordinator import start_coordinator
+from launcher.runtime.cluster.rank_link import RayLink, here
 from launcher.runtime.cluster.stuck_ranks import StuckRankKiller
-from launcher.runtime.cluster.worker import RayLink, here
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.policies.watchdog import RankLocation, Watchdog
 from launcher.runtime.run.history import read_history

@@ -182,6 +182,14 @@ CHECKS = (
         cpu=20,
     ),
     Check(
+        "deaths",
+        "A rank leaves NCCL's sums with a rank that was killed, and sums with a new one.",
+        "launcher.plan.burnin.deaths:outlived",
+        gpu=60,
+        cpu=40,
+        needs=("deepspeed",),
+    ),
+    Check(
         "shortage",
         "Where memory gives out, it is noticed before a step, and training goes on with less.",
         "launcher.plan.burnin.memory:shortage",

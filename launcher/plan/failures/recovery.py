@@ -5,9 +5,9 @@ Four ways are compared:
 - **all new**: all processes are new, the state comes from the last commit in the store;
 - **all new, shared file system**: the same, but Python's packages lie on a file system that all nodes share;
 - **state from memory**: all processes are new, or spare ones if each rank has one, and the state comes from the memory
-  of the nodes while every part is on one of them. So runs with NCCL go on, because its errors end every process.
+  of the nodes while every part is on one of them.
 - **survivors stay**: the same, and processes that did not die keep their seats or get others. All are new only after a
-  hang. So runs without GPUs go on; with NCCL this is what could be won.
+  hang. So runs go on.
 
 Every constant is published, or measured on a machine of two cores, or marked as a guess.
 """

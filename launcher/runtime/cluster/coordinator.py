@@ -112,7 +112,7 @@ class Coordinator:
             return None
         self._group.granted, self._status.finished = True, None
         self._status.group += 1
-        return GroupStart(ranks, self._world.without, self._frugal)
+        return GroupStart(ranks, self._world.without, self._frugal, self._status.group)
 
     @_control
     def look_around(self) -> None:
@@ -191,12 +191,18 @@ class Coordinator:
         """Take in a heartbeat of a rank (`Beat`), and return the orders for the rank."""
         with self._lock:
             if self._is_over(attempt):
-                return Orders(stop=False, pause=False, hand_over=False, stacks=False)
+                return Orders()
             self._group.heard(rank, step, doing, done, place)
             if doing == "loading" and not self._group.resumed:
                 self._resume(step)
-            paused, hands_over = self._status.paused, self._status.hands_over
-            return Orders(self._stop, paused, hands_over, self._group.asked(rank))
+            status, group = self._status, self._group
+            return Orders(self._stop, status.paused, status.hands_over, group.asked(rank), group.broken)
+
+    def rank_gone(self, group: int) -> None:
+        """Note that a rank of group number `group` has ended, so that the others must leave."""
+        with self._lock:
+            if group == self._status.group and self._group.granted:
+                self._group.broken = True
 
     def _resume(self, step: int) -> None:
         """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""

@@ -39,6 +39,7 @@ class Group:
         worked: whether the group has finished a step.
         resumed: whether the ranks have reported the step at which they resume.
         hung: whether the group was killed because it was stuck.
+        broken: whether a rank is gone, as the driver knows before the group is over.
     """
 
     beats: dict[int, Beat] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Group:
     worked: bool = False
     resumed: bool = False
     hung: bool = False
+    broken: bool = False
 
     def heard(self, rank: int, step: int, doing: str, done: int, place: RankLocation) -> None:
         """Take in a heartbeat."""

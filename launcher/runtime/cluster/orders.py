@@ -34,12 +34,14 @@ class Orders:
         pause: whether the rank must end at the next step after which a checkpoint may be taken.
         hand_over: whether a pause needs no checkpoint in the store, because other ranks go on at once.
         stacks: whether the rank must send the tracebacks of its threads.
+        abort: whether the rank must leave what it computes with the others, because one of them is gone.
     """
 
-    stop: bool
-    pause: bool
-    hand_over: bool
-    stacks: bool
+    stop: bool = False
+    pause: bool = False
+    hand_over: bool = False
+    stacks: bool = False
+    abort: bool = False
 
 
 @dataclass

@@ -21,10 +21,13 @@ from launcher.runtime.cluster.nodes import lost
 from launcher.runtime.cluster.rank_placement import Seat, ordered, seats
 from launcher.runtime.cluster.rank_pool import Place, RankPool, Waiting
 from launcher.runtime.policies.elastic import GroupStart
+from launcher.runtime.policies.watchdog import beat_interval
 from launcher.runtime.rank.startup import Startup
 
 SEATED_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
-_OTHERS_S = 5.0  # time that the other ranks have to leave, or to report their errors, once one has failed
+_OTHERS_S = 5.0
+"""Time, besides a heartbeat's interval, that the other ranks have to leave or to report their errors, once one has
+failed."""
 
 
 class RankGroup:
@@ -38,6 +41,7 @@ class RankGroup:
         self.failed: list[int] = []
         self._start, self._pool = start, pool
         self._calls: list[Any] = []  # the last call to each rank
+        self._coordinator: Any = None
 
     def __enter__(self) -> "RankGroup":
         return self
@@ -50,7 +54,7 @@ class RankGroup:
     def live(self, assignment: Assignment, poll_s: float) -> Waiting:
         """Place the ranks, start them and follow them until all have ended. Yield every `poll_s` seconds or more
         often. Raises SeatError if the GPUs of a node cannot be told apart."""
-        startup = Startup(assignment.before)
+        startup, self._coordinator = Startup(assignment.before), assignment.coordinator
         places = yield from self._pool.fill(self._start, poll_s)
         if not places:
             return
@@ -107,7 +111,8 @@ class RankGroup:
                 return []
             done, left = ray.wait(left, num_returns=len(left), timeout=poll_s)
             if not all(map(_fine, done)):
-                ended = _ended(refs, _OTHERS_S)
+                self._coordinator.rank_gone.remote(self._start.number)
+                ended = _ended(refs, _OTHERS_S + beat_interval(len(refs)))
                 self.failed = [rank for rank, ref in enumerate(refs) if ref in ended and not _fine(ref)]
             yield
         return [] if self.failed else ray.get(refs)

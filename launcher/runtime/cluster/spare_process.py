@@ -2,7 +2,7 @@
 
 It imports, reads recipe and tokenizer, and finds out the versions that nodes compare. On a CPU it also builds and runs
 a small engine as the only rank of a group, because DeepSpeed and torch load much at their first step, and takes over
-the run's compiled layers. On a GPU it does not: CUDA must not be called before the seat is known.
+the run's compiled layers. On a GPU it only loads torch's compiler: CUDA must not be called before the seat is known.
 """
 
 import os
@@ -28,7 +28,10 @@ def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
     loaded_versions()
     run = open_run(run_uri)
     tokenizer = kept_once(run.store, run.record.inputs.tokenizer, run.recipe)
-    if not gpus:
+    if gpus:
+        # This loads torch's compiler, as building an engine does, which takes seconds. It makes no call to CUDA.
+        torch.compiler.disable(_rehearse)  # type: ignore[no-untyped-call]
+    else:
         torch.set_num_threads(threads_of(ranks))
         _rehearse(engine_config(run.recipe))
         take_compiled(run, tokenizer)

@@ -1,13 +1,11 @@
 """The function that every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
 
 import gc
-import logging
 import os
 import socket
-import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -23,26 +21,20 @@ from checkpoints.gloo_peers import GROUP_TIMEOUT, GlooPeers
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
-from data_service.service.gauges import StoreRetries
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
+from encoder_core.layers.torch_internals import nccl_backends
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
-from encoder_core.train.loop import HANDED_OVER
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.memory_keeper import NodeMemory
-from launcher.runtime.cluster.orders import CoordinatorLost, Orders
+from launcher.runtime.cluster.orders import CoordinatorLost
+from launcher.runtime.cluster.rank_link import RayLink, here
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 from launcher.runtime.policies.failures import Kind
-from launcher.runtime.policies.watchdog import (
-    FIRST_SUMS,
-    RankLocation,
-    Watchdog,
-    beat_interval,
-    stack_of_every_thread,
-)
+from launcher.runtime.policies.watchdog import FIRST_SUMS, Watchdog
 from launcher.runtime.preflight.collective import (
     NodeReport,
     Unfit,
@@ -55,7 +47,6 @@ from launcher.runtime.preflight.collective import (
 )
 from launcher.runtime.preflight.measure import PreflightSubject
 from launcher.runtime.preflight.network import variables as network_variables
-from launcher.runtime.rank.journal import Ending
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
@@ -64,7 +55,6 @@ from launcher.runtime.run.record import open_run
 
 _LISTENS_S, _LOOK_S = 60.0, 0.01
 _LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
-_GRACE_S = 60.0  # time without a coordinator and without progress after which a rank ends its process
 _AGAIN_S = 1.0  # interval at which ranks ask for their attempt while the store does not answer
 NCCL_FOR_MIG = (2, 31)
 """The first version whose guide names MIG instances as devices of one communicator."""
@@ -88,27 +78,31 @@ def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
     startup = Startup(assignment.before, began, assignment.processes)
     startup.done("imports")
     link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple, seat.world)
+    broken = False
     try:
         _join(seat, assignment.recipe.watchdog)
         _train(assignment, link, startup)
     except BaseException as error:
+        broken = True
         ended = _in_good_order(assignment.coordinator, link, error)
-        if not ended and not (isinstance(error, Exception) and _kind_of(error) == "silent"):
+        if not ended and not (isinstance(error, Exception) and _kind_of(error, link) == "silent"):
             traceback.clear_frames(
                 error.__traceback__
             )  # they hold the groups: the others wait until these are left
-            _leave()
+            _leave(broken)
             raise
     finally:
         link.close()
-    _leave()
+    _leave(broken)
 
 
-def _leave() -> None:
-    """Leave the process groups, and give back the memory of the engine that trained."""
-    leave_groups()
+def _leave(broken: bool) -> None:
+    """Leave the process groups, and give back the memory of the engine that trained. Raises RuntimeError if the GPU
+    has failed, so that this process cannot use it again. `broken`: as in `leave_groups`."""
+    leave_groups(broken=broken)
     gc.collect()  # models and engines are full of cycles
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
@@ -124,6 +118,7 @@ def _join(seat: Seat, limits: Watchdog) -> None:
         world_size=seat.world,
         timeout=timedelta(seconds=_LATER * max(limits.step, limits.other)),
     )
+    nccl_backends()  # raises now if they cannot be aborted later
 
 
 def _await_first(seat: Seat) -> None:
@@ -173,11 +168,13 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> bool:
+def _in_good_order(coordinator: Any, link: RayLink, error: BaseException) -> bool:
     """Tell the coordinator of a rank's error. Return whether the rank nevertheless ended as requested."""
     match error:
         case Unfit():  # the coordinator knows it already, and may choose other nodes
             return False
+        case _ if link.peer_gone:
+            _tell_failure(coordinator, link, error)
         case Superseded():
             ray.get(coordinator.superseded.remote(error.problem, link.attempt))
         case CheckpointError() | StoreError() if link.ending:  # the last commit stands
@@ -199,17 +196,19 @@ def _in_good_order(coordinator: Any, link: "RayLink", error: BaseException) -> b
     return False
 
 
-def _tell_failure(coordinator: Any, link: "RayLink", error: BaseException) -> None:
+def _tell_failure(coordinator: Any, link: RayLink, error: BaseException) -> None:
     """Report a failure to the coordinator, whose failure policy decides what follows. CorruptReplica is raised by all
     ranks, though most of them are intact, so it names the ranks at fault."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
     name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
     text = f"{name}{error}"[:_ERROR_LENGTH]
     trace = "".join(traceback.format_exception(error))
-    ray.get(coordinator.failed.remote(link.rank, text, blamed, link.attempt, _kind_of(error), trace))
+    ray.get(coordinator.failed.remote(link.rank, text, blamed, link.attempt, _kind_of(error, link), trace))
 
 
-def _kind_of(error: BaseException) -> Kind:
+def _kind_of(error: BaseException, link: RayLink) -> Kind:
+    if link.peer_gone:  # what the rank then computed is garbage, and so may be its error
+        return "silent"
     if isinstance(error, TRANSIENT):
         return "transient"
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
@@ -219,7 +218,7 @@ def _kind_of(error: BaseException) -> Kind:
     return "silent" if lost or gone else "raised"
 
 
-def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
+def _train(assignment: Assignment, link: RayLink, startup: Startup) -> None:
     control = Control.join()
     group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     peers = GlooPeers(group)
@@ -251,7 +250,7 @@ def _train(assignment: Assignment, link: "RayLink", startup: Startup) -> None:
 
 
 def _examine(
-    assignment: Assignment, link: "RayLink", peers: GlooPeers, nodes: Sequence[str]
+    assignment: Assignment, link: RayLink, peers: GlooPeers, nodes: Sequence[str]
 ) -> list[NodeReport]:
     """Run the preflight of the nodes, then the trial sums of the group. Collective. Raises Unfit if a node must not
     train. A rank that does not reach the sums still reports "starting", by which the watchdog finds it."""
@@ -265,7 +264,7 @@ def _examine(
 
 
 def _enter(
-    coordinator: Any, link: "RayLink", peers: GlooPeers, nodes: list[str], told: list[str]
+    coordinator: Any, link: RayLink, peers: GlooPeers, nodes: list[str], told: list[str]
 ) -> int | None:
     """Return the number of the group's attempt; None if the group must not train. Wait while the store does not answer.
     Collective."""
@@ -290,111 +289,3 @@ def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -
         ray.get(coordinator.unfit.remote([report.event() for report in bad], text, remedy))
     peers.all_gather(None)  # so that no rank ends the group before the coordinator knows
     raise Unfit(text)
-
-
-def here() -> RankLocation:
-    """Return the location of this process, a Ray worker."""
-    return RankLocation(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
-
-
-class RayLink:
-    """The rank's connection to the coordinator. A separate thread sends the heartbeats, so that a rank that waits in a
-    collective still reports where it is.
-
-    If the coordinator dies, the rank ends at its next step. If it makes no progress either, it ends its process after
-    `_GRACE_S` seconds, since nobody else would.
-
-    Attributes:
-        attempt: number of the rank's attempt; None until it is known.
-    """
-
-    def __init__(self, coordinator: Any, rank: int, save_multiple: int, world: int = 1) -> None:
-        self._coordinator, self.rank, self._save_multiple = coordinator, rank, save_multiple
-        self._interval = beat_interval(world)
-        self.attempt: int | None = None
-        self._where = (0, "starting", 0)
-        self._stop, self._pause, self._hand_over = (threading.Event() for _ in range(3))
-        self._lost, self._closed = threading.Event(), threading.Event()
-        self._retries = StoreRetries()
-        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
-        self._thread.start()
-
-    def beat(self, step: int, doing: str, done: int = 0) -> None:
-        """Set the content of the next heartbeats: step, activity, and the progress within a long activity (`Beat`)."""
-        self._where = (step, doing, done)
-        if (doing, done, self.rank) == ("loading", 0, 0):  # a quick group may be over at the next heartbeat
-            self._coordinator.beat.remote(self.rank, step, doing, here(), self.attempt, done)
-
-    def record(self, record: dict[str, Any]) -> None:
-        self._coordinator.record.remote(record, self.attempt)
-
-    def note(self, text: str) -> None:
-        self._coordinator.note.remote(text)
-
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._coordinator.event.remote(kind, {**fields, "rank": self.rank, "host": here().host}, self.attempt)
-
-    def stop_requested(self) -> bool:
-        """Return whether the rank must end before its next step. Rank 0 alone decides when the state is handed over,
-        since it decides on copies. Raises CoordinatorLost if the coordinator is gone."""
-        if self._lost.is_set():
-            raise CoordinatorLost("the coordinator is gone")
-        ending, here = self.ends, self._where[0] % self._save_multiple == 0
-        paused = ending == "save" or (ending == "hand over" and self.rank == 0)
-        return self._stop.is_set() or (paused and here)
-
-    @property
-    def ends(self) -> Ending | None:
-        """What the rank, if it has been asked to end, does with the last state."""
-        if not (self._stop.is_set() or self._pause.is_set()):
-            return None
-        return "hand over" if self._hand_over.is_set() and not self._stop.is_set() else "save"
-
-    @property
-    def handed_over(self) -> bool:
-        """Whether the rank has left its last state in memory alone."""
-        return self._where[1] == HANDED_OVER
-
-    @property
-    def ending(self) -> bool:
-        """Whether the rank is making its last save after a stop was requested."""
-        return self._stop.is_set() and self._where[1] == "saving"
-
-    def close(self) -> None:
-        """Stop the heartbeats. Do not wait for a coordinator that does not answer."""
-        self._closed.set()
-        self._thread.join(1.0)
-
-    def _run(self) -> None:
-        place = here()
-        while not self._closed.wait(self._interval):
-            self._retries.update()
-            try:
-                self._show_life(place)
-            except ray.exceptions.ActorUnavailableError:  # it may be back
-                logging.getLogger(__name__).warning("the coordinator does not answer")
-            except ray.exceptions.RayError:
-                self._leave()
-
-    def _show_life(self, place: RankLocation) -> None:
-        step, doing, done = self._where
-        orders: Orders = ray.get(
-            self._coordinator.beat.remote(self.rank, step, doing, place, self.attempt, done)
-        )
-        if orders.stop:
-            self._stop.set()
-        if orders.hand_over:
-            self._hand_over.set()
-        if orders.pause:
-            self._pause.set()
-        if orders.stacks:
-            self._coordinator.stack.remote(self.rank, stack_of_every_thread())
-
-    def _leave(self) -> None:
-        """Wait until the rank has ended; end the process if it makes no progress for `_GRACE_S` seconds."""
-        self._lost.set()
-        before = None
-        while not self._closed.wait(_GRACE_S) and before != self._where:
-            before = self._where
-        if not self._closed.is_set():
-            os._exit(1)

@@ -6,7 +6,7 @@ grow.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
@@ -60,11 +60,12 @@ class Sizing:
 @dataclass(frozen=True)
 class GroupStart:
     """A decision to start `ranks` ranks, on any nodes except those in `without`. `frugal`: without copies of
-    their state in memory, and without spare processes."""
+    their state in memory, and without spare processes. `number`: of the group, counted over all decisions."""
 
     ranks: int
     without: frozenset[str]
     frugal: bool = False
+    number: int = field(default=0, compare=False)
 
 
 def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], without: Container[str]) -> int:

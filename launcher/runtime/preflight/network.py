@@ -24,8 +24,14 @@ _RANKS = {
     # monitor would abort a rank after 8 minutes, sooner than `watchdog.step` and without a message; it only remains
     # for ranks that nobody watches.
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
-    # An error of NCCL ends the process at once, without the clean-up, which may hang like the collective itself.
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    # A rank that gets an error from NCCL, or waits for a rank that is gone, aborts its communicators itself, and stays
+    # (`encoder_core.train.groups`). A thread of torch would end the process. Before that it would look for stack traces
+    # in its recorder of collectives, which takes seconds, and wait for a dump of the recorder, which nobody reads here.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",  # its older name
 }
 
 

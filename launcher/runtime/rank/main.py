@@ -24,6 +24,7 @@ from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
+from encoder_core.train.groups import aborted_on_error
 from encoder_core.train.loop import Trainer
 from encoder_core.train.memory import restore
 from encoder_core.train.rehearsal import ensure_sums, measured_sums, sums_are_known
@@ -93,7 +94,7 @@ def run_rank(
         SmallerMicrobatch: if a step did not fit into memory, and the next start has smaller microbatches.
         UserError: its subclasses in the packages below, if data are damaged, a store does not answer, and the like.
     """
-    with ExitStack() as ending:
+    with ExitStack() as ending, aborted_on_error():
         # Agree with the other ranks on the checkpoint to resume from.
         link.beat(0, "starting")
         hosts = [str(host) for host in peers.all_gather(socket.gethostname())]

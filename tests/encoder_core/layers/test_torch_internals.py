@@ -17,7 +17,7 @@ CALLS = {
 
 @pytest.mark.parametrize("path", internals.NAMES)
 def test_names_are_there(path: str) -> None:
-    assert callable(internals.name_of(path))
+    assert internals.name_of(path) is not None
 
 
 @pytest.mark.parametrize("name", CALLS)

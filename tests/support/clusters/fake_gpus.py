@@ -224,6 +224,9 @@ class Ledger:
     def fail(self, problem: str, remedy: str) -> None:
         self._found.problem = problem
 
+    def rank_gone(self, group: int) -> None:
+        """The others are not told."""
+
     def found(self) -> Found:
         return self._found
 

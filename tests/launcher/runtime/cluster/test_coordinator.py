@@ -12,8 +12,8 @@ from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.coordinators import ELASTIC, FIXED, Cluster, begin, events, state
 
-HAND_OVER = Orders(stop=False, pause=True, hand_over=True, stacks=False)
-SAVE = Orders(stop=False, pause=True, hand_over=False, stacks=False)
+HAND_OVER = Orders(pause=True, hand_over=True)
+SAVE = Orders(pause=True)
 
 
 def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
@@ -36,6 +36,29 @@ def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None
     assert not early.hand_over
     assert begin(ranks, "a", "a", "c") == 3
     assert events(tmp_path, ranks) == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
+
+
+def test_the_others_leave_when_a_rank_is_gone_and_those_after_them_do_not(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The driver's call may arrive late."""
+    ranks, place = state(tmp_path, ELASTIC), RankLocation("a", 100)
+    first = ranks.next_group([])
+    assert first is not None
+    ranks.rank_gone(first.number)
+    assert ranks.beat(0, 0, "starting", place).abort, "before they have an attempt, too"
+    begin(ranks, "a", "a", "b")
+    assert ranks.beat(1, 8, "training", place).abort
+    second = ranks.next_group([2])
+    assert second is not None
+    assert second.number == first.number + 1
+    ranks.rank_gone(first.number)
+    assert not ranks.beat(0, 0, "starting", place).abort
+    begin(ranks, "a", "a", "b")
+    assert not ranks.beat(0, 9, "training", place, attempt=2).abort
+    ranks.rank_gone(second.number)
+    assert ranks.beat(0, 9, "training", place, attempt=2).abort
+    assert ranks.beat(0, 9, "training", place, attempt=1) == Orders(), "that one is over"
 
 
 def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) -> None:

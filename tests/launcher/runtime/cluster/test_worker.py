@@ -16,12 +16,16 @@ from checkpoints.gather import Alone
 from data_service.errors import CorpusError, CorruptBlock, PlanError, TokenizerError
 from data_service.store.errors import AccessDenied, CredentialsExpired, OutOfSpace, StoreUnavailable
 from encoder_core.errors import ModelError, TrainingError
+from encoder_core.train.engine import leave_groups
+from encoder_core.train.exchange import Control
+from encoder_core.train.groups import GroupsAborted, ensure_whole
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
-from launcher.runtime.cluster import worker
+from launcher.runtime.cluster import rank_link, worker
 from launcher.runtime.cluster.orders import CoordinatorLost, Orders
+from launcher.runtime.cluster.rank_link import RayLink
 from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, seats
-from launcher.runtime.cluster.worker import NCCL_FOR_MIG, DeviceMissing, RayLink, take_device
+from launcher.runtime.cluster.worker import NCCL_FOR_MIG, DeviceMissing, take_device
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.preflight.collective import NodeReport, Unfit
 from launcher.runtime.preflight.findings import Finding, RankSums, Wrong
@@ -57,8 +61,8 @@ class _Method:
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda answer: answer)
-    monkeypatch.setattr(worker, "here", lambda: RankLocation("node", 1, "host"))
-    monkeypatch.setattr(worker, "beat_interval", lambda ranks: 0.001)
+    monkeypatch.setattr(rank_link, "here", lambda: RankLocation("node", 1, "host"))
+    monkeypatch.setattr(rank_link, "beat_interval", lambda ranks: 0.001)
     monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
 
 
@@ -66,7 +70,7 @@ def test_where_a_group_resumes_is_told_though_no_heartbeat_falls_into_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By that step it is known whether groups that die get any further."""
-    monkeypatch.setattr(worker, "beat_interval", lambda ranks: 60.0)
+    monkeypatch.setattr(rank_link, "beat_interval", lambda ranks: 60.0)
     coordinator = Coordinator()
     link = RayLink(coordinator, 0, save_multiple=1)
     link.attempt = 5
@@ -79,7 +83,7 @@ def test_where_a_group_resumes_is_told_though_no_heartbeat_falls_into_it(
 
 def told(error: BaseException, *, stopped: bool = False, doing: str = "training") -> tuple[bool, list[Any]]:
     """What the coordinator hears of a rank's error, and whether the rank ends in good order."""
-    coordinator = Coordinator(beat=[Orders(stop=stopped, pause=False, hand_over=False, stacks=False)] * 1000)
+    coordinator = Coordinator(beat=[Orders(stop=stopped)] * 1000)
     link = RayLink(coordinator, 3, save_multiple=1)
     link.attempt = 5
     link.beat(7, doing)
@@ -154,9 +158,7 @@ def test_a_last_save_that_fails_ends_in_good_order_if_a_stop_was_asked_for(error
 
 
 def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
-    coordinator = Coordinator(
-        enter=["no answer", "no answer", 6], beat=[Orders(False, False, False, False)] * 1000
-    )
+    coordinator = Coordinator(enter=["no answer", "no answer", 6], beat=[Orders()] * 1000)
     link = RayLink(coordinator, 0, save_multiple=1)
     assert worker._enter(coordinator, link, Alone(), ["n"], []) == 6  # type: ignore[arg-type]
     assert link._where == (0, "waiting for the store", 2)
@@ -165,10 +167,39 @@ def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
     assert worker._enter(refusing, link, Alone(), ["n"], []) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "error", [TrainingError("not finite", remedy="-"), RuntimeError("any"), GroupsAborted()]
+)
+def test_a_rank_that_was_freed_because_another_is_gone_is_not_at_fault(error: Exception) -> None:
+    """Whatever it raises: it may have computed with garbage."""
+    coordinator = Coordinator(beat=[Orders(abort=True)] * 1000)
+    link = RayLink(coordinator, 0, save_multiple=1)
+    while not link.peer_gone:
+        pass
+    assert not worker._in_good_order(coordinator, link, error)
+    link.close()
+    (told,) = [call for call in coordinator.calls if call[0] == "failed"]
+    assert told[5] == "silent"
+    with pytest.raises(GroupsAborted):
+        Control(0, 1, None).table([1.0])
+    leave_groups()
+    assert Control(0, 1, None).table([1.0]).item() == 1
+
+
+def test_a_late_order_frees_nobody_from_the_next_group() -> None:
+    link = RayLink(Coordinator(beat=[Orders()] * 1000), 0, save_multiple=1)
+    leave_groups()
+    link._coordinator = Coordinator(beat=[Orders(abort=True)] * 1000)
+    while not link.peer_gone:
+        pass
+    link.close()
+    ensure_whole()
+
+
 def test_a_rank_whose_coordinator_died_ends_at_its_next_step() -> None:
     """A thread that died in silence left the rank to train on, unseen."""
     unavailable = ray.exceptions.ActorUnavailableError("back soon", None)
-    beats = [unavailable, Orders(False, False, False, False), ray.exceptions.ActorDiedError()]
+    beats = [unavailable, Orders(), ray.exceptions.ActorDiedError()]
     link = RayLink(Coordinator(beat=beats), 0, save_multiple=1)
     with pytest.raises(CoordinatorLost):
         _train_on(link)
@@ -182,7 +213,7 @@ def _train_on(link: RayLink) -> None:
 
 def test_and_ends_itself_if_it_makes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(worker, "_GRACE_S", 0.01)
+    monkeypatch.setattr(rank_link, "_GRACE_S", 0.01)
     monkeypatch.setattr(os, "_exit", codes.append)
     link = RayLink(
         Coordinator(beat=[ray.exceptions.ActorDiedError() for _ in range(10_000)]), 0, save_multiple=1
@@ -202,7 +233,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
         sums, place = list(summed), list[object]()
-        link = RayLink(Coordinator(beat=[Orders(False, False, False, False)] * 1000), 0, save_multiple=1)
+        link = RayLink(Coordinator(beat=[Orders()] * 1000), 0, save_multiple=1)
 
         def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
             place.append(link._where)
