@@ -53,9 +53,14 @@ class Setting:
         return -(-self.microbatches // world) * self.round + self.rest
 
     @property
+    def ranks(self) -> int:
+        """As many ranks as the run may have here."""
+        return min(self.sizing.most, self.nodes * self.ranks_of_node)
+
+    @property
     def full(self) -> float:
         """Seconds of a step of as many ranks as the run may have here."""
-        return self.step(min(self.sizing.most, self.nodes * self.ranks_of_node))
+        return self.step(self.ranks)
 
 
 @dataclass
@@ -356,7 +361,7 @@ class Simulation:
         self.stays = fault.kind != "hang"
         if fault.kind == "rank":
             self.spare = self.takes_spare(fault.nodes[0]) and self.spare
-        self.pass_to(self.now + noticed(fault.kind, self.setting.hang), "restarting")
+        self.pass_to(self.now + noticed(fault.kind, self.setting.hang, self.setting.ranks), "restarting")
         failure = Failure(
             time=self.now,
             step=self.steps(self.work),

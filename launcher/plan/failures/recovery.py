@@ -21,10 +21,11 @@ from launcher.plan.estimate.estimate import Estimate, young
 from launcher.plan.failures.faults import Kind
 from launcher.runtime.capacity.devices import COPY_RATE, LINK_SHARE, STORE_RATE, Cluster
 from launcher.runtime.policies.recovery import COPIES_SHARE
+from launcher.runtime.policies.watchdog import beat_interval
 
-NOTICED_S = 2.25
-"""Until the driver knows that a process died: Ray says so at once, the driver looks every 0.25 s, and leaves the other
-ranks 2 s to report."""
+NOTICED_S = 0.25
+"""Until the driver knows that a process died: Ray says so at once, the driver looks every 0.25 s. The others hear of it
+with the answer to their next heartbeat."""
 NODE_NOTICED_S = 30.0
 """Until ranks raise because a whole machine is gone: NCCL over InfiniBand tries seven times for 4.3 s (NVIDIA, NCCL's
 NCCL_IB_TIMEOUT=20 and NCCL_IB_RETRY_CNT=7)."""
@@ -108,11 +109,10 @@ def seconds(parts: Sequence[Part]) -> float:
     return sum(part[2] for part in parts)
 
 
-def noticed(kind: Kind, hang: float) -> float:
-    """Return the seconds until a fault is noticed. `hang`: the watchdog's limit of a step."""
-    return {"rank": NOTICED_S, "hang": hang, "node": NODE_NOTICED_S, "switch": NODE_NOTICED_S, "notice": 0.0}[
-        kind
-    ]
+def noticed(kind: Kind, hang: float, ranks: int) -> float:
+    """Return the seconds until all of `ranks` ranks have noticed a fault. `hang`: the watchdog's limit of a step."""
+    rank = NOTICED_S + beat_interval(ranks)
+    return {"rank": rank, "hang": hang, "node": NODE_NOTICED_S, "switch": NODE_NOTICED_S, "notice": 0.0}[kind]
 
 
 def copies(cluster: Cluster, size: float, step: float, every: Every) -> Copies | None:

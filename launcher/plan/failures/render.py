@@ -7,7 +7,7 @@ from launcher.output import human_bytes, human_duration
 from launcher.plan.estimate.estimate import Estimate
 from launcher.plan.failures.faults import INTERRUPTIONS, NODE_BACK_S, OUTAGES_A_MONTH, UNEXPECTED
 from launcher.plan.failures.forecast import MONTHS, Forecast, Outcome, WayForecast
-from launcher.plan.failures.recovery import NODE_NOTICED_S, NOTICED_S, SPARE_BYTES, Standby, noticed, standby
+from launcher.plan.failures.recovery import NODE_NOTICED_S, SPARE_BYTES, Standby, noticed, standby
 from launcher.runtime.capacity.devices import COPY_RATE
 
 _WHAT, _RESULT, _CELL = 42, 14, 14  # columns
@@ -51,13 +51,15 @@ def _ways(f: Forecast) -> list[str]:
     lines = [
         "From a fault to the next step",
         _line(
-            "a process that died is noticed", "Ray, the driver's look, the others' reports", f"{NOTICED_S} s"
+            "a process that died is noticed",
+            "Ray, the driver's look, a heartbeat of the others",
+            f"{noticed('rank', 0.0, f.setting.ranks):.2f} s",
         ),
         _line("a machine that is gone", "NCCL's retries over InfiniBand", f"{NODE_NOTICED_S:.0f} s"),
         _line(
             "a hang",
             "the recipe's watchdog.step",
-            f"{noticed('hang', f.setting.hang):,.0f} s",
+            f"{noticed('hang', f.setting.hang, f.setting.ranks):,.0f} s",
         ),
     ]
     for found in f.ways:

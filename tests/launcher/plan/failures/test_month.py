@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.plan.estimate.estimate import Saving, best_interval, goodput
 from launcher.plan.failures.faults import MONTH_S, NODE_BACK_S, Fault, Kind, Outage, draw_faults, draw_outages
 from launcher.plan.failures.month import Month, Setting, simulate
-from launcher.plan.failures.recovery import NOTICED_S, Copies, Way, seconds
+from launcher.plan.failures.recovery import Copies, Way, noticed, seconds
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.policies.failures import BARREN
@@ -39,7 +39,7 @@ def only(kind: Kind, mtbf: float, seed: int, *, nodes: int = 512, wall: float = 
 def test_goodput_is_that_of_dalys_model(mtbf: float, interval: float) -> None:
     """Deaths of single ranks at a constant rate, and a store that always answers. With few nodes, the failure
     policy would exclude some that died several times by chance."""
-    restart = NOTICED_S + seconds(ANEW.anew) + ANEW.load
+    restart = noticed("rank", 0.0, setting(512).ranks) + seconds(ANEW.anew) + ANEW.load
     saving = Saving(blocked=4.0, behind=20.0, restart=restart)
     found = [
         simulate(setting(512), ANEW, interval, only("rank", mtbf, seed), ()).goodput for seed in range(16)
