@@ -87,7 +87,8 @@ def nccl_backends() -> list[Any]:
     if not (dist.is_initialized() and dist.is_nccl_available()):
         return []
     try:
-        groups = [group for group in name_of(NAMES[5]).pg_map if dist.get_backend(group) == "nccl"]
+        known = list(name_of(NAMES[5]).pg_map)  # another thread may add one
+        groups = [group for group in known if dist.get_backend(group) == "nccl"]
         found = [group._get_backend(torch.device("cuda")) for group in groups]
         for backend in found:
             _ = backend.abort, backend.get_error
