@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -118,13 +118,19 @@ def carry_out(request: _Request) -> None:
         if turn:  # before, the last rank may still be there
             _await(folder / f"gone {turn - 1}")
         rank = turn % 2 if stays else 1 - turn % 2
-        last, wrong = turn == DEATHS, 0
+        last, right = turn == DEATHS, list[bool]()
         if stays and not last:
             threading.Thread(target=_watch, args=(folder / f"gone {turn}", times_left()), daemon=True).start()
-        with suppress(RuntimeError) if not last else ExitStack():
-            wrong = _sums(request, turn, rank, _LAST_SUMS if last else None)
+        with nullcontext() if last else suppress(RuntimeError):
+            _sum_up(request, turn, rank, right)
         leave_groups(broken=not last)
-        found.append({"seconds": _since(folder / f"gone {turn}"), "wrong": wrong, "memory": _memory(request)})
+        found.append(
+            {
+                "seconds": _since(folder / f"gone {turn}"),
+                "wrong": right.count(False),
+                "memory": _memory(request),
+            }
+        )
     if stays:
         (folder / "answer.json").write_text(json.dumps(found), "utf-8")
 
@@ -148,30 +154,32 @@ def _memory(request: _Request) -> float:
     return float(total - free)
 
 
-def _sums(request: _Request, turn: int, rank: int, count: int | None) -> int:
-    """Join the other rank, and sum in two groups at once, as an engine does, until it dies; with `count`, so often.
-    Return how many sums are wrong.
+def _sum_up(request: _Request, turn: int, rank: int, right: list[bool]) -> None:
+    """Join the other rank, and sum in two groups at once, as an engine does, until it dies; in the last round a few
+    times. Add to `right` whether sums are right.
 
     Raises RuntimeError: of gloo, NCCL or ours, once the other rank is dead.
     """
     device = torch.device("cuda", rank if request.gpus > 1 else 0) if request.gpus else torch.device("cpu")
     if request.gpus:
         torch.cuda.set_device(device)
-    kind = "nccl" if request.gpus else "gloo"
-    meeting = f"file://{request.folder}/meet{turn}"
     dist.init_process_group(
-        kind, init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=_LIMIT_S)
+        "nccl" if request.gpus else "gloo",
+        init_method=f"file://{request.folder}/meet{turn}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=_LIMIT_S),
     )
-    groups, control, wrong, number = [None, dist.new_group()], Control.join(), 0, 0
-    while count is None or number < count:
-        sums = [torch.full((_NUMBERS,), float(rank + number), device=device) for _ in groups]
+    groups, control = [None, dist.new_group()], Control.join()
+    while turn < DEATHS or len(right) < _LAST_SUMS:
+        sums = [torch.full((_NUMBERS,), float(rank + len(right)), device=device) for _ in groups]
         for tensor, group in zip(sums, groups, strict=True):
             dist.all_reduce(tensor, group=group)
-        right = all(bool((tensor == 2 * number + 1).all()) for tensor in sums)
-        control.table([number])  # raises if the sums were aborted
-        wrong, number = wrong + (not right), number + 1
+        expected = 2 * len(right) + 1
+        found = all(bool((tensor == expected).all()) for tensor in sums)
+        control.table([expected])  # raises if the sums were aborted
+        right.append(found)
         Path(request.folder, f"sums {turn}").touch()
-    return wrong
 
 
 if __name__ == "__main__":
