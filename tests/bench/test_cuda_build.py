@@ -108,3 +108,9 @@ def test_the_kernels_compile(bin: Path) -> None:
         "64",
         PYTHONPATH=str(ROOT),
     )
+
+
+def test_nccls_communicators_can_be_aborted(bin: Path) -> None:
+    """By the names that `nccl_backends` uses; torch's CPU build has no NCCL."""
+    looks = "import torch.distributed as dist; p = dist.ProcessGroupNCCL; print(p.abort.__name__, p.get_error.__name__)"
+    assert run(bin, "python", "-c", looks).split() == ["abort", "get_error"]
