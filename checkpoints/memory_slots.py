@@ -204,7 +204,9 @@ class Slot:
         return number
 
     def _write(self, at: int, number: int) -> None:
-        struct.pack_into("<Q", self.data, at, number)
+        self.data[at : at + 8] = struct.pack(
+            "<Q", number
+        )  # raises ValueError, as reading does, if the slot is closed
 
 
 def _reserve(descriptor: int, size: int, left: int) -> None:

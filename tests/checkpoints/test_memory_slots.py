@@ -135,6 +135,17 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_set_before(seed: int) 
         assert bool((body == float((slot.seal - 1) % 1000)).all())
 
 
+def test_a_slot_that_is_closed_raises_the_same_whether_it_is_read_or_written() -> None:
+    """The keeper of a rank that has ended marks its slots as copied when the partner answers, and expects that."""
+    slot = Slot.make(64, 64)
+    slot.mark_alone(True)
+    assert slot.alone
+    slot.close()
+    for use in (lambda: slot.alone, lambda: slot.mark_alone(False), slot.mark_refused, slot.open):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
 def test_nothing_is_left_of_a_slot_that_nobody_has_open() -> None:
     slot = Slot.make(1 << 20, 100)
     path = f"/proc/{os.getpid()}/fd/{slot.descriptor}"
