@@ -1,7 +1,7 @@
 """From the SIGKILL of a rank to the end of the next training step: how long, and where the time goes.
 
 `infra/test -m long tests/bench/test_recovery.py -rP` prints the median of a few deaths by part, at every stage of ZeRO
-and with layers compiled, side by side.
+and with layers compiled, side by side; and the median of an ordinary step, which is a part of it.
 """
 
 import statistics
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.runtime.run.following import read_events
+from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.segments import EVENTS, stored
 from tests.support.runs import small_runs
@@ -40,6 +41,7 @@ CHOICES = {
 }
 SETTINGS = (
     "phases=[{steps: 100000, length: 32, batch: {sequences: 48}}]",
+    "microbatch=24",  # one for each of two ranks, as in small forms
     "checkpoint={every: {steps: 2000}, keep_last: 3}",
     "evaluation={every: {steps: 100000}, samples: 20}",
     "logging={flush_seconds: 5, tensorboard: false}",
@@ -51,18 +53,20 @@ SETTINGS = (
 def test_a_killed_rank_is_back_soon(tmp_path: Path) -> None:
     """With a spare process that has loaded. Times are of a quiet machine."""
     small_runs.prepare_corpus(tmp_path, documents=300)
-    found = {choice: deaths(tmp_path, choice, *settings) for choice, settings in CHOICES.items()}
+    measured = {choice: deaths(tmp_path, choice, *settings) for choice, settings in CHOICES.items()}
+    found = {choice: parts for choice, (parts, _) in measured.items()}
     print(" " * 12 + "".join(f"{choice:>28}" for choice in found))
     for part in found["zero 2"][0]:
         print(f"{part:<12}" + "  ".join(spelt([one[part] for one in found[choice]]) for choice in found))
     totals = {choice: [sum(one.values()) for one in found[choice]] for choice in found}
     print(f"{'in all':<12}" + "  ".join(spelt(totals[choice]) for choice in found))
+    print(f"{'a step':<12}" + "  ".join(spelt(steps) for _, steps in measured.values()))
     for choice, seconds in totals.items():
         assert statistics.median(seconds) < SLOWEST_S.get(choice, 1.0)
 
 
-def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
-    """Where the time went after each of them."""
+def deaths(folder: Path, name: str, *settings: str) -> tuple[list[dict[str, float]], list[float]]:
+    """Where the time went after each of them; and the seconds of the steps."""
     uri = small_runs.new_run(folder, name, *SETTINGS, *settings)
     with training(uri, environment={"HOME": str(folder)}) as process:  # compiled code is kept there
         killed, loading = [], set[int]()
@@ -80,10 +84,11 @@ def deaths(folder: Path, name: str, *settings: str) -> list[dict[str, float]]:
         assert process.poll() is None, output(process)
         kill_everything(process)
     assert all(event["processes"] == {"stayed": 1, "spare": 1} for event in kinds(uri, "underway")[1:])
-    return [
+    parts = [
         breakdown(at, death, underway)
         for at, death, underway in zip(killed, kinds(uri, "death"), kinds(uri, "underway")[1:], strict=True)
     ]
+    return parts, read_history(open_run(uri).store).steps.column("seconds").tolist()
 
 
 def spelt(seconds: list[float]) -> str:
