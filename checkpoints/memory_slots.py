@@ -204,9 +204,8 @@ class Slot:
         return number
 
     def _write(self, at: int, number: int) -> None:
-        self.data[at : at + 8] = struct.pack(
-            "<Q", number
-        )  # raises ValueError, as reading does, if the slot is closed
+        # `pack_into` raises TypeError if the slot is closed; this raises ValueError, as reading does.
+        self.data[at : at + 8] = struct.pack("<Q", number)
 
 
 def _reserve(descriptor: int, size: int, left: int) -> None:
