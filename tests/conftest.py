@@ -1,5 +1,6 @@
 """Which tests are pure; fixtures for all that stores: S3 servers, stores of every kind, faults on the way to them."""
 
+import gc
 import os
 import random
 import signal
@@ -31,6 +32,8 @@ from tests.support.stores.s3 import S3Server
 _IN_TURN = frozenset(Path(__file__).with_name("in_turn.txt").read_text("utf-8").split())
 _DAYS = 7  # on one of so many, each of them is in the default suite
 _DAY = "MASKFLEET_TEST_DAY"  # in the environment, so that all processes of a run draw the same cases
+
+gc.disable()  # until all is collected: what is imported and collected stays, and looking for cycles in it takes seconds
 
 decide()  # whether Triton's kernels are compiled for a GPU or interpreted on the CPU
 
@@ -118,7 +121,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Importing pure tests has imported nothing foreign."""
+    """Importing pure tests has imported nothing foreign. Nothing of what is there now is looked through for cycles."""
+    gc.freeze()
+    gc.enable()
     if session.config.getoption("--pure") and (found := FOREIGN & sys.modules.keys()):
         raise pytest.UsageError(
             f"with --pure {', '.join(sorted(found))} was imported: by a conftest.py or a plugin?"

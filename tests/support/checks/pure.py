@@ -67,10 +67,12 @@ def reached(file: Path) -> set[Path]:
     return found
 
 
+@cache
 def _ours(file: Path) -> set[Path]:
     return {path for name in _imports(file) if (path := _file_of(name)) is not None}
 
 
+@cache
 def _foreign(file: Path) -> bool:
     if _is_test(file) and FORKS.search(file.read_text("utf-8")):
         return True

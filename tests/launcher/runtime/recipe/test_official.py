@@ -16,8 +16,9 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.tiny import tiny
 
+# by the text: fifty recipes take two seconds to load, at each collection
 PUBLISHED = sorted(
-    name for name in bundled() if name != "quickstart" and load(name).objective.contrastive is None
+    name for name, text in bundled().items() if name != "quickstart" and "\n  contrastive:" not in text
 )
 ROBERTA = ("roberta-base", "roberta-large")  # Chinese RoBERTa-wwm-ext is BERT's code
 NORMAL = (*ROBERTA, "spanbert", "xlnet", "deberta", "distilbert", "eurobert", "xlm", "bart")
