@@ -41,14 +41,14 @@ def is_there(name: str) -> bool:
 
 
 def names_in_strings(program: str) -> Iterator[str]:
-    tree = ast.parse(program)
+    nodes = list(ast.walk(ast.parse(program)))
     modules = {
         (alias.asname or alias.name): f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and re.match(rf"({OURS})\b", node.module or "")
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(args=[ast.Name(of), ast.Constant(str() as name), *_]) if of in modules:
                 if names_of(modules[of]) is not None:  # a module, as in patch.setattr(x, "name", ...)
