@@ -96,7 +96,8 @@ def _read(store: Store, key: str) -> Rewind:
         refuse_newer(data if body is None else body, f"{store.uri}/{key}", error)
         raise DamagedCheckpoint(
             f"{store.uri}/{key} cannot be read: {first_problem(error)}",
-            remedy="restore it from a copy; if you delete it, the checkpoints that the rewind abandoned count again",
+            remedy="restore it from a copy. It records that the run went back; without it the checkpoints that were "
+            "abandoned then would be used again",
         ) from error
 
 

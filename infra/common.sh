@@ -29,7 +29,7 @@ find_python() {
 }
 
 # setup EXTRA: installs Maskfleet, with the extra unless it is empty, into .venv, unless a stamp says it is there.
-# Leaves the seconds it took in $install_seconds.
+# Leaves the seconds it took in $install_seconds. Libraries are compiled meanwhile: `compiled` waits for that.
 setup() {
     local extra=$1 python pins stamp started quiet=(-qq)
     [ ! -t 1 ] || quiet=() # on a terminal, pip shows its progress
@@ -43,9 +43,17 @@ setup() {
     [ -x "$root/.venv/bin/python" ] || "$python" -m venv "$root/.venv"
     (cd "$root" && .venv/bin/python -m pip install "${quiet[@]}" --disable-pip-version-check --no-compile \
         -c infra/constraints.txt -e ".${extra:+[$extra]}")
-    # pip compiles on one core, a third of its time. Libraries hold templates that are no Python: they stay as they are.
-    "$root/.venv/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$root/.venv/lib" || true
+    # pip would compile on one core, for a third of its time.
+    "$root/.venv/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$root/.venv/lib" &
+    compiling=$!
     touch "$stamp" "$root/.venv/installed-$pins"
     install_seconds=$((SECONDS - started))
-    say "installed in $install_seconds s"
+    say "installed in $install_seconds s; its libraries are being compiled"
+}
+
+# Waits until what `setup` installed is compiled. Libraries hold templates that are no Python: these stay as they are.
+compiled() {
+    local began=$SECONDS
+    [ -z "${compiling:-}" ] || wait "$compiling" || true
+    install_seconds=$((install_seconds + SECONDS - began))
 }

@@ -187,7 +187,7 @@ def refuse_unlike(sources: Sequence[Corpus]) -> None:
 
 
 def claim_place(store: Store, wanted: Mapping[str, object]) -> None:
-    """Reserve the output for what `wanted` describes. What the same command left when it was interrupted may be there.
+    """Reserve the output for the corpus that `wanted` describes. Files of the same command, interrupted, are accepted.
 
     Raises CorpusError: the output holds a corpus, complete or not, or something else is being made there.
     """

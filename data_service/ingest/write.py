@@ -316,7 +316,7 @@ def _tokenizer(uri: str, expected: str) -> Tokenizer:
     tokenizer = load_tokenizer(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
-            f"{uri} is another tokenizer ({tokenizer.hash[:12]}) than the build began with ({expected[:12]})",
+            f"the tokenizer at {uri} is {tokenizer.hash[:12]}, but the build began with {expected[:12]}",
             remedy="delete the half-built corpus and build it again",
         )
     return tokenizer

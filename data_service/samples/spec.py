@@ -273,7 +273,7 @@ class StreamSpec(_Config):
     @model_validator(mode="after")
     def _rates_can_change(self) -> Self:
         if self.annealing is not None and not isinstance(self.masking, MlmMasking):
-            raise ValueError("masks of another kind than mlm have no rate that changes")
+            raise ValueError("only masks of kind mlm can have a rate that changes")
         return self
 
     @model_validator(mode="after")

@@ -198,7 +198,7 @@ class HubStore:
         return retried(once, Patience(self._patience_s), outage_of(f"{SCHEME}://{self._repo}"))
 
     def _error(self, name: str, error: Exception) -> StoreError:
-        """Return our error for one of the Hub's."""
+        """Return our error for an error that the Hub's library raised."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         errors = self._hub.errors
         status = getattr(getattr(error, "response", None), "status_code", None)

@@ -97,7 +97,7 @@ class Pieces:
 
 
 def compile_layers(model: nn.Module, pieces: Pieces | None) -> None:
-    """Let `pieces` compute the layers of `model` from now on; None: Python does."""
+    """Compute the layers of `model` by the compiled `pieces` from now on. If `pieces` is None, Python computes them."""
     for module in model.modules():
         if isinstance(module, PieceWise):
             module.compiled = pieces

@@ -179,8 +179,8 @@ class TwoStreamAttention(nn.Module):
         *,
         by_torch: bool = True,
     ) -> Float[Tensor, "queries heads width"]:
-        """Compute on a rectangle: all scores but those of contents enter torch's attention as a bias. A query that
-        sees no key gets zeros.
+        """Compute attention on rows padded to one length. Torch's attention computes the scores of contents; those of
+        positions and segments enter it as a bias. A query that sees no key gets zeros.
         """
         key_RNKD, value_RNKD = keys
         scale = key_RNKD.shape[-1] ** -0.5

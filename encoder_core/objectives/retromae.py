@@ -19,9 +19,9 @@ from encoder_core.terms.retromae import RetromaeConfig
 
 
 class Reconstruction(HeadTerm):
-    """Cross-entropy of the ids of all tokens but the rows' first ones, hidden by mlm or not; metric "correct".
+    """Cross-entropy of the ids of all tokens but the first of each row, whether or not mlm hides them.
 
-    Nothing is predicted at holes (`Batch.kept`).
+    The metric is "correct". Tokens that `Batch.kept` leaves out are not predicted.
     """
 
     def __init__(

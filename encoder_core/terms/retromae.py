@@ -55,7 +55,8 @@ class RetromaeConfig(BottleneckConfig):
 
 
 def _kept_by_inputs(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
-    """Yield what the decoder's two streams save: queries, and words with their places."""
+    """Yield what the decoder's two inputs save for the backward pass: the queries, and the embeddings of tokens and
+    positions."""
     tokens, hidden = shape.tokens, model.hidden
     yield Saved("decoder: ids and places", tokens, INDEX, 3)
     yield from several(norm(tokens, hidden), 2)

@@ -107,5 +107,6 @@ def _publish(folder: Path, out: str, former: list[str], tried: Sequence[Tried]) 
         kept = tempfile.mkdtemp(prefix="maskfleet-finetuned-")
         shutil.copytree(folder, kept, dirs_exist_ok=True)
         raise type(error)(
-            f"{error.problem}; the model is kept in {kept}", remedy=f"{error.remedy}; or copy it"
+            f"{error.problem}; the model is kept in {kept}",
+            remedy=f"{error.remedy}; or copy {kept} to {out} yourself",
         ) from error

@@ -70,6 +70,7 @@ def partners(nodes: Sequence[str]) -> list[int]:
 
 
 def _around_a_large_node(largest: Sequence[int], others: Sequence[int]) -> dict[int, int]:
-    """Return the partners where the ranks of one node outnumber the `others`."""
+    """Return the partner of each rank if the node of the `largest` group has more ranks than all other nodes together.
+    `others`: the ranks of these nodes. Each of them keeps the copies of several ranks."""
     kept_by_others = {rank: others[at % len(others)] for at, rank in enumerate(largest)}
     return kept_by_others | dict(zip(others, largest, strict=False))
