@@ -44,11 +44,11 @@ setup() {
     (cd "$root" && .venv/bin/python -m pip install "${quiet[@]}" --disable-pip-version-check --no-compile \
         -c infra/constraints.txt -e ".${extra:+[$extra]}")
     # pip would compile on one core, for a third of its time.
-    "$root/.venv/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$root/.venv/lib" &
+    "$root/.venv/bin/python" -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' "$root/.venv/lib" &
     compiling=$!
     touch "$stamp" "$root/.venv/installed-$pins"
     install_seconds=$((SECONDS - started))
-    say "installed in $install_seconds s; its libraries are being compiled"
+    say "installed in $install_seconds s; its libraries are being compiled, which takes up to a minute"
 }
 
 # Waits until what `setup` installed is compiled. Libraries hold templates that are no Python: these stay as they are.

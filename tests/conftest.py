@@ -121,13 +121,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Importing pure tests has imported nothing foreign. Nothing of what is there now is looked through for cycles."""
-    gc.freeze()
-    gc.enable()
+    """Importing pure tests has imported nothing foreign."""
     if session.config.getoption("--pure") and (found := FOREIGN & sys.modules.keys()):
         raise pytest.UsageError(
             f"with --pure {', '.join(sorted(found))} was imported: by a conftest.py or a plugin?"
         )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """All is collected, in a process of xdist or by the one that starts them, which collects nothing itself."""
+    gc.freeze()
+    gc.enable()
 
 
 def _is_chosen(item: pytest.Item) -> bool:
