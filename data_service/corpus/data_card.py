@@ -13,6 +13,7 @@ from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, StageCounts, by_count
 from data_service.corpus.removals import load_removals
 from data_service.printable import one_line, without_secrets
+from data_service.tokenizers.loss import KINDS, TextLoss, describe_loss
 
 _ROWS = 50  # values of a field that a table lists
 _NAMED = 20  # patterns of inputs that are listed
@@ -47,6 +48,7 @@ class BuiltPart(_Frozen):
         input_files, input_bytes: their number and size.
         counts: documents read, left out and the like.
         origin: what is known of the text; None if nothing is.
+        loss: what the tokenizer loses of the text; None if the build did not measure it.
     """
 
     uri: str
@@ -56,6 +58,7 @@ class BuiltPart(_Frozen):
     input_bytes: int
     counts: dict[str, int]
     origin: Origin | None
+    loss: TextLoss | None
 
 
 class DataCard(_Frozen):
@@ -141,6 +144,7 @@ def _built(corpus: Corpus) -> Iterator[BuiltPart]:
         input_bytes=_number(options.get("input_bytes")),
         counts=manifest.counts,
         origin=manifest.origin,
+        loss=manifest.loss,
     )
 
 
@@ -188,6 +192,10 @@ def _part(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
     yield f"{part.input_files:,} files, {part.input_bytes:,} bytes: {files}{more}.\n"
     counts = [(name.replace("_", " "), count) for name, count in part.counts.items() if count]
     yield from _table(("at the build", ""), counts)
+    if part.loss is not None:
+        lost = [describe_loss(part.loss, kind) for kind in KINDS if kind in part.loss.lost]
+        said = [f"{_cell(one)}." for one in lost] or ["The tokenizer loses no character of it."]
+        yield "\n\n".join(said) + "\n"
     if part.origin is None:
         yield "Nothing is recorded of whence the documents are.\n"
         return

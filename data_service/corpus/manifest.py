@@ -18,6 +18,7 @@ from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
 from data_service.store.base import Store
 from data_service.store.open import open_store
+from data_service.tokenizers.loss import TextLoss
 
 BUILD = "build/"
 CONFIGURATION = "build/configuration.json"
@@ -288,7 +289,8 @@ class CorpusManifest:
         stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
         documents come from, by key; empty in a corpus that was built without. parts: corpora in which the shards lie,
         if the corpus was merged (`parts.py`). origin: whence the text is, and how it was prepared; None if
-        neither provenance nor outputs of `corpus prepare` say it, and in a merged corpus, whose parts have it. digest:
+        neither provenance nor outputs of `corpus prepare` say it, and in a merged corpus, whose parts have it. loss:
+        what the tokenizer loses of the text; None in a corpus that was built before it was measured. digest:
         sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which `fingerprint` does
         not cover; empty until it is written.
     """
@@ -314,6 +316,7 @@ class CorpusManifest:
     recorded: str = field(default="", compare=False)
     parts: tuple[CorpusPart, ...] = ()
     origin: Origin | None = None
+    loss: TextLoss | None = None
     digest: str = field(default="", compare=False)
 
     @property
@@ -322,10 +325,21 @@ class CorpusManifest:
         return replace(self.heldout_rule or HeldoutRule.of_share(self.heldout_fraction), by_tokens=False)
 
     @property
+    def keeps_lines(self) -> bool:
+        """Whether a document's tokens are those of its whole text, with its white space. In corpora of earlier rules,
+        and of `lines: join`, lines are joined by one space.
+        """
+        return self._rules >= 3 and self.options.get("lines") != "join"
+
+    @property
+    def _rules(self) -> int:
+        rules = self.options.get("rules")
+        return rules if isinstance(rules, int) else 1
+
+    @property
     def word_rules(self) -> int:
         """Version, 1 or 2, of the rules in `data_service.tokenizers.words` with which the corpus was built."""
-        rules = self.options.get("rules")
-        return 2 if isinstance(rules, int) and rules >= 2 else 1
+        return 2 if self._rules >= 2 else 1
 
     @property
     def fingerprint(self) -> str:

@@ -39,10 +39,11 @@ from data_service.errors import CorpusError, damaged
 from data_service.formats import REMEDY, envelope, newer, open_envelope
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
+from data_service.tokenizers.loss import TextLoss
 
-VERSION = 5
-# A manifest is of the first version that knows all of it: 5 held-out clusters, 4 tables of blocks stored apart, 3 parts
-# of a merged corpus, 2 provenance or an origin, 1 none of them.
+VERSION = 6
+# A manifest is of the first version that knows all of it: 6 the loss of text, 5 held-out clusters, 4 tables of blocks
+# stored apart, 3 parts of a merged corpus, 2 provenance or an origin, 1 none of them.
 _FORMAT = "maskfleet-corpus"
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
@@ -104,6 +105,7 @@ class _Content(_Strict):
     fingerprint: str = ""
     parts: list[_Part] = []
     origin: Origin | None = None
+    loss: TextLoss | None = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "_Content":
@@ -156,6 +158,8 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["parts"] = [asdict(part) for part in manifest.parts]
     if manifest.origin is not None:
         content["origin"] = manifest.origin.model_dump(mode="json")
+    if manifest.loss is not None:
+        content["loss"] = manifest.loss.model_dump(mode="json")
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -184,6 +188,7 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         "parts": content.parts,
         "provenance": content.provenance or content.origin,
         "fingerprint": any(apart),
+        "loss": content.loss,
     }
     if stored.version != _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
         raise damaged(place, f"its content is not that of version {stored.version}")
@@ -192,8 +197,10 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
 
 def _version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
     """Return the version of a manifest with this content: the first that knows all of it."""
-    if rule is not None and rule.clusters:
+    if content.get("loss"):
         return VERSION
+    if rule is not None and rule.clusters:
+        return 5
     if content.get("fingerprint"):
         return 4
     if content.get("parts"):
@@ -287,4 +294,5 @@ def _to_manifest(content: _Content, store: Store) -> CorpusManifest:
         recorded=content.fingerprint,
         parts=tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
         origin=content.origin,
+        loss=content.loss,
     )

@@ -52,6 +52,7 @@ from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import Store, together
 from data_service.store.open import open_store
+from data_service.tokenizers.loss import TextLoss
 from data_service.types import Block
 
 ReportBlocks = Callable[[int, int], None]
@@ -201,6 +202,12 @@ def claim_place(store: Store, wanted: Mapping[str, object]) -> None:
         )
 
 
+def _joined_loss(manifests: Sequence[CorpusManifest]) -> TextLoss | None:
+    """Return the loss of text of all corpora; None if it was not measured in each."""
+    known = [manifest.loss for manifest in manifests if manifest.loss is not None]
+    return TextLoss.total(known) if len(known) == len(manifests) else None
+
+
 def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
     """Return the manifest of the merged corpus."""
     parts: list[CorpusPart] = []
@@ -231,6 +238,7 @@ def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
         skipped=(),
         left_out=(),
         provenance=sidecars,
+        loss=_joined_loss(manifests),
         parts=tuple(parts),
         heldout_rule=_joined_rule(manifests),
         recorded="",

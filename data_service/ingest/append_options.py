@@ -12,8 +12,8 @@ from data_service.errors import CorpusError
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions
 
-_OPEN = {"text_field", "txt_documents", "encoding", "delimiter", "provenance", "on_bad_bytes"}
-"""Settings in whose place others may be given: they say how the new input is written."""
+_OPEN = {"text_field", "txt_documents", "encoding", "delimiter", "provenance", "on_bad_bytes", "accept_loss"}
+"""Settings in whose place others may be given: they say how the new input is written, or what may be lost of it."""
 
 
 def options_like(
@@ -24,7 +24,7 @@ def options_like(
     Args:
         word_files: URIs of the files of words with which the corpus was built, by the name of the option.
         others: settings in place of the corpus's own, of `text_field`, `txt_documents`, `encoding`, `delimiter`,
-            `provenance` and `on_bad_bytes`.
+            `provenance`, `on_bad_bytes` and `accept_loss`.
 
     Raises:
         CorpusError: the corpus has no provenance, but settings of one are given; or a file of words is missing or
@@ -43,6 +43,7 @@ def options_like(
     return BuildOptions.model_validate(
         kept
         | heldout_like(corpus.manifest)
+        | {"lines": "keep" if origin.keeps_lines else "join"}
         | {"words": words, "workers": workers, "on_bad_records": on_bad_records}
         | others
     )

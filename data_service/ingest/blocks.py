@@ -1,181 +1,26 @@
-"""Turns text into blocks: documents are cut into sentences, encoded in batches, and put whole into blocks.
+"""Turns text into blocks: documents are encoded whole, their sentences are found as places in the tokens, and documents
+are put whole into blocks.
 
-Sentences are encoded so that their joined tokens are those of the whole document. The tokens of a sentence may depend
-on the text before it:
-
-- Behind a space it does not, because words begin at spaces and a sentence keeps the space before it. Such sentences are
-  encoded alone.
-- Without a space, as in Chinese, it does: SentencePiece would put a space mark before the second sentence that the
-  document does not have, and byte-level BPE may have a piece across the boundary. Such sentences are encoded together,
-  as a run, and the tokens are cut where the sentences' text begins. A piece across a boundary belongs to the first.
-- WordPiece splits at every mark, so it has no runs. GPT-2's byte-level BPE splits between a mark and a letter, so it
-  has few.
-
-A run is at most `LONGEST` characters long, since tokenizers need memory for it at once. The next run is encoded with
-the end of the one before it in front, whose tokens are then dropped.
+A document's tokens are those that its tokenizer gives for the whole text. A sentence begins with the first token that
+begins in the white space before it or with its first character. If one token lies across that place, the sentence
+begins with this token; such bounds are counted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import NamedTuple, TypeVar
-from unicodedata import category
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.words import UnitFinder, units_of_tokens
-from data_service.ingest.sentences import LONGEST, Language, split_sentences
-from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.ingest.sentences import Language, sentence_bounds
+from data_service.tokenizers.loss import LossMeter
+from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
+from data_service.tokenizers.whole_text import encode_whole
 from data_service.types import Block, Level, Tokens
 
 BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block
-_CONTEXT = 32  # characters of the run before: a few words
-
-T = TypeVar("T")
-
-
-class _Run(NamedTuple):
-    """Sentences that are encoded together, from number `start` on.
-
-    `context`: the end of the text before them, if they continue another run.
-    """
-
-    start: int
-    sentences: list[str]
-    context: str
-
-    @property
-    def text(self) -> str:
-        return self.context + "".join(self.sentences)
-
-    @property
-    def edges(self) -> list[int]:
-        """Characters at which the tokens of the sentences are cut.
-
-        They are the beginning of the first sentence; its second character (0 if there is no context); then the
-        beginnings of the other sentences.
-        """
-        begin, *others = accumulate(map(len, self.sentences[:-1]), initial=len(self.context))
-        return [begin, begin and begin + 1, *others]
-
-
-class EncodedSentence(NamedTuple):
-    """An encoded sentence: its ids, [n], and the character at which each token begins, [n]; None if not requested."""
-
-    ids: Tokens
-    places: NDArray[np.int64] | None = None
-
-
-def encode_sentences(
-    tokenizer: Tokenizer, documents: Sequence[Sequence[str]], *, placed: bool = False
-) -> list[EncodedSentence]:
-    """Return all sentences of documents, encoded, in order. Some may have no ids.
-
-    `documents`: lists of sentences as `split_sentences` returns them. `placed`: whether the places of the tokens are
-    returned, too, which takes longer.
-    """
-    sentences = [sentence for document in documents for sentence in document]
-    runs = list(_runs(sentences, _continuing(tokenizer, documents)))
-    together = {run.start + i for run in runs for i in range(len(run.sentences))}
-    alone = [sentence for i, sentence in enumerate(sentences) if i not in together] if runs else sentences
-    found = [one for batch in _batches(alone, alone) for one in _encode_alone(tokenizer, batch, placed)]
-    if not runs:
-        return found
-    parts = _encode_runs(tokenizer, runs, placed)
-    rest = iter(found)
-    return [next(parts if i in together else rest) for i in range(len(sentences))]
-
-
-def _continuing(tokenizer: Tokenizer, documents: Sequence[Sequence[str]]) -> list[int]:
-    """Return the numbers of the sentences whose tokens depend on the previous sentence."""
-    if tokenizer.kind == "wordpiece":
-        return []
-    at_spaces, after_marks = tokenizer.words_begin_at_spaces, tokenizer.words_begin_after_marks
-    firsts = accumulate(map(len, documents), initial=0)
-    return [
-        first + i
-        for first, document in zip(firsts, documents, strict=False)
-        for i, (before, sentence) in enumerate(pairwise(document), start=1)
-        if not (at_spaces and sentence[0] == " ") and not (after_marks and _is_after_mark(before, sentence))
-    ]
-
-
-def _is_after_mark(before: str, sentence: str) -> bool:
-    """Return whether `sentence` begins with a letter or digit after a punctuation mark at the end of `before`.
-
-    The quote that begins a word by GPT-2's rule ('s) does not count as such a mark.
-    """
-    mark = before[-1]
-    return mark != "'" and category(mark)[0] in "PS" and category(sentence[0])[0] in "LN"
-
-
-def _runs(sentences: list[str], continuing: list[int]) -> Iterator[_Run]:
-    """Yield runs of the sentences in `continuing` and those that they continue, each at most `LONGEST` characters."""
-    start = stop = length = 0
-    context = ""
-    for index in continuing:
-        follows = index == stop
-        if not follows or length + len(sentences[index]) > LONGEST:
-            if stop:
-                yield _Run(start, sentences[start:stop], context)
-            start = index if follows else index - 1
-            context = sentences[index - 1][-_CONTEXT:] if follows else ""
-            length = sum(map(len, sentences[start:index]))
-        stop = index + 1
-        length += len(sentences[index])
-    if stop:
-        yield _Run(start, sentences[start:stop], context)
-
-
-def _encode_alone(tokenizer: Tokenizer, texts: Sequence[str], placed: bool) -> list[EncodedSentence]:
-    if placed:
-        return [EncodedSentence(*pair) for pair in tokenizer.encode_with_places(texts)]
-    return [EncodedSentence(ids) for ids in tokenizer.encode_batch(texts)]
-
-
-def _encode_runs(tokenizer: Tokenizer, runs: list[_Run], placed: bool) -> Iterator[EncodedSentence]:
-    """Yield each sentence of the runs, encoded."""
-    for batch in _batches(runs, [run.text for run in runs]):
-        for run, (whole, (first, behind, *others)) in zip(
-            batch, _encode_whole(tokenizer, batch, placed), strict=True
-        ):
-            if run.context and first == behind:
-                # A piece lies across the beginning: without the context, so that its text is not lost.
-                yield from _encode_runs(tokenizer, [run._replace(context="")], placed)
-                continue
-            begins = [run.edges[0], *run.edges[2:]]
-            for begin, (i, j) in zip(begins, pairwise([first, *others, len(whole.ids)]), strict=True):
-                places = None if whole.places is None else whole.places[i:j] - begin
-                yield EncodedSentence(whole.ids[i:j], places)
-
-
-def _encode_whole(
-    tokenizer: Tokenizer, runs: Sequence[_Run], placed: bool
-) -> Iterator[tuple[EncodedSentence, list[int]]]:
-    """Yield each run encoded like one sentence, and the number of its tokens that begin before each of its edges."""
-    texts, edges = [run.text for run in runs], [run.edges for run in runs]
-    if not placed:
-        for ids, before in tokenizer.encode_with_edges(texts, edges):
-            yield EncodedSentence(ids), before
-        return
-    for (ids, places), of_run in zip(tokenizer.encode_with_places(texts), edges, strict=True):
-        yield EncodedSentence(ids, places), [edge and int(np.searchsorted(places, edge)) for edge in of_run]
-
-
-def _batches(items: Sequence[T], texts: Sequence[str]) -> Iterator[Sequence[T]]:
-    """Yield batches of items whose texts have about `BATCH` characters.
-
-    Batches bound the memory: a tokenizer needs a hundred bytes for each token while it works.
-    """
-    start = characters = 0
-    for index, text in enumerate(texts):
-        characters += len(text)
-        if characters >= BATCH:
-            yield items[start : index + 1]
-            start, characters = index + 1, 0
-    if start < len(items):
-        yield items[start:]
 
 
 @dataclass(frozen=True)
@@ -186,76 +31,76 @@ class EncodedDocument:
         tokens: [T] uint16 or uint32, token ids.
         lengths: [S] int64, number of tokens of each sentence, at least one.
         begins: [levels, T] bool, whether a unit of each level begins with each token; None if units are not looked for.
+        moved: number of sentences that begin inside a token, and so with that token.
     """
 
     tokens: Tokens
     lengths: NDArray[np.int64]
     begins: NDArray[np.bool_] | None = None
+    moved: int = 0
 
 
 def encode_documents(
     tokenizer: Tokenizer,
-    texts: list[str],
+    texts: Sequence[str],
     finder: UnitFinder | None = None,
     given: Sequence[bytes] = (),
+    *,
     language: Language = "any",
+    meter: LossMeter | None = None,
 ) -> list[EncodedDocument]:
     """Return the documents, encoded, in order. Sentences without tokens are left out; a document may have no tokens.
 
     Args:
         tokenizer: tokenizer to encode with.
-        documents: texts of the documents.
+        texts: texts of the documents.
         finder: finder of units; None not to look for units.
         given: words of each document, as `spelt_words` returns them, if the input holds words.
-        language: as for `split_sentences`.
+        language: as for `sentence_bounds`.
+        meter: meter that counts what the tokenizer loses of the texts; None not to count.
     """
-    sentences = [split_sentences(text, language) for text in texts]
-    found = encode_sentences(tokenizer, sentences, placed=finder is not None)
-    lengths = np.fromiter((len(one.ids) for one in found), dtype=np.int64, count=len(found))
-    begins = None
-    if finder is not None:
-        begins = _units(finder, [one for document in sentences for one in document], found, b"".join(given))
-    encoded = []
-    start = token = 0
-    for document in sentences:
-        stop = start + len(document)
-        of_sentences = lengths[start:stop]
-        end = token + int(of_sentences.sum())
-        encoded.append(
-            EncodedDocument(
-                _join([one.ids for one in found[start:stop]]),
-                of_sentences[of_sentences > 0],
-                None if begins is None else begins[:, token:end],
-            )
-        )
-        start, token = stop, end
-    return encoded
+    placed, cuts = encode_whole(tokenizer, texts)
+    if meter is not None:
+        meter.cuts += cuts
+        meter.add(texts, placed)
+    documents = []
+    for number, (text, found) in enumerate(zip(texts, placed, strict=True)):
+        bounds = sentence_bounds(text, language)
+        firsts, moved = _first_tokens(found, bounds)
+        begins = None
+        if finder is not None:
+            stops = [0, *(stop for stop, _ in bounds), len(text)]
+            sentences = [text[start:stop] for start, stop in pairwise(stops)]
+            starts = finder.find(sentences, given[number] if given else b"")
+            begins = units_of_tokens(starts, text, found.starts, firsts)
+        lengths = np.diff(np.append(firsts, len(found)))
+        documents.append(EncodedDocument(found.ids, lengths, begins, moved))
+    return documents
 
 
-def _units(
-    finder: UnitFinder, sentences: list[str], encoded: list[EncodedSentence], given: bytes
-) -> NDArray[np.bool_]:
-    """Return [levels, T] bool, whether each token of the sentences begins a unit."""
-    offsets = accumulate(map(len, sentences), initial=0)
-    placed = [
-        one.places + offset for one, offset in zip(encoded, offsets, strict=False) if one.places is not None
-    ]
-    ends = np.cumsum([len(places) for places in placed])
-    places = np.concatenate(placed)
-    firsts = np.unique(np.append(0, ends[:-1]))
-    starts = finder.find(sentences, given)
-    return units_of_tokens(starts, "".join(sentences), places, firsts[firsts < len(places)])
+def _first_tokens(placed: PlacedTokens, bounds: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], int]:
+    """Return [S] int64, the number of the first token of each sentence, and how many of them lie across a bound."""
+    if not len(placed):
+        return np.empty(0, dtype=np.int64), 0
+    stops, resumes = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+    first = np.searchsorted(placed.starts, stops)
+    across = (first > 0) & (placed.ends[first - 1] > resumes)
+    firsts = np.unique(np.append(0, first - across))
+    return firsts[firsts < len(placed)], int(np.count_nonzero(across))
 
 
-def encode_examples(tokenizer: Tokenizer, examples: list[tuple[str, ...]]) -> list[EncodedDocument]:
+def encode_examples(
+    tokenizer: Tokenizer, examples: Sequence[tuple[str, ...]], meter: LossMeter | None = None
+) -> list[EncodedDocument]:
     """Return the examples, encoded, in order. Each text becomes one sentence.
 
     If a text of an example has no tokens, the whole example has none.
     """
-    encoded = iter(encode_documents(tokenizer, [text for texts in examples for text in texts]))
+    texts = [text for texts in examples for text in texts]
+    encoded = iter(encode_documents(tokenizer, texts, meter=meter))
     found = []
-    for texts in examples:
-        parts = [next(encoded).tokens for _ in texts]
+    for example in examples:
+        parts = [next(encoded).tokens for _ in example]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         tokens = _join(parts)
         found.append(

@@ -25,7 +25,7 @@ from data_service.corpus.manifest import (
 )
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.words import Segmentation, resolve
-from data_service.errors import CorpusError, InputError
+from data_service.errors import CorpusError, InputError, TokenizerError
 from data_service.ingest.configuration import (
     VERSIONS,
     Configuration,
@@ -79,7 +79,10 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.loss import TextLoss, refuse_loss
 from data_service.tokenizers.tokenizer import Tokenizer
+
+_FIRST_SPLITS = 4
 
 
 def build_corpus(
@@ -316,7 +319,11 @@ class Passes:
         tokenizer_hash: str,
         words: Segmentation | None = None,
     ) -> list[WriteReceipt]:
-        """Run the second pass; return its receipts."""
+        """Run the second pass; return its receipts. A few splits from all over the input are the first, so that a
+        tokenizer that loses most of the text is found before all of it is encoded.
+
+        Raises TokenizerError: the tokenizer loses more of the text than the options accept.
+        """
         tasks = [
             WriteTask(
                 self.layout,
@@ -330,7 +337,24 @@ class Passes:
             )
             for i, split in enumerate(self.splits)
         ]
-        return self._run(StageTasks("writing", tasks, write, WriteReceipt))
+        if len(tasks) > _FIRST_SPLITS:
+            first = tasks[:: -(-len(tasks) // _FIRST_SPLITS)]
+            self._refuse_loss(self._run(StageTasks("writing", first, write, WriteReceipt)))
+        written = self._run(StageTasks("writing", tasks, write, WriteReceipt))
+        self._refuse_loss(written)
+        return written
+
+    def _refuse_loss(self, written: Sequence[WriteReceipt]) -> None:
+        try:
+            refuse_loss(
+                TextLoss.total(part.loss for part in written),
+                self._options.accept_loss,
+                what=f"the tokenizer does not fit the text of {self.layout.output}",
+                remedy="give a tokenizer that was trained on such text (maskfleet tokenizer check shows the fit)",
+            )
+        except TokenizerError:
+            self._free_output()
+            raise
 
     def _measure(self, files: list[InputFile]) -> dict[str, int]:
         """Return the decompressed sizes of files, by URI. The files are only decompressed, several at the same time."""

@@ -36,9 +36,10 @@ from data_service.ingest.skipped import LISTED, with_lines
 from data_service.ingest.tasks import Split
 from data_service.ingest.write import LENGTHS, PartSummary, WriteReceipt
 from data_service.store.base import Store, digest, together
+from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-RULES = 2  # goes up whenever the same inputs and options would give other bytes than before
+RULES = 3  # goes up whenever the same inputs and options would give other bytes than before
 
 VERSIONS = "input_versions"
 CONTENT = "input_content"
@@ -216,6 +217,7 @@ def assemble(
         left_out=tuple(str(item) for item in listing.left_out[:LISTED]),
         provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
         origin=_origin(origin, train),
+        loss=TextLoss.total(part.loss for part in written),
     )
 
 
@@ -253,7 +255,12 @@ def _unigram(
 
 
 def _counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
-    few = {"odd": sum(one.odd for one in scanned), NOT_CHOSEN: sum(one.not_chosen for one in scanned)}
+    few = {
+        "odd": sum(one.odd for one in scanned),
+        NOT_CHOSEN: sum(one.not_chosen for one in scanned),
+        "moved_sentences": sum(one.moved for one in written),
+        "cut_texts": sum(one.cuts for one in written),
+    }
     return {name: count for name, count in few.items() if count} | {
         "documents_read": sum(split.documents + split.empty + split.not_chosen for split in scanned),
         "empty": sum(split.empty for split in scanned),

@@ -32,10 +32,10 @@ from data_service.ingest.scan import (
     BUCKETS,
     RECORD,
     ScanReceipt,
-    encoded_text,
     hash_document,
     hash_of,
     read_bytes,
+    spaced_text,
 )
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store, together
@@ -249,7 +249,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
     for document in read_documents(task.split, task.options):
         if document.blank:
             continue
-        digest = hash_document(document)
+        digest = hash_document(document, task.options)
         seen.update(read_bytes(digest, document))
         if ordinal not in drops:
             yield document, digest
@@ -311,7 +311,7 @@ def divide(task: DivideTask) -> DivideReceipt:
         alone = document.cluster is None or document.cluster.name is None
         for stretch, end in stretches(document.text, length):
             if end is not None and end < below:
-                sizes[end] += len(encoded_text(stretch).encode())
+                sizes[end] += len(spaced_text(stretch).encode())
                 clustered.update(() if alone else (end,))
     divided = DivideReceipt(
         source=task.kept.source,

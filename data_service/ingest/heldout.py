@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import CorpusManifest, HeldoutRule
 from data_service.errors import InputError
-from data_service.ingest.scan import encoded_text, folded_text, is_blank
-from data_service.ingest.sentences import LONGEST as LONGEST_SENTENCE
+from data_service.ingest.scan import folded_text, is_blank, spaced_text
 from data_service.ingest.sentences import split_sentences
 
 ENOUGH = 128 * 1024  # bytes of text that are worth evaluating on
@@ -30,7 +29,8 @@ SHORTEST, LONGEST = 64, 4096  # bytes of a stretch on average
 STRETCHES = 16  # at least about as many are held out
 _WINDOW = 16  # characters by which running text without sentence ends is cut
 _FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
-_BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+_BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
+_LINES_BEFORE = re.compile(r"\A\s*\n")
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,21 @@ def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
 def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether it is held out) of the parts of a document: the whole document, or its stretches.
 
-    Neighbouring stretches of the same kind are joined. A held-out stretch separates the training text into two parts.
-    `digest`: hash of the document.
+    Neighbouring stretches of the same kind are joined. A held-out stretch separates the training text into two parts;
+    white space between two parts is left out, but for the indentation of a line. `digest`: hash of the document.
     """
     if rule.unit == "document":
         yield text, rule.holds_out(low_word(digest))
         return
     found = ((text, end is not None and rule.holds_out(end)) for text, end in stretches(text, rule.length))
-    for heldout, run in groupby(found, key=lambda pair: pair[1]):
-        joined = "".join(stretch for stretch, _ in run).strip()
-        if not is_blank(joined):
-            yield joined, heldout
+    parts = [
+        ("".join(stretch for stretch, _ in run), heldout)
+        for heldout, run in groupby(found, key=lambda pair: pair[1])
+    ]
+    for number, (part, heldout) in enumerate(parts):
+        begun = part if number == 0 else _LINES_BEFORE.sub("", part)
+        if not is_blank(begun):
+            yield begun if number == len(parts) - 1 else begun.rstrip(), heldout
 
 
 def low_word(digest: bytes) -> int:
@@ -209,9 +213,11 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
     trained on.
     """
     pieces: list[str] = []
-    for lead, paragraph in _paragraphs(text, 4 * length):
-        pieces.append(lead + paragraph)
-        plain = folded_text(encoded_text(paragraph)).encode()
+    for piece in _paragraphs(text, 4 * length):
+        pieces.append(piece)
+        if is_blank(piece):
+            continue
+        plain = folded_text(spaced_text(piece)).encode()
         digest = hashlib.blake2b(plain, digest_size=16).digest()
         if int.from_bytes(digest[:8], "big") < bound(min(1.0, len(plain) / length)):
             yield "".join(pieces), low_word(digest)
@@ -220,34 +226,17 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
         yield "".join(pieces), None
 
 
-def _paragraphs(text: str, most: int) -> Iterator[tuple[str, str]]:
-    """Yield (separator before it, text) of each paragraph.
+def _paragraphs(text: str, most: int) -> Iterator[str]:
+    """Yield the paragraphs of a text and the blank lines between them. Laid end to end they are the text.
 
     A paragraph of more than `most` characters is given sentence by sentence, and a longer sentence piece by piece.
     """
     for paragraph in _BLANK_LINES.split(text):
-        if is_blank(paragraph):
+        if len(spaced_text(paragraph)) <= most:
+            yield paragraph
             continue
-        if len(encoded_text(paragraph)) <= most:
-            yield "\n\n", paragraph
-            continue
-        lead = "\n\n"
-        for sentence in _whole(split_sentences(paragraph)):
-            for piece in [sentence] if len(sentence) <= most else _pieces(sentence, most):
-                yield lead, piece
-                lead = ""
-
-
-def _whole(sentences: list[str]) -> Iterator[str]:
-    """Yield the sentences, joined again where they were cut only because they were long."""
-    run: list[str] = []
-    for sentence in sentences:
-        run.append(sentence)
-        if 2 * len(sentence) <= LONGEST_SENTENCE:
-            yield "".join(run)
-            run = []
-    if run:
-        yield "".join(run)
+        for sentence in split_sentences(paragraph):
+            yield from [sentence] if len(sentence) <= most else _pieces(sentence, most)
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:

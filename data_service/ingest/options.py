@@ -10,6 +10,7 @@ from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.words import WordOptions
 from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.sentences import Language
+from data_service.tokenizers.loss import LossKind
 
 MIB = 1 << 20
 # 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.stream.statistics`.
@@ -41,6 +42,9 @@ class BuildOptions(BaseModel):
         words: options for finding words and other units, for masking; None: the tokenizer says where words begin.
         provenance: fields that say where a document comes from, kept in sidecars; None: none are kept.
         sentences: language whose rules decide where sentences end; "any": rules for all languages.
+        lines: keep: a document's white space is encoded as it is; join: its lines are joined by one space first, as
+            fairseq does (blank lines and white space at the ends of lines are left out).
+        accept_loss: kinds of loss (`data_service.tokenizers.loss`) that are accepted although much text is lost.
         pairs: fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: documents in .txt files: one document per file, or documents separated by blank lines.
         encoding: encoding of text files, CSV and JSON lines, by any name that Python knows. A byte order mark overrides
@@ -67,6 +71,8 @@ class BuildOptions(BaseModel):
     words: WordOptions | None = None
     provenance: ProvenanceOptions | None = None
     sentences: Language = "any"
+    lines: Literal["keep", "join"] = "keep"
+    accept_loss: frozenset[LossKind] = frozenset()
     txt_documents: Literal["file", "blank_line"] = "file"
     encoding: str = UTF_8
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
@@ -101,7 +107,9 @@ class BuildOptions(BaseModel):
         """Return the options that decide the output as JSON values, without `words`, which
         `data_service.corpus.words.resolve` covers.
         """
-        without = {"workers", "on_bad_records", "words"} | ({"pairs"} if self.pairs is None else set())
+        without = {"workers", "on_bad_records", "words", "accept_loss"} | (
+            {"pairs"} if self.pairs is None else set()
+        )
         without |= {"provenance"} if self.provenance is None else set()
         without |= {"heldout_rule"} if self.heldout_rule is None else set()
         without |= {"encoding"} if self.encoding == UTF_8 else set()
@@ -111,6 +119,12 @@ class BuildOptions(BaseModel):
         if self.heldout_rule is not None and not self.heldout_rule.clusters:
             del found["heldout_rule"]["clusters"]
         return found
+
+    def encoded_text(self, text: str) -> str:
+        """Return the text of a document, or of an example, that the tokenizer gets."""
+        if self.lines == "keep":
+            return text
+        return " ".join(filter(None, map(str.strip, text.split("\n"))))
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 One half of a hash decides which documents are copies, the other half which are held out. Two texts are the same to a
 model if the tokenizer gives the same tokens: it may fold case, accents and Unicode forms, and drop spaces. Copies are
 found by the text that the tokenizer gets. Whether a document is held out depends only on its letters and digits, so
-that texts that differ only in what a tokenizer folds are on the same side. Letters that the tokenizer does not know
-are an exception (`hash_tokens`).
+that texts that differ only in what a tokenizer folds, or in white space, are on the same side. Letters that the
+tokenizer does not know are an exception (`hash_tokens`).
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_odd
+from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import NOT_CHOSEN, BadRecord, Text
-from data_service.ingest.sentences import split_sentences
 from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store
@@ -41,13 +41,12 @@ RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size",
 
 
 def hash_text(text: str) -> bytes:
-    """Return the hash of a document, 16 bytes: blake2b, 8 bytes each, of its `encoded_text` and its `folded_text`.
+    """Return the hash of a document, 16 bytes: blake2b, 8 bytes each, of its text and its `folded_text`.
 
     Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
     unknown token is among them.
     """
-    encoded = encoded_text(text)
-    halves = (encoded, folded_text(encoded))
+    halves = (text, folded_text(spaced_text(text)))
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
@@ -57,18 +56,18 @@ def hash_texts(texts: Sequence[str]) -> bytes:
     """
     if len(texts) == 1:
         return hash_text(texts[0])
-    encoded = [encoded_text(text) for text in texts]
-    halves = (json.dumps(encoded), folded_text(encoded[0]))
+    halves = (json.dumps(texts), folded_text(spaced_text(texts[0])))
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
-def hash_document(document: Text) -> bytes:
-    """Return the hash of a document: `hash_texts`, but for one with near duplicates that the input keeps.
+def hash_document(document: Text, options: BuildOptions) -> bytes:
+    """Return the hash of a document: `hash_texts` of what the tokenizer gets, but for one with near duplicates that
+    the input keeps.
 
     Of such a document the second half is a hash of the cluster's name. So what decides whether it is held out is the
     same for the whole cluster, and the first half alone says which documents are copies.
     """
-    digest = hash_texts(document.texts)
+    digest = hash_texts([options.encoded_text(text) for text in document.texts])
     if document.cluster is None or document.cluster.name is None:
         return digest
     name = f"cluster {document.cluster.name}".encode()
@@ -99,19 +98,9 @@ def hash_tokens(tokens: Tokens) -> bytes:
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
 
 
-def encoded_text(text: str) -> str:
-    """Return the text of a document that the tokenizer gets: its joined sentences.
-
-    Line ends, blank lines and white space at the ends of lines are removed, as in `split_sentences`. That function is
-    ten times slower than the rest of the first pass, so it is called only for lines whose white space it might change.
-    """
-    if _is_plain(text):
-        return text.strip()
-    lines = [line.strip() for line in text.split("\n")]
-    joined = " ".join(filter(None, lines))
-    if _is_plain(joined):
-        return joined
-    return " ".join(line if _is_plain(line) else "".join(split_sentences(line)) for line in lines if line)
+def spaced_text(text: str) -> str:
+    """Return a text with one space in place of all white space, and none at its ends."""
+    return " ".join(text.split())
 
 
 def folded_text(text: str) -> str:
@@ -129,11 +118,6 @@ def folded_text(text: str) -> str:
 def _fold(text: str) -> str:
     lowered = unicodedata.normalize("NFKD", text).lower().casefold()
     return _REST.sub("", unicodedata.normalize("NFKD", lowered))
-
-
-def _is_plain(line: str) -> bool:
-    """Return whether the only white space within a line is single spaces. (Python prints no other white space.)"""
-    return "  " not in line and line.isprintable()
 
 
 def hash_of(parts: Iterable[str]) -> str:
@@ -248,7 +232,7 @@ def scan(task: ScanTask) -> ScanReceipt:
             continue
         replaced += document.replaced
         odd += any(map(is_odd, document.texts))
-        digest = hash_document(document)
+        digest = hash_document(document, task.options)
         clusters.add("" if document.cluster is None else document.cluster.found)
         hashes += digest
         seen.update(read_bytes(digest, document))

@@ -22,6 +22,7 @@ Where the language is given, its own rules come in place of these or beside them
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Literal
 
 Language = Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"]
@@ -62,8 +63,6 @@ def is_abbreviation(word: str, language: Language) -> bool:
         return True
     return word.lower() in _KNOWN_OF.get(language, ())
 
-
-LONGEST = 8192  # characters; longer runs are cut, so that no piece is too much for the tokenizer at once
 
 # Unicode 16, PropList.txt: Sentence_Terminal. In general and supplemental punctuation, and ASCII:
 _LATIN_MARKS = r"!.?\u2024\u203C\u203D\u2047-\u2049\u2E2E\u2E3C\u2E53\u2E54\u2E60\u2E61"
@@ -112,25 +111,33 @@ _ABBREVIATIONS = frozenset(
 )
 
 
-def split_sentences(text: str, language: Language = "any") -> list[str]:
-    """Return the sentences of a document with text in it, none of them empty. `language`: whose rules are used besides.
+def sentence_bounds(text: str, language: Language = "any") -> list[tuple[int, int]]:
+    """Return (end of a sentence, start of the next) in characters, for each boundary inside a document, in order.
 
-    Laid end to end they are the document, with white space around each boundary made one space. That space is the
-    first character of the later sentence. If there was no white space, there is none.
+    Between the two lies white space alone, or nothing. `language`: whose rules are used besides.
     """
-    pieces: list[str] = []
+    bounds: list[tuple[int, int]] = []
+    end, line_start = -1, 0
     for line in text.split("\n"):
         stripped = line.strip()
-        if not stripped:
-            continue
-        lead = " " if pieces else ""
-        start = 0
-        for stop, resume in _boundaries(stripped, language):
-            pieces.extend(_bounded(lead + stripped[start:stop]))
-            lead = " " if resume > stop else ""
-            start = resume
-        pieces.extend(_bounded(lead + stripped[start:]))
-    return pieces
+        if stripped:
+            start = line_start + len(line) - len(line.lstrip())
+            if end >= 0:
+                bounds.append((end, start))
+            bounds.extend((start + stop, start + resume) for stop, resume in _boundaries(stripped, language))
+            end = start + len(stripped)
+        line_start += len(line) + 1
+    return bounds
+
+
+def split_sentences(text: str, language: Language = "any") -> list[str]:
+    """Return the sentences of a document with text in it. Laid end to end they are the document; white space at a
+    boundary begins the later sentence.
+    """
+    if not text.strip():
+        return []
+    ends = [0, *(stop for stop, _ in sentence_bounds(text, language)), len(text)]
+    return [text[start:stop] for start, stop in pairwise(ends)]
 
 
 def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
@@ -157,14 +164,3 @@ def _ends_sentence(line: str, mark: int, following: int, language: Language) -> 
     if is_abbreviation(word, language):
         return False
     return not ("." in word or (len(word) == 1 and word.isupper()) or word.lower() in _ABBREVIATIONS)
-
-
-def _bounded(sentence: str) -> Iterator[str]:
-    """Yield the sentence in pieces of at most `LONGEST` characters, cut before a space where there is one."""
-    start = 0
-    while len(sentence) - start > LONGEST:
-        cut = sentence.rfind(" ", start + 1, start + LONGEST)
-        stop = cut if cut > start else start + LONGEST
-        yield sentence[start:stop]
-        start = stop
-    yield sentence[start:]

@@ -39,6 +39,7 @@ from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
 
@@ -170,12 +171,24 @@ class WriteTask(SplitTask):
 
 
 class WriteReceipt(TaskReceipt):
-    """The shards of a split. `without_tokens`: number of documents whose text gives no tokens."""
+    """The shards of a split.
+
+    Attributes:
+        train, heldout: content of each part.
+        duplicates: number of documents that are left out as copies.
+        without_tokens: number of documents whose text gives no tokens.
+        moved: number of sentences that begin inside a token, and so with that token.
+        cuts: number of cuts inside long texts that may have changed tokens.
+        loss: what the tokenizer loses of the text.
+    """
 
     train: PartSummary
     heldout: PartSummary
     duplicates: int
     without_tokens: int
+    moved: int
+    cuts: int
+    loss: TextLoss
 
 
 def write(task: WriteTask) -> WriteReceipt:
@@ -197,7 +210,7 @@ def write(task: WriteTask) -> WriteReceipt:
                 Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels
             ) as heldout,
         ):
-            without_tokens = _fill(task, tokenizer, finder, (train, heldout))
+            filled = _fill(task, tokenizer, finder, (train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = WriteReceipt(
@@ -206,23 +219,37 @@ def write(task: WriteTask) -> WriteReceipt:
         train=summaries[0],
         heldout=summaries[1],
         duplicates=sum(part.length for part in task.kept.drops) // ORDINAL.itemsize,
-        without_tokens=without_tokens,
+        without_tokens=filled.without_tokens,
+        moved=filled.moved,
+        cuts=filled.meter.cuts,
+        loss=filled.meter.total(),
     )
     write_receipt(store, task.receipt, written)
     return written
 
 
+@dataclass
+class _Filled:
+    """What was counted of the documents that were put into the parts. See `WriteReceipt`."""
+
+    meter: LossMeter
+    without_tokens: int = 0
+    moved: int = 0
+
+
 def _fill(
     task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, parts: tuple[PartWriter, PartWriter]
-) -> int:
-    """Put every kept document, or each of its stretches, into its part; return the number of those without tokens."""
-    without_tokens = 0
+) -> _Filled:
+    """Put every kept document, or each of its stretches, into its part; return what was counted."""
+    filled = _Filled(LossMeter(tokenizer))
     for batch in _batches(_pieces(task)):
-        for piece, document in zip(batch, _encode(task, tokenizer, finder, batch), strict=True):
+        encoded = _encode(task, tokenizer, finder, batch, filled.meter)
+        for piece, document in zip(batch, encoded, strict=True):
             heldout = piece.heldout
             if not len(document.tokens):
-                without_tokens += 1
+                filled.without_tokens += 1
                 continue
+            filled.moved += document.moved
             deciding = (
                 document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
             )
@@ -230,7 +257,7 @@ def _fill(
                 heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
             text_bytes = sum(len(text.encode()) for text in piece.texts)
             parts[heldout].add(document, text_bytes, piece.provenance)
-    return without_tokens
+    return filled
 
 
 def _pieces(task: WriteTask) -> Iterator[_Piece]:
@@ -248,13 +275,18 @@ def _pieces(task: WriteTask) -> Iterator[_Piece]:
 
 
 def _encode(
-    task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, batch: list[_Piece]
+    task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, batch: list[_Piece], meter: LossMeter
 ) -> list[EncodedDocument]:
+    encoded = task.options.encoded_text
     if task.options.pairs is not None:
-        return encode_examples(tokenizer, [piece.texts for piece in batch])
-    given = [piece.words for piece in batch]
+        return encode_examples(tokenizer, [tuple(map(encoded, piece.texts)) for piece in batch], meter)
     return encode_documents(
-        tokenizer, [piece.texts[0] for piece in batch], finder, given, task.options.sentences
+        tokenizer,
+        [encoded(piece.texts[0]) for piece in batch],
+        finder,
+        [piece.words for piece in batch],
+        language=task.options.sentences,
+        meter=meter,
     )
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_odd
 from data_service.ingest.records import BadRecord, RecordPlace, Text
-from data_service.ingest.scan import encoded_text, hash_of
+from data_service.ingest.scan import hash_of, spaced_text
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.prepare.configuration import Input
 from data_service.prepare.counts import Counts, count_length
@@ -314,7 +314,7 @@ class _Sink:
         self.counts.left_bytes += len(document.text.encode())
         self._kept.add(document)
         if isinstance(self._texts, Hashes):
-            self._texts.add(encoded_text(document.text), document.id, document.cluster_size)
+            self._texts.add(spaced_text(document.text), document.id, document.cluster_size)
         elif isinstance(self._texts, ParagraphHashes):
             self._texts.add(document.text)
         elif self._texts is not None:

@@ -23,6 +23,7 @@ from data_service.samples.packing import Packed, contiguous_rows
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.samples.texts import TextPairs
 from data_service.stream.plan import StreamPlan
+from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.specials import SpecialIds
 
 NEAR = (
@@ -218,6 +219,7 @@ class CorpusStats:
             tokens.
         radius: radius of the shuffle of training rows; None if an epoch has less than a batch.
         heldout_rule: rule by which text was held out; None if the requested share of documents was.
+        loss: what the tokenizer loses of the text; None if the build did not measure it.
     """
 
     train: SplitStats
@@ -228,6 +230,7 @@ class CorpusStats:
     document_lengths: dict[int, int]
     radius: Radius | None
     heldout_rule: HeldoutRule | None
+    loss: TextLoss | None
     skipped: tuple[str, ...]
     pairs: PairTexts | None = None
 
@@ -248,6 +251,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
         radius=_radius(manifest, batch, length),
         heldout_rule=manifest.heldout_rule,
+        loss=manifest.loss,
         skipped=manifest.skipped,
         pairs=manifest.pairs,
     )

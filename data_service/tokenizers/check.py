@@ -1,28 +1,28 @@
 """Measures how well a tokenizer fits some text, for `maskfleet tokenizer check`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
 from data_service.errors import TokenizerError
+from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
-
-_BATCH = 1000
+from data_service.tokenizers.whole_text import encode_whole
 
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """The fit of a tokenizer to a sample text, measured on every line that is not blank.
+    """The fit of a tokenizer to a sample of texts.
 
     Attributes:
-        lines, words, bytes, tokens: sizes of the sample; words are separated by white space, bytes are UTF-8.
+        lines, words, bytes, tokens: sizes of the sample; lines that are blank do not count, words are separated by
+            white space, bytes are UTF-8.
         unknown: share of tokens that are the unknown token.
-        byte_pieces: share of tokens that spell one byte of a character that the vocabulary lacks (unigram, bpe).
         coverage: share of the vocabulary's ordinary pieces that occur in the sample.
         exact: share of lines that decode to the same text.
         stable: share of lines whose decoded text is encoded to the same ids; below 1 if text is lost.
+        loss: what the tokenizer loses of the whole texts, in characters.
     """
 
     lines: int
@@ -30,10 +30,10 @@ class TokenizerReport:
     bytes: int
     tokens: int
     unknown: float
-    byte_pieces: float
     coverage: float
     exact: float
     stable: float
+    loss: TextLoss
 
     @property
     def bytes_per_token(self) -> float:
@@ -48,36 +48,47 @@ def check_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRepo
     """Encode and decode sample text; return how well the tokenizer fits it. Raises TokenizerError: all text is
     blank."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    meter = LossMeter(tokenizer)
     lines = words = size = exact = stable = 0
-    for batch in _batches(line for text in texts for line in text.splitlines() if line.strip()):
-        encoded = tokenizer.encode_batch(batch)
-        counts += np.bincount(np.concatenate(encoded), minlength=len(counts))
-        decoded = [tokenizer.decode(ids) for ids in encoded]
-        again = tokenizer.encode_batch(decoded)
-        lines += len(batch)
-        words += sum(len(line.split()) for line in batch)
-        size += sum(len(line.encode()) for line in batch)
-        exact += sum(a == b for a, b in zip(batch, decoded, strict=True))
-        stable += sum(np.array_equal(a, b) for a, b in zip(encoded, again, strict=True))
-    if not counts.any():
+    for text in texts:
+        [placed], _ = encode_whole(tokenizer, [text])
+        meter.add([text], [placed])
+        counts += np.bincount(placed.ids, minlength=len(counts))
+        size += len(text.encode())
+        words += len(text.split())
+        of_text = [line for line in text.splitlines() if line.strip()]
+        lines += len(of_text)
+        survived = (len(of_text),) * 2
+        if tokenizer.decode(placed.ids) != text:
+            survived = _surviving(tokenizer, of_text)
+        exact, stable = exact + survived[0], stable + survived[1]
+    if not counts.any() or not lines:
         raise TokenizerError("no text to check the tokenizer on", remedy="give a sample with text in it")
-    single_bytes = [i for i, piece in enumerate(tokenizer.pieces) if _is_byte_piece(tokenizer, piece)]
     return TokenizerReport(
         lines=lines,
         words=words,
         bytes=size,
         tokens=int(counts.sum()),
         unknown=float(counts[tokenizer.special.unk] / counts.sum()),
-        byte_pieces=float(counts[single_bytes].sum() / counts.sum()),
         coverage=float(np.count_nonzero(counts[~tokenizer.special_mask]) / (~tokenizer.special_mask).sum()),
         exact=exact / lines,
         stable=stable / lines,
+        loss=meter.total(),
     )
 
 
-def _is_byte_piece(tokenizer: Tokenizer, piece: str) -> bool:
-    return tokenizer.kind in ("unigram", "bpe") and len(piece) == 6 and piece.startswith("<0x")
+def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> TextLoss:
+    """Return what the tokenizer loses of whole texts."""
+    meter = LossMeter(tokenizer)
+    for text in texts:
+        meter.add([text], encode_whole(tokenizer, [text])[0])
+    return meter.total()
 
 
-def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
-    return iter(lambda: list(islice(lines, _BATCH)), [])
+def _surviving(tokenizer: Tokenizer, lines: Sequence[str]) -> tuple[int, int]:
+    """Return how many lines come back exactly, and of how many the decoded text has the same ids."""
+    encoded = tokenizer.encode_batch(lines)
+    decoded = [tokenizer.decode(ids) for ids in encoded]
+    again = tokenizer.encode_batch(decoded)
+    exact = sum(a == b for a, b in zip(lines, decoded, strict=True))
+    return exact, sum(np.array_equal(a, b) for a, b in zip(encoded, again, strict=True))

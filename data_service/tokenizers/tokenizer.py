@@ -6,10 +6,11 @@ models are converted to this form when they are trained or loaded, so there is o
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from itertools import chain
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -25,6 +26,47 @@ _UNSPLIT = "it cannot split a text"
 _RARE = "\U0010fffe"  # a character that no vocabulary has
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedTokens:
+    """The n tokens of a text, and the characters of the text that each stands for.
+
+    Attributes:
+        ids: [n] uint16 or uint32.
+        starts, ends: [n] int64, first character of each token, and the one behind its last. Starts never fall. Tokens
+            that spell one character together have the same places.
+    """
+
+    ids: Tokens
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacedTokens) and all(map(np.array_equal, self._columns, other._columns))
+
+    __hash__ = None
+
+    @property
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return (self.ids, self.starts, self.ends)
+
+    def part(self, first: int, stop: int) -> "PlacedTokens":
+        """Return tokens `first` to `stop` - 1."""
+        return PlacedTokens(self.ids[first:stop], self.starts[first:stop], self.ends[first:stop])
+
+    def shifted(self, characters: int) -> "PlacedTokens":
+        """Return the tokens of a text before which `characters` more characters were put."""
+        return PlacedTokens(self.ids, self.starts + characters, self.ends + characters)
+
+    @staticmethod
+    def joined(parts: Sequence["PlacedTokens"]) -> "PlacedTokens":
+        """Return the tokens of at least one part, one after another."""
+        ids, starts, ends = zip(*(part._columns for part in parts), strict=True)
+        return PlacedTokens(np.concatenate(ids), np.concatenate(starts), np.concatenate(ends))  # type: ignore[arg-type]
 
 
 class Tokenizer:
@@ -118,50 +160,24 @@ class Tokenizer:
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
-    def encode_with_edges(
-        self, texts: Sequence[str], edges: Sequence[Sequence[int]]
-    ) -> list[tuple[Tokens, list[int]]]:
-        """Return (ids, numbers) for each text: its ids as `encode_batch` gives them, and the number of its tokens
-        that begin before each of its `edges`, which are numbers of characters.
-        """
+    def encode_placed(self, texts: Sequence[str]) -> list["PlacedTokens"]:
+        """Return the tokens of each text, as `encode_batch` gives them, with their places."""
         with library_errors(self._where, _UNSPLIT):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            (np.array(encoding.ids, dtype=self._dtype), [_tokens_before(encoding, edge) for edge in places])
-            for encoding, places in zip(encodings, edges, strict=True)
-        ]
+        return [self._placed(encoding) for encoding in encodings]
 
-    def encode_with_places(self, texts: Sequence[str]) -> list[tuple[Tokens, NDArray[np.int64]]]:
-        """Return (ids, places) for each text: its ids as `encode_batch` gives them, and [n] int64, the character at
-        which each token begins.
-        """
+    def _placed(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
+        places = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64, count=2 * len(encoding))
+        starts, ends = places.reshape(-1, 2).T
+        ids = np.array(encoding.ids, dtype=self._dtype)
+        # Normalization may exchange marks, so that a token begins before its predecessor.
+        return PlacedTokens(ids, np.maximum.accumulate(starts), ends)
+
+    def normalized(self, text: str) -> str:
+        """Return the text that reaches the vocabulary, before it is split into words."""
+        normalizer = self._encoder.normalizer
         with library_errors(self._where, _UNSPLIT):
-            encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            (
-                np.array(encoding.ids, dtype=self._dtype),
-                np.fromiter((first for first, _ in encoding.offsets), dtype=np.int64, count=len(encoding)),
-            )
-            for encoding in encodings
-        ]
-
-    @cached_property
-    def words_begin_at_spaces(self) -> bool:
-        """Whether text that begins with a space has the same ids alone as inside a longer text."""
-        apart, together = (np.concatenate(self.encode_batch(texts)) for texts in (["a", " a"], ["a a"]))
-        return np.array_equal(apart, together)
-
-    @cached_property
-    def words_begin_after_marks(self) -> bool:
-        """Whether words are found by GPT-2's rule alone: a letter or digit after a punctuation mark begins a word,
-        except after the quote of `'s`.
-        """
-        rule, added = (self._definition.get(key) or {} for key in ("pre_tokenizer", "added_tokens"))
-        by_rule = rule.get("type") == "ByteLevel" and rule.get("use_regex", True)
-        text_only = self._definition.get("normalizer") is None and all(
-            token.get("special") for token in added
-        )
-        return bool(by_rule and text_only and rule.get("add_prefix_space") is False)
+            return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> Tokens:
         """Return the ids of one text."""
@@ -195,37 +211,33 @@ class Tokenizer:
         return {i for i, token in added.items() if token.special} | set(roles)
 
     def _text_only_encoder(self) -> tokenizers.Tokenizer:
-        if self.kind != "unigram":
-            encoder = tokenizers.Tokenizer.from_str(json.dumps(self._definition))
-            encoder.encode_special_tokens = True
-            return encoder
-        # A unigram lattice matches any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added
-        # tokens are renamed, not left out, since those behind the vocabulary are numbered in order.
-        special = self._special_ids()
-        model = self._definition["model"]
-        vocab = [
-            [_unspeakable(i), score] if i in special else [piece, score]
-            for i, (piece, score) in enumerate(model["vocab"])
-        ]
+        """Return the encoder for which the names of `cls`, `sep`, `pad`, `mask` and `<eod>` in a text are text.
+
+        Other special tokens, such as `@user`, are given their ids, as `transformers` gives them.
+        """
+        special = self.special
+        protected = {special.cls, special.sep, special.pad, special.mask, special.eod}
         added = [
-            token | {"content": _unspeakable(token["id"])} if token["id"] in special else token
+            token | {"special": token["id"] in protected}
             for token in self._definition.get("added_tokens") or []
         ]
-        changed = {"added_tokens": added, "model": model | {"vocab": vocab}, "post_processor": None}
-        return tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
-
-
-def _tokens_before(encoding: tokenizers.Encoding, edge: int) -> int:
-    """Return the number of tokens that begin before character `edge`.
-
-    It is found by bisection, because a list of all offsets would take a tenth of the time of the encoding.
-    """
-
-    def begin(token: int) -> int:
-        first, _ = encoding.token_to_chars(token) or (0, 0)
-        return first
-
-    return edge and bisect_left(range(len(encoding)), edge, key=begin)
+        model = self._definition["model"]
+        if self.kind == "unigram":
+            # A unigram lattice matches any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added
+            # tokens are renamed, not left out, since those behind the vocabulary are numbered in order.
+            vocab = [
+                [_unspeakable(i), score] if i in protected else [piece, score]
+                for i, (piece, score) in enumerate(model["vocab"])
+            ]
+            model = model | {"vocab": vocab}
+            added = [
+                token | {"content": _unspeakable(token["id"])} if token["special"] else token
+                for token in added
+            ]
+        changed = {"added_tokens": added, "model": model, "post_processor": None}
+        encoder = tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
+        encoder.encode_special_tokens = True
+        return encoder
 
 
 def _unspeakable(token_id: int) -> str:

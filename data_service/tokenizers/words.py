@@ -23,7 +23,7 @@ RULES = (
     2  # newest version of the rules; older corpora keep 1, in which no script counts as one without spaces
 )
 
-_SPACE = "\u2581"  # SentencePiece's mark for a space before the piece
+SPACE = "\u2581"  # SentencePiece's mark for a space before the piece
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
 _LATIN_OR_PUNCTUATION = frozenset(string.ascii_letters + string.digits + string.punctuation)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -95,7 +95,7 @@ def _wordpiece(piece: str, unspaced: bool) -> bool:
 
 
 def _sentencepiece(piece: str, unspaced: bool) -> bool:
-    if piece.startswith(_SPACE) or piece in _PUNCTUATION:
+    if piece.startswith(SPACE) or piece in _PUNCTUATION:
         return True
     if byte := _BYTE_PIECE.fullmatch(piece):
         return unspaced and _begins_unspaced(bytes.fromhex(byte[1]))

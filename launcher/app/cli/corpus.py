@@ -12,6 +12,8 @@ from launcher.app.cli.corpus_options import (
     HeldoutLikeOption,
     HeldoutOption,
     LexiconOption,
+    Lines,
+    LinesOption,
     MaxDocumentBytesOption,
     NegativesFieldOption,
     NegativesOption,
@@ -32,6 +34,7 @@ from launcher.app.cli.corpus_options import (
     WordsFieldOption,
 )
 from launcher.app.cli.options import (
+    AcceptLossOption,
     BadBytes,
     BadBytesOption,
     BadRecords,
@@ -76,6 +79,8 @@ def build(
     negatives_field: NegativesFieldOption = None,
     txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
     sentences: SentencesOption = SentenceRules.ANY,
+    lines: LinesOption = Lines.KEEP,
+    accept_loss: AcceptLossOption = None,
     segmenter: SegmenterOption = None,
     dictionary: DictionaryOption = None,
     user_words: UserWordsOption = None,
@@ -108,6 +113,8 @@ def build(
         provenance=None if provenance is None else read_provenance(provenance),
         txt_documents=txt_documents.value,
         sentences=sentences.value,
+        lines=lines.value,
+        accept_loss=[kind.value for kind in accept_loss or ()],
         encoding=encoding,
         delimiter=delimiter_character(delimiter),
         on_bad_bytes=on_bad_bytes.value,
@@ -254,11 +261,13 @@ def stats(
 
     from data_service.stream.statistics import corpus_stats
     from launcher.app.cli.corpus_shown import heldout_note, removal_note, stats_tables, text_warning
+    from launcher.app.cli.texts import print_loss
     from launcher.output import print_table
 
     found = corpus_stats(corpus, batch=batch, length=length)
     if as_json:
-        print_json([asdict(found)])
+        loss = None if found.loss is None else found.loss.model_dump(mode="json")
+        print_json([asdict(found) | {"loss": loss}])
         return
     for table in stats_tables(found):
         print_table(table)
@@ -268,6 +277,7 @@ def stats(
     note = heldout_note(found)
     if note:
         typer.echo(note)
+    print_loss(found.loss)
     warning = text_warning(found)
     if warning:
         typer.echo(warning, err=True)

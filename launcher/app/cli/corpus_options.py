@@ -78,6 +78,20 @@ SentencesOption = Annotated[
     SentenceRules,
     typer.Option("--sentences", help="The language whose rules say where sentences end, or any."),
 ]
+
+
+class Lines(StrEnum):
+    KEEP = "keep"
+    JOIN = "join"
+
+
+LinesOption = Annotated[
+    Lines,
+    typer.Option(
+        "--lines",
+        help="keep: white space is encoded as it is. join: lines are joined by one space, as fairseq's are.",
+    ),
+]
 SegmenterOption = Annotated[
     Segmenter | None,
     typer.Option(

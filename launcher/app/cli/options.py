@@ -30,6 +30,22 @@ class BadRecords(StrEnum):
     SKIP = "skip"
 
 
+class Loss(StrEnum):
+    UNKNOWN = "unknown"
+    MARKS = "marks"
+    WIDTH = "width"
+    JOINERS = "joiners"
+    WHITE_SPACE = "white_space"
+    OTHER = "other"
+
+
+AcceptLossOption = Annotated[
+    list[Loss] | None,
+    typer.Option(
+        "--accept-loss",
+        help="Go on although the tokenizer loses more than a fifth of the characters in this way.",
+    ),
+]
 InputsArgument = Annotated[
     list[str],
     typer.Argument(

@@ -21,6 +21,7 @@ from data_service.ingest.tasks import Split, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file
+from data_service.tokenizers.loss import KINDS, WARNED_SHARE, TextLoss, describe_loss
 from launcher.errors import OptionError
 from launcher.progress import BYTES, work
 from launcher.runtime.recipe.document import Words, parse, validate
@@ -42,18 +43,23 @@ def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
     return listing
 
 
-def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> Iterator[str]:
+def sample_texts(
+    inputs: Sequence[str], options: BuildOptions, limit: int, *, quiet: bool = False
+) -> Iterator[str]:
     """Yield documents from all over the inputs, at most `limit` bytes of them. A compressed file gives its beginning.
 
     Evenly spaced splits of the input give the same share each; if one has less, the later ones give more. The last
     document of a share is cut at its end. Which documents are chosen depends only on names, sizes and text. Files and
     bad records that are left out are printed to standard error, and a warning if the text does not look like text.
+    `quiet`: this was printed before.
 
     Raises:
         InputError: there is no input, or its text cannot be read.
         StoreError: the store cannot be read.
     """
-    files = list_texts(inputs, options.encoding).files
+    files = (
+        list_inputs(list(inputs), options.encoding) if quiet else list_texts(inputs, options.encoding)
+    ).files
     splits = plan_splits(files, options)
     count = max(1, min(len(splits), limit // _SHARE))
     chosen = [index * len(splits) // count for index in range(count)]
@@ -71,6 +77,8 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, limit: int) -> It
                 now.at(limit - left)
             if left <= 0:
                 break
+    if quiet:
+        return
     if skipped:
         first = with_lines(
             [skipped_record(bad) for bad in skipped[:LISTED]], [bad.place.file for bad in skipped]
@@ -91,6 +99,17 @@ def _sample_split(split: Split, options: BuildOptions, share: int, skipped: list
         data = record.text.encode()
         yield record.text if len(data) <= share else data[:share].decode(errors="ignore")
         share -= len(data)
+
+
+def print_loss(loss: TextLoss | None) -> None:
+    """Print what a tokenizer loses of a text, and to standard error a warning of each kind of which there is much."""
+    if loss is None:
+        return
+    much = loss.above(WARNED_SHARE)
+    for kind in KINDS:
+        if kind in loss.lost:
+            warning = "warning: " if kind in much else ""
+            typer.echo(f"{warning}{one_line(describe_loss(loss, kind))}", err=kind in much)
 
 
 def _tell(title: str, items: Sequence[object]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher.app.cli.options import (
+    AcceptLossOption,
     BadBytes,
     BadBytesOption,
     BadRecords,
@@ -28,6 +29,7 @@ group = typer.Typer(
 
 _MB = 1_000_000
 _VOCABULARY = 50_000
+_LOSS_SAMPLE_BYTES = 4 * _MB  # text of which is measured what a new vocabulary loses
 
 
 class TokenizerKind(StrEnum):
@@ -76,6 +78,7 @@ def train(
     delimiter: DelimiterOption = None,
     on_bad_bytes: BadBytesOption = BadBytes.ERROR,
     on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    accept_loss: AcceptLossOption = None,
     replace: ReplaceOption = False,
 ) -> None:
     """Learn a vocabulary. The same text and options give the same files, byte for byte.
@@ -85,9 +88,11 @@ def train(
     Example: `maskfleet tokenizer train books/ news.jsonl.zst --out s3://bucket/bpe-50k`
     """
     from data_service.ingest.options import BuildOptions
+    from data_service.tokenizers.check import measure_loss
     from data_service.tokenizers.load import save_tokenizer
+    from data_service.tokenizers.loss import refuse_loss
     from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-    from launcher.app.cli.texts import sample_texts
+    from launcher.app.cli.texts import print_loss, sample_texts
     from launcher.progress import work
 
     _check_free(out, replace)
@@ -105,12 +110,20 @@ def train(
         tokenizer = train_tokenizer(
             kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True
         )
+    loss = measure_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True))
+    refuse_loss(
+        loss,
+        [kind.value for kind in accept_loss or ()],
+        what=f"a {kind.value} vocabulary cannot hold this text",
+        remedy="choose another --kind (byte_bpe holds every text)",
+    )
     save_tokenizer(tokenizer, out)
     if tokenizer.vocab_size < asked:
         typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
     typer.echo(
         f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"
     )
+    print_loss(loss)
 
 
 @group.command()
@@ -131,7 +144,7 @@ def check(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.check import check_tokenizer
     from data_service.tokenizers.load import load_tokenizer
-    from launcher.app.cli.texts import sample_texts
+    from launcher.app.cli.texts import print_loss, sample_texts
     from launcher.output import print_table
 
     options = settings(
@@ -146,18 +159,18 @@ def check(
     report = check_tokenizer(load_tokenizer(tokenizer), texts)
     if as_json:
         rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}
-        print_json([vars(report) | rates])
+        print_json([vars(report) | rates | {"loss": report.loss.model_dump(mode="json")}])
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("sample", f"{report.lines:,} lines, {report.bytes:,} bytes, {report.tokens:,} tokens")
     table.add_row("bytes per token", f"{report.bytes_per_token:.2f}")
     table.add_row("tokens per word", f"{report.tokens_per_word:.2f}")
     table.add_row("unknown tokens", f"{report.unknown:.3%}")
-    table.add_row("spelt byte by byte", f"{report.byte_pieces:.3%}")
     table.add_row("vocabulary that occurs", f"{report.coverage:.1%}")
     table.add_row("lines that come back exactly", f"{report.exact:.2%}")
     table.add_row("lines whose ids are stable", f"{report.stable:.2%}")
     print_table(table)
+    print_loss(report.loss)
 
 
 @group.command()

@@ -27,7 +27,7 @@ from launcher.runtime.run.inputs import FILES, Inputs, read_inputs, refuse_place
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
-from launcher.runtime.run.readiness import check_mixture, check_rows
+from launcher.runtime.run.readiness import check_mixture, check_rows, check_text
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules
@@ -81,6 +81,7 @@ def create_run(
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
     run = Run(uri, store, resolved, record_of(resolved, read(resolved, tokenizer), now))
+    check_text(run, tokenizer)
     check_rows(run, tokenizer)
     check_mixture(run, tokenizer)
     compared = refuse_leaks(resolved, report)

@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 
 from data_service.corpus.manifest_file import load_manifest
-from data_service.errors import PlanError
+from data_service.errors import CorpusError, PlanError
+from data_service.printable import one_line
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from data_service.samples.spec import StreamSpec
@@ -16,6 +17,7 @@ from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
 from data_service.stream.stages import stage_weights
 from data_service.stream.stream import Stream
+from data_service.tokenizers.loss import WARNED_SHARE, TextLoss, describe_loss
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.phases import is_staged
@@ -75,6 +77,29 @@ MOST_EPOCHS = 200  # above this `init` warns; the published recipes read their t
 SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 
 
+ONE_TOKEN_SHARE = 0.99  # of a corpus; there is nothing to learn in text that is one token
+
+
+def check_text(run: Run, tokenizer: Tokenizer) -> None:
+    """Refuse a corpus that is one token again and again, which a model predicts without learning. `run` need not exist.
+
+    Raises:
+        CorpusError: nearly all tokens of a source are the same, mostly the unknown one.
+        StoreError: a manifest cannot be read.
+    """
+    for name, source in run.recipe.corpus.sources.items():
+        counts = load_manifest(open_store(source.uri)).unigram
+        most = int(counts.argmax())
+        if counts[most] < ONE_TOKEN_SHARE * counts.sum():
+            continue
+        raise CorpusError(
+            f"corpus.sources.{name}: {counts[most] / counts.sum():.2%} of the tokens of {source.uri} are "
+            f"{tokenizer.piece(most)!r}, so there is nothing to learn",
+            remedy="build the corpus with a tokenizer that fits the text: maskfleet tokenizer check TOKENIZER TEXT "
+            "says what is lost",
+        )
+
+
 def check_rows(run: Run, tokenizer: Tokenizer) -> None:
     """Refuse a batch that is larger than an epoch, and rows longer than the text. `run` need not exist yet.
 
@@ -107,8 +132,8 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def warnings(run: Run) -> list[str]:
-    """Return warnings of settings that work but are probably mistakes: very many epochs, or a vocabulary much larger
-    than the tokenizer's."""
+    """Return warnings of settings that work but are probably mistakes: very many epochs, a vocabulary much larger than
+    the tokenizer's, or text of which the tokenizer loses much."""
     found: list[str] = []
     text = _training_tokens(run)
     epochs = _readings(run)
@@ -124,6 +149,12 @@ def warnings(run: Run) -> list[str]:
             f"model.vocab is {rows:,} and the tokenizer has {ids:,} ids: {rows - ids:,} rows are never used; "
             "--set model.vocab=null takes the tokenizer's size"
         )
+    for name, source in run.recipe.corpus.sources.items():
+        loss = load_manifest(open_store(source.uri)).loss or TextLoss()
+        found += [
+            f"corpus.sources.{name}: {one_line(describe_loss(loss, kind))}"
+            for kind in loss.above(WARNED_SHARE)
+        ]
     return found
 
 

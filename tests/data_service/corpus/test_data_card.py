@@ -184,5 +184,5 @@ def test_a_corpus_of_plain_files_says_nothing(tmp_path: Path) -> None:
     raw = write_jsonl(tmp_path / "raw.jsonl", DOCUMENTS[:20])
     manifest = open_corpus(build(tmp_path, "plain", raw, options=SMALL)).manifest
     assert manifest.origin is None
-    assert b'"version":1,' in (tmp_path / "plain" / MANIFEST).read_bytes()[:60]
+    assert b'"version":6,' in (tmp_path / "plain" / MANIFEST).read_bytes()[:60]
     assert not card_of(open_corpus(str(tmp_path / "plain"))).says

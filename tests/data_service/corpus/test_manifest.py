@@ -88,7 +88,7 @@ def test_a_truncated_manifest_is_caught(length: int) -> None:
 
 
 def test_a_later_version_is_refused_by_its_number() -> None:
-    data = dump_manifest(MANIFEST).replace(b'"version":1', b'"version":6', 1)
+    data = dump_manifest(MANIFEST).replace(b'"version":1', b'"version":7', 1)
     with pytest.raises(CorpusError, match=r"corpus/manifest\.json.*newer"):
         parse_manifest(data, STORE)
 

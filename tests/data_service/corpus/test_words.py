@@ -105,8 +105,7 @@ def token_begins(tokenizer: Tokenizer, sentence: str, starts: list[bool]) -> lis
     """Said plainly: a token begins a word if the first character of its text, spaces aside, is a word's first."""
     found: list[bool] = []
     before = -1
-    encoding = tokenizer.encode_with_places([sentence])[0]
-    for place in encoding[1].tolist():
+    for place in tokenizer.encode_placed([sentence])[0].starts.tolist():
         while place < len(sentence) and sentence[place].isspace():
             place += 1
         first = not found or place > before

@@ -15,15 +15,19 @@ from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.scan import encoded_text, folded_text, hash_text, hash_tokens
-from data_service.ingest.sentences import split_sentences
+from data_service.ingest.scan import folded_text, hash_text, hash_tokens
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from tests.support.data.raw_text import DOCUMENTS, ignore_progress, small_tokenizer, write_jsonl
 
-HALF = BuildOptions(heldout_fraction=0.5, split_bytes=4096, block_tokens=500)
+HALF = BuildOptions(
+    accept_loss=frozenset({"unknown", "white_space"}),
+    heldout_fraction=0.5,
+    split_bytes=4096,
+    block_tokens=500,
+)
 SPACES = ["", " ", "  ", "\t", "\n", "\r\n", "\u2028", "\u00a0", " \n\n"]
 WORDS = ["One.", "Two!", "a", "é", "Café", "B", "漢", "字。", "e.g.", "\ufb01n", "x", "?", "7"]
 
@@ -86,9 +90,10 @@ def test_equal_tokens_never_lie_on_both_sides(tmp_path: Path, kind: Kind) -> Non
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from("aB.!。 \t\n\r\u00a0\u2028\x1c”)é"), max_size=40))
-def test_what_is_hashed_is_what_is_encoded(text: str) -> None:
-    assert encoded_text(text) == "".join(split_sentences(text))
-    assert hash_text(text) == hash_text(text.replace("\n", "\r\n") + "\n")
+def test_texts_that_differ_in_white_space_are_on_the_same_side(text: str) -> None:
+    other = text.replace("\n", "\r\n") + "\n"
+    assert hash_text(text)[8:] == hash_text(other)[8:]
+    assert hash_text(text)[:8] != hash_text(other)[:8], "they have other tokens"
 
 
 @settings(deadline=None)

@@ -12,13 +12,10 @@ from data_service.tokenizers.tokenizer import Kind, Tokenizer
 def test_byte_level_loses_nothing(trained: Callable[[Kind], Tokenizer], documents: list[str]) -> None:
     report = check_tokenizer(trained("byte_bpe"), documents)
     assert report.exact == report.stable == 1.0
-    assert report.unknown == report.byte_pieces == 0.0
-    assert report.tokens == sum(
-        len(trained("byte_bpe").encode(line))
-        for text in documents
-        for line in text.splitlines()
-        if line.strip()
-    )
+    assert report.unknown == 0.0
+    assert report.loss.above(0.0) == ()
+    assert report.loss.characters == sum(map(len, documents))
+    assert report.tokens == sum(len(trained("byte_bpe").encode(text)) for text in documents)
     assert 2 < report.bytes_per_token < 5
     assert 1 < report.tokens_per_word < 5
     assert 0.7 < report.coverage <= 1.0
@@ -27,10 +24,13 @@ def test_byte_level_loses_nothing(trained: Callable[[Kind], Tokenizer], document
 def test_unknown_text_shows(trained: Callable[[Kind], Tokenizer]) -> None:
     report = check_tokenizer(trained("wordpiece"), ["日本語 the the the"])
     assert report.unknown == pytest.approx(0.5)
+    assert report.loss.lost == {"unknown": 3}
+    assert report.loss.examples == {"unknown": {"日本語": 1}}
     assert report.exact == 0.0
     fallback = check_tokenizer(trained("unigram"), ["日本語 the the the"])
     assert fallback.unknown == 0.0
-    assert fallback.byte_pieces > 0.5
+    assert fallback.loss.lost == {"bytes": 3}
+    assert set(fallback.loss.examples["bytes"]) == set("日本語")
     assert fallback.exact == 1.0
 
 

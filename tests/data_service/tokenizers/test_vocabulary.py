@@ -128,8 +128,7 @@ def test_added_tokens_after_the_model_keep_their_ids(
     assert new.pieces[1500:] == ("<late>", "▁neuro")
     assert new.special_mask[1500:].tolist() == [True, False]
     assert _ids(new, documents[:3]) == _ids(old, documents[:3])
-    assert "<late>" in new.decode(new.encode("<late>"))
-    assert 1500 not in new.encode("<late>")
+    assert 1500 in new.encode("<late>")
 
 
 def test_an_uncased_vocabulary_folds_its_terms(documents: list[str]) -> None:

@@ -81,8 +81,7 @@ def use(files: dict[str, bytes]) -> None:
     """Whatever is asked of a tokenizer."""
     tokenizer = from_files(files, where="folder/of/it")
     tokenizer.encode_batch([*TEXTS[:3], "a" * 60 + "b", "猫 \U0001f431", ""])
-    tokenizer.encode_with_edges(TEXTS[:2], [[1], [2]])
-    tokenizer.encode_with_places(TEXTS[:2])
+    tokenizer.encode_placed(TEXTS[:2])
     assert len(tokenizer.special_mask) == len(tokenizer.word_starts) == tokenizer.vocab_size
     tokenizer.save_files()
 

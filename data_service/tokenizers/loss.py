@@ -1,0 +1,256 @@
+"""Measures, in characters, what a tokenizer loses of a text, so that a corpus of unknown tokens is found before a model
+is trained on it.
+
+unknown: characters that lie in unknown tokens. They are counted token by token.
+marks, width, joiners, white_space, other, case: characters that reach the vocabulary as others, or not at all. What
+becomes of a character is found by encoding it between two letters, once for each tokenizer; then characters are
+counted. White space that follows other white space is counted apart, since many tokenizers keep one space of a run.
+bytes: characters that are spelt byte by byte. They are not lost, but cost several tokens each.
+
+Forms of a character that Unicode calls canonically equivalent (`é` as one code point or two) are the same here.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from data_service.errors import TokenizerError
+from data_service.tokenizers.words import SPACE
+
+if TYPE_CHECKING:
+    from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
+
+LossKind = Literal["unknown", "marks", "width", "joiners", "white_space", "other", "case", "bytes"]
+KINDS: tuple[LossKind, ...] = get_args(LossKind)
+HARMLESS: frozenset[LossKind] = frozenset({"case", "bytes"})
+"""Kinds that never are a reason to refuse or warn: an uncased tokenizer was chosen as such, and bytes are not lost."""
+
+WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
+SHOWN_EXAMPLES = 5
+_KEPT_EXAMPLES = 64  # of a kind in one record, so that sums of records still know the most frequent ones
+_COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
+_EXAMPLE_CHARACTERS = 24
+_CODES = 0x110000
+
+
+class TextLoss(BaseModel):
+    """What a tokenizer loses of a text.
+
+    Attributes:
+        characters: number of characters of the text.
+        lost: number of them that are lost, by kind; a character may count in several kinds. Kinds of none are left out.
+        examples: the most frequent lost texts of each kind, and how often each occurs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    characters: NonNegativeInt = 0
+    lost: dict[LossKind, NonNegativeInt] = {}
+    examples: dict[LossKind, dict[str, NonNegativeInt]] = {}
+
+    def share(self, kind: LossKind) -> float:
+        """Return the share of the characters that are lost in this way."""
+        return self.lost.get(kind, 0) / max(1, self.characters)
+
+    def above(self, share: float) -> tuple[LossKind, ...]:
+        """Return the kinds of loss, harmless ones left out, of which there is more than this share."""
+        return tuple(kind for kind in KINDS if kind not in HARMLESS and self.share(kind) > share)
+
+    def shown(self, kind: LossKind) -> tuple[str, ...]:
+        """Return the most frequent examples of a kind."""
+        return tuple(_most_frequent(self.examples.get(kind, {}), SHOWN_EXAMPLES))
+
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """Return the loss of several texts together."""
+        characters, lost = 0, Counter[LossKind]()
+        examples: dict[LossKind, Counter[str]] = {}
+        for part in parts:
+            characters += part.characters
+            lost.update(part.lost)
+            for kind, found in part.examples.items():
+                examples.setdefault(kind, Counter()).update(found)
+        kept = {kind: _most_frequent(examples[kind], _KEPT_EXAMPLES) for kind in KINDS if kind in examples}
+        return cls(characters=characters, lost={k: lost[k] for k in KINDS if lost[k]}, examples=kept)
+
+
+def refuse_loss(loss: TextLoss, accepted: Iterable[str], what: str, remedy: str) -> None:
+    """Raise TokenizerError if more than `REFUSED_SHARE` of a text is lost in a way that the user has not accepted.
+
+    Args:
+        loss: the loss.
+        accepted: kinds of loss that the user accepts.
+        what: the tokenizer and the text, for the message.
+        remedy: what the user can do besides accepting the loss.
+    """
+    refused = [kind for kind in loss.above(REFUSED_SHARE) if kind not in set(accepted)]
+    if refused:
+        named = "; ".join(describe_loss(loss, kind) for kind in refused)
+        accept = " ".join(f"--accept-loss {kind}" for kind in refused)
+        raise TokenizerError(f"{what}: {named}", remedy=f"{remedy}; to go on in spite of it, add {accept}")
+
+
+_WORDS: Mapping[LossKind, str] = {
+    "unknown": "are in unknown tokens",
+    "marks": "lose accents, vowel signs or other marks",
+    "width": "become compatible forms of themselves",
+    "joiners": "are joiners that are lost",
+    "white_space": "are white space that is lost",
+    "other": "are lost or exchanged otherwise",
+    "case": "lose their case",
+    "bytes": "are spelt byte by byte, which loses nothing",
+}
+
+
+def describe_loss(loss: TextLoss, kind: LossKind) -> str:
+    """Return one kind of loss in words: its share, and the most frequent examples."""
+    examples = ", ".join(map(repr, loss.shown(kind)))
+    return f"{loss.share(kind):.2%} of the characters {_WORDS[kind]} ({examples})"
+
+
+class LossMeter:
+    """A counter of what `tokenizer` loses of the texts that are given to it.
+
+    Attributes:
+        cuts: number of cuts of long texts that may have changed tokens; counted by the caller.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self.cuts = 0
+        self._effects = _effects_of(tokenizer)
+        self._unknown, self._bytes = tokenizer.special.unk, _byte_tokens(tokenizer)
+        self._codes = np.zeros(_CODES, dtype=np.int64)
+        self._following = Counter[int]()  # white space behind white space, by code point
+        self._lost = Counter[LossKind]()
+        self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
+
+    def add(self, texts: Sequence[str], placed: Sequence["PlacedTokens"]) -> None:
+        """Count the characters of texts, and those of their tokens that are unknown or single bytes."""
+        for text, tokens in zip(texts, placed, strict=True):
+            unknown = tokens.ids == self._unknown
+            if unknown.any():
+                spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
+                self._add_lost("unknown", [text[start:stop] for start, stop in spans])
+            self._add_lost("bytes", [text[at] for at in self._spelt(tokens).tolist()])
+        codes = np.frombuffer("\0".join(texts).encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        counts = np.bincount(codes, minlength=1)
+        counts[0] -= len(texts) - 1  # what separates them
+        self._codes[: len(counts)] += counts
+        space = _SPACES[np.minimum(codes, len(_SPACES) - 1)]
+        self._following.update(codes[1:][space[1:] & space[:-1]].tolist())
+
+    def _spelt(self, tokens: "PlacedTokens") -> NDArray[np.int64]:
+        """Return the places of the characters that are spelt byte by byte."""
+        if self._bytes is not None:
+            return np.unique(tokens.starts[self._bytes[tokens.ids]])
+        within = tokens.starts[1:] < tokens.ends[:-1]  # a byte-level token that begins inside a character
+        return np.unique(tokens.starts[1:][within])
+
+    def _add_lost(self, kind: LossKind, texts: Sequence[str]) -> None:
+        self._lost[kind] += sum(map(len, texts))
+        counter = self._texts[kind]
+        for text in texts:
+            example = text[:_EXAMPLE_CHARACTERS]
+            if example in counter or len(counter) < _COUNTED_EXAMPLES:
+                counter[example] += 1
+
+    def total(self) -> TextLoss:
+        """Return the loss of all texts."""
+        lost, examples = Counter(self._lost), {kind: Counter(found) for kind, found in self._texts.items()}
+        for code in self._codes.nonzero()[0].tolist():
+            behind = self._following[code]
+            for effect, count in (
+                (self._effects(chr(code), False), int(self._codes[code]) - behind),
+                (self._effects(chr(code), True), behind),
+            ):
+                if effect is not None and count:
+                    lost[effect] += count
+                    examples.setdefault(effect, Counter())[chr(code)] += count
+        found = TextLoss(
+            characters=int(self._codes.sum()),
+            lost=dict(lost),
+            examples={kind: dict(counter) for kind, counter in examples.items() if counter},
+        )
+        return TextLoss.total([found])
+
+
+_SPACES = np.array([chr(code).isspace() for code in range(0x3002)])  # there are none beyond
+
+
+class _Effects(NamedTuple):
+    """A function that tells what becomes of a character, for one tokenizer; results are kept."""
+
+    tokenizer: "Tokenizer"
+    known: dict[tuple[str, bool], LossKind | None]
+
+    def __call__(self, character: str, behind_space: bool) -> LossKind | None:
+        key = (character, behind_space)
+        if key not in self.known:
+            self.known[key] = (
+                _space_effect(self.tokenizer, " " * behind_space + character)
+                if character.isspace()
+                else _effect(self.tokenizer, character)
+            )
+        return self.known[key]
+
+
+@lru_cache(maxsize=4)
+def _effects_of(tokenizer: "Tokenizer") -> _Effects:
+    return _Effects(tokenizer, {})
+
+
+def _space_effect(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:
+    """Return "white_space" if text with these characters has the tokens of text with one space in their place."""
+    whole, plain = tokenizer.encode_batch([f"a{spaces}b", "a b"])
+    return "white_space" if spaces != " " and np.array_equal(whole, plain) else None
+
+
+def _effect(tokenizer: "Tokenizer", character: str) -> LossKind | None:
+    """Return how a character that is no white space is lost; None if it is kept, or is unknown to the vocabulary."""
+    text = f"a{character}a"
+    given, lowered, normal = map(_letters, (text, text.lower(), tokenizer.normalized(text)))
+    if given == normal:
+        return None if _is_covered(tokenizer, text, 1) else "other"
+    if normal == lowered:
+        return "case"
+    if normal in (_without_marks(given), _without_marks(lowered)):
+        return "marks"
+    if unicodedata.category(character) == "Cf":
+        return "joiners"
+    wide = unicodedata.normalize("NFKC", text)
+    forms = [_letters(wide), _letters(wide.lower())]
+    return "width" if normal in (*forms, *map(_without_marks, forms)) else "other"
+
+
+def _letters(text: str) -> str:
+    """Return the text without white space, in the form in which canonically equivalent texts are equal."""
+    return "".join(unicodedata.normalize("NFD", text).replace(SPACE, " ").split())
+
+
+def _without_marks(text: str) -> str:
+    return "".join(character for character in text if unicodedata.category(character)[0] != "M")
+
+
+def _is_covered(tokenizer: "Tokenizer", text: str, place: int) -> bool:
+    tokens = tokenizer.encode_placed([text])[0]
+    return bool(((tokens.starts <= place) & (place < tokens.ends)).any())
+
+
+def _byte_tokens(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:
+    """Return [vocab_size] bool, the pieces that stand for one byte; None for byte-level BPE, whose every piece does so
+    for several.
+    """
+    if tokenizer.kind == "byte_bpe":
+        return None
+    return np.array([len(piece) == 6 and piece.startswith("<0x") for piece in tokenizer.pieces])
+
+
+def _most_frequent(counts: Mapping[str, int], number: int) -> dict[str, int]:
+    """Return the most frequent texts, in order; equally frequent ones in the order of their characters."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number])

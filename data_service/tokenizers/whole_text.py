@@ -1,0 +1,76 @@
+"""Encodes whole texts, however long.
+
+A text of more than `WINDOW_CHARACTERS` is encoded in windows that overlap, since a tokenizer needs some hundred bytes
+for each token while it works. Two windows are joined at a token around which both have the same tokens. Where there is
+none, as in text without a space that the tokenizer takes for one word, the text is cut there, and the cut is counted.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
+
+WINDOW_CHARACTERS = 1 << 20
+OVERLAP_CHARACTERS = 1 << 12  # by which a window reaches into its neighbours
+_AGREEING_TOKENS = (
+    32  # tokens on each side of a joint that must be the same in both windows, if there are as many
+)
+
+
+def encode_whole(
+    tokenizer: Tokenizer, texts: Sequence[str], window: int = WINDOW_CHARACTERS
+) -> tuple[list[PlacedTokens], int]:
+    """Return the tokens of each text, and the number of cuts that may have changed tokens.
+
+    `window`: characters of a longer text that are encoded at once, besides the overlap.
+    """
+    short = iter(tokenizer.encode_placed([text for text in texts if len(text) <= window]))
+    found, cuts = [], 0
+    for text in texts:
+        placed, count = _encode_long(tokenizer, text, window) if len(text) > window else (next(short), 0)
+        found.append(placed)
+        cuts += count
+    return found, cuts
+
+
+def _encode_long(tokenizer: Tokenizer, text: str, window: int) -> tuple[PlacedTokens, int]:
+    overlap = min(OVERLAP_CHARACTERS, window // 2)
+
+    def encode(start: int, stop: int) -> PlacedTokens:
+        return tokenizer.encode_placed([text[start:stop]])[0].shifted(start)
+
+    parts: list[PlacedTokens] = []
+    cuts = begin = first = (
+        0  # `begin`: the character at which the window begins; `first`: its first token that counts
+    )
+    current = encode(0, window + overlap)
+    for middle in range(window, len(text), window):
+        following = encode(middle - overlap, middle + window + overlap)
+        joint = _joint(current, following, middle, overlap)
+        if joint is None:
+            counted_from = current.starts[first] if first < len(current) else middle
+            current, following = encode(begin, middle), encode(middle, middle + window + overlap)
+            first = int(np.searchsorted(current.starts, counted_from))
+            joint, cuts = (len(current), 0), cuts + 1
+        parts.append(current.part(first, joint[0]))
+        begin = middle if joint[1] == 0 else middle - overlap
+        current, first = following, joint[1]
+    return PlacedTokens.joined([*parts, current.part(first, len(current))]), cuts
+
+
+def _joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: int) -> tuple[int, int] | None:
+    """Return the numbers, in two overlapping windows, of the token nearest to character `middle` around which both have
+    the same tokens; None if there is none. The tokens at the edges of the windows may be cut and count for nothing.
+    """
+    low, high = np.searchsorted(left.starts, [middle - overlap, middle + overlap])
+    near = left.starts[low:high]
+    for place in near[np.argsort(np.abs(near - middle), kind="stable")]:
+        i, j = (int(np.searchsorted(window.starts, place)) for window in (left, right))
+        before = min(_AGREEING_TOKENS, i, j - 1)
+        behind = min(_AGREEING_TOKENS, len(left) - 1 - i, len(right) - j)
+        if min(before, behind) < 1:
+            continue
+        if left.part(i - before, i + behind) == right.part(j - before, j + behind):
+            return i, j
+    return None
