@@ -36,7 +36,6 @@ SHOWN_EXAMPLES = 5
 _KEPT_EXAMPLES = 64  # of a kind in one record, so that sums of records still know the most frequent ones
 _COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
 _EXAMPLE_CHARACTERS = 24
-_CODES = 0x110000
 
 
 class TextLoss(BaseModel):
@@ -125,7 +124,7 @@ class LossMeter:
         self.cuts = 0
         self._effects = _effects_of(tokenizer)
         self._unknown, self._bytes = tokenizer.special.unk, _byte_tokens(tokenizer)
-        self._codes = np.zeros(_CODES, dtype=np.int64)
+        self._codes = np.zeros(1, dtype=np.int64)  # how often each code point occurs
         self._following = Counter[int]()  # white space behind white space, by code point
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
@@ -139,9 +138,12 @@ class LossMeter:
                 self._add_lost("unknown", [text[start:stop] for start, stop in spans])
             self._add_lost("bytes", [text[at] for at in self._spelt(tokens).tolist()])
         codes = np.frombuffer("\0".join(texts).encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        counts = np.bincount(codes, minlength=1)
-        counts[0] -= len(texts) - 1  # what separates them
-        self._codes[: len(counts)] += counts
+        more, less = self._codes, np.bincount(codes, minlength=1)
+        less[0] -= len(texts) - 1  # what separates them
+        if len(more) < len(less):
+            more, less = less, more
+        more[: len(less)] += less
+        self._codes = more
         space = _SPACES[np.minimum(codes, len(_SPACES) - 1)]
         self._following.update(codes[1:][space[1:] & space[:-1]].tolist())
 
