@@ -136,7 +136,7 @@ class LossMeter:
             if unknown.any():
                 spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
                 self._add_lost("unknown", [text[start:stop] for start, stop in spans])
-            self._add_lost("bytes", [text[at] for at in self._spelt(tokens).tolist()])
+            self._add_lost("bytes", list("".join(text[start:stop] for start, stop in self._spelt(tokens))))
         codes = np.frombuffer("\0".join(texts).encode("utf-32-le", "surrogatepass"), dtype="<u4")
         more, less = self._codes, np.bincount(codes, minlength=1)
         less[0] -= len(texts) - 1  # what separates them
@@ -147,12 +147,14 @@ class LossMeter:
         space = _SPACES[np.minimum(codes, len(_SPACES) - 1)]
         self._following.update(codes[1:][space[1:] & space[:-1]].tolist())
 
-    def _spelt(self, tokens: "PlacedTokens") -> NDArray[np.int64]:
-        """Return the places of the characters that are spelt byte by byte."""
-        if self._bytes is not None:
-            return np.unique(tokens.starts[self._bytes[tokens.ids]])
-        within = tokens.starts[1:] < tokens.ends[:-1]  # a byte-level token that begins inside a character
-        return np.unique(tokens.starts[1:][within])
+    def _spelt(self, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
+        """Return (first character, the one behind the last) of the text that is spelt byte by byte."""
+        if self._bytes is None:  # a byte-level token that begins inside a character
+            starts = np.unique(tokens.starts[1:][tokens.starts[1:] < tokens.ends[:-1]])
+            return zip(starts.tolist(), (starts + 1).tolist(), strict=True)
+        # Unigram gives all bytes of neighbouring characters the place of the first to the last.
+        starts, first = np.unique(tokens.starts[chosen := self._bytes[tokens.ids]], return_index=True)
+        return zip(starts.tolist(), tokens.ends[chosen][first].tolist(), strict=True)
 
     def _add_lost(self, kind: LossKind, texts: Sequence[str]) -> None:
         self._lost[kind] += sum(map(len, texts))

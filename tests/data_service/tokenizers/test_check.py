@@ -25,7 +25,7 @@ def test_unknown_text_shows(trained: Callable[[Kind], Tokenizer]) -> None:
     report = check_tokenizer(trained("wordpiece"), ["日本語 the the the"])
     assert report.unknown == pytest.approx(0.5)
     assert report.loss.lost == {"unknown": 3}
-    assert report.loss.examples == {"unknown": {"日本語": 1}}
+    assert set(report.loss.examples["unknown"]) == set("日本語")
     assert report.exact == 0.0
     fallback = check_tokenizer(trained("unigram"), ["日本語 the the the"])
     assert fallback.unknown == 0.0
