@@ -12,7 +12,8 @@ same bytes, and an interrupted build repeats only tasks without a receipt.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from data_service.corpus.manifest import (
@@ -241,14 +242,11 @@ class Passes:
     def scan(self) -> list[ScanReceipt]:
         """Run the first pass; return its receipts."""
         tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
-        try:
+        with self._free_after_mistakes():
             scanned = self._run(StageTasks("reading", tasks, scan, ScanReceipt))
             if not any(split.documents for split in scanned):
                 remove_scaffolding(self.layout.open(), self._progress)
                 raise _no_text(scanned)
-        except InputError:
-            self._free_output()
-            raise
         return scanned
 
     def choose_heldout(self, scanned: list[ScanReceipt]) -> tuple[HeldoutRule, list[KeptDocuments]]:
@@ -257,11 +255,8 @@ class Passes:
         Stretches are looked for only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
-        try:
+        with self._free_after_mistakes():
             clusters = self._clusters(scanned)
-        except InputError:
-            self._free_output()
-            raise
         tasks = plan_partitions(self.layout, scanned, fraction, clusters=bool(clusters))
         compared = self._run(StageTasks("comparing", tasks, compare, CompareReceipt))
         dropped = [part.digest for part in compared]
@@ -272,7 +267,7 @@ class Passes:
             for i, split in enumerate(scanned)
         ]
         found = count_documents(compared)
-        try:
+        with self._free_after_mistakes():
             if self._options.has_ids:
                 of_ids = plan_ids(self.layout, scanned, kept)
                 compared_ids = self._run(StageTasks("comparing ids", of_ids, find_twice, IdReceipt))
@@ -284,9 +279,6 @@ class Passes:
                 rule = by_queries(found, fraction)
             rule = rule or self._stretches(kept, found)
             return replace(rule, clusters=clusters), kept
-        except InputError:
-            self._free_output()
-            raise
 
     def _clusters(self, scanned: Sequence[ScanReceipt]) -> str:
         """Return the digest of the clusters of near duplicates that the inputs name; empty if they name none.
@@ -319,8 +311,7 @@ class Passes:
         tokenizer_hash: str,
         words: Segmentation | None = None,
     ) -> list[WriteReceipt]:
-        """Run the second pass; return its receipts. A few splits from all over the input are the first, so that a
-        tokenizer that loses most of the text is found before all of it is encoded.
+        """Run the second pass, over a few splits from all over the input first; return its receipts.
 
         Raises TokenizerError: the tokenizer loses more of the text than the options accept.
         """
@@ -345,27 +336,20 @@ class Passes:
         return written
 
     def _refuse_loss(self, written: Sequence[WriteReceipt]) -> None:
-        try:
+        with self._free_after_mistakes():
+            loss = TextLoss.total(part.loss for part in written)
+            what = f"the tokenizer does not fit the text of {self.layout.output}"
             refuse_loss(
-                TextLoss.total(part.loss for part in written),
-                self._options.accept_loss,
-                what=f"the tokenizer does not fit the text of {self.layout.output}",
-                remedy="give a tokenizer that was trained on such text (maskfleet tokenizer check shows the fit)",
+                loss, self._options.accept_loss, what, remedy="give one that was trained on such text"
             )
-        except TokenizerError:
-            self._free_output()
-            raise
 
     def _measure(self, files: list[InputFile]) -> dict[str, int]:
         """Return the decompressed sizes of files, by URI. The files are only decompressed, several at the same time."""
         if not files:
             return {}
         tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
-        try:
+        with self._free_after_mistakes():
             measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
-        except InputError:
-            self._free_output()
-            raise
         return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
 
     def _stretches(self, kept: list[KeptDocuments], found: Documents) -> HeldoutRule:
@@ -383,13 +367,18 @@ class Passes:
     def _run(self, work: StageTasks[T, R]) -> list[R]:
         return run_stage(work, self.layout.open(), self._pool, self._progress)
 
-    def _free_output(self) -> None:
-        """Free the output for another build, because after a correction of the input it may be another one.
+    @contextmanager
+    def _free_after_mistakes(self) -> Iterator[None]:
+        """Free the output for another build after a mistake of the user, whose correction may make it another one.
 
         The receipts of scans stay: if bad records are skipped, or a file is corrected without a change of its size,
         it is still the same build.
         """
-        self.layout.open().delete(CONFIGURATION)
+        try:
+            yield
+        except (InputError, TokenizerError):
+            self.layout.open().delete(CONFIGURATION)
+            raise
 
 
 def _no_text(scanned: list[ScanReceipt]) -> InputError:

@@ -45,13 +45,13 @@ class PlacedTokens:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlacedTokens) and all(map(np.array_equal, self._columns, other._columns))
-
-    __hash__ = None
+    def equals(self, other: "PlacedTokens") -> bool:
+        """Return whether both have the same tokens at the same places."""
+        return all(map(np.array_equal, self.columns, other.columns))
 
     @property
-    def _columns(self) -> tuple[NDArray[Any], ...]:
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """The arrays `ids`, `starts` and `ends`."""
         return (self.ids, self.starts, self.ends)
 
     def part(self, first: int, stop: int) -> "PlacedTokens":
@@ -65,8 +65,8 @@ class PlacedTokens:
     @staticmethod
     def joined(parts: Sequence["PlacedTokens"]) -> "PlacedTokens":
         """Return the tokens of at least one part, one after another."""
-        ids, starts, ends = zip(*(part._columns for part in parts), strict=True)
-        return PlacedTokens(np.concatenate(ids), np.concatenate(starts), np.concatenate(ends))  # type: ignore[arg-type]
+        ids, starts, ends = zip(*(part.columns for part in parts), strict=True)
+        return PlacedTokens(np.concatenate(ids), np.concatenate(starts), np.concatenate(ends))
 
 
 class Tokenizer:

@@ -71,6 +71,6 @@ def _joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: int) -
         behind = min(_AGREEING_TOKENS, len(left) - 1 - i, len(right) - j)
         if min(before, behind) < 1:
             continue
-        if left.part(i - before, i + behind) == right.part(j - before, j + behind):
+        if left.part(i - before, i + behind).equals(right.part(j - before, j + behind)):
             return i, j
     return None

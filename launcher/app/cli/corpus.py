@@ -97,13 +97,12 @@ def build(
     """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
 
     Any number of workers gives the same. Given again, it continues an interrupted build or knows a complete one.
-
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
     from data_service.ingest.options import BuildOptions
     from launcher.app.cli.texts import automatic_workers, list_texts, read_provenance
 
-    listing = list_texts(inputs)  # a wrong path is said before torch is imported
+    listing = list_texts(inputs)
     options = settings(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
@@ -114,7 +113,7 @@ def build(
         txt_documents=txt_documents.value,
         sentences=sentences.value,
         lines=lines.value,
-        accept_loss=[kind.value for kind in accept_loss or ()],
+        accept_loss=accept_loss or (),
         encoding=encoding,
         delimiter=delimiter_character(delimiter),
         on_bad_bytes=on_bad_bytes.value,
@@ -125,7 +124,6 @@ def build(
         workers=workers or automatic_workers(listing),
     )
     _build_and_watch(inputs, out, tokenizer, options)
-    stats(out)
 
 
 @group.command()
@@ -163,6 +161,7 @@ def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "Buil
 
     with watched(Console()) as progress:
         build_corpus(inputs, out, tokenizer, options, progress)
+    stats(out)
 
 
 def _pairs(

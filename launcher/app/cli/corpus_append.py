@@ -86,7 +86,7 @@ def append(
         "delimiter": delimiter_character(delimiter),
         "on_bad_bytes": None if on_bad_bytes is None else on_bad_bytes.value,
         "provenance": None if provenance is None else read_provenance(provenance),
-        "accept_loss": None if accept_loss is None else [kind.value for kind in accept_loss],
+        "accept_loss": accept_loss,
     }
     given = {name: value for name, value in others.items() if value is not None}
     settings(BuildOptions, **given)  # raises if a value cannot be

@@ -1,8 +1,9 @@
 """`maskfleet tokenizer`: trains a tokenizer, checks how well one fits some text, and adds words to one."""
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +23,10 @@ from launcher.app.cli.options import (
     print_json,
     settings,
 )
+
+if TYPE_CHECKING:
+    from data_service.tokenizers.loss import TextLoss
+    from data_service.tokenizers.tokenizer import Tokenizer
 
 group = typer.Typer(
     no_args_is_help=True, help="Train a tokenizer, check how well one fits some text, or add words to it."
@@ -88,9 +93,7 @@ def train(
     Example: `maskfleet tokenizer train books/ news.jsonl.zst --out s3://bucket/bpe-50k`
     """
     from data_service.ingest.options import BuildOptions
-    from data_service.tokenizers.check import measure_loss
     from data_service.tokenizers.load import save_tokenizer
-    from data_service.tokenizers.loss import refuse_loss
     from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
     from launcher.app.cli.texts import print_loss, sample_texts
     from launcher.progress import work
@@ -110,12 +113,8 @@ def train(
         tokenizer = train_tokenizer(
             kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True
         )
-    loss = measure_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True))
-    refuse_loss(
-        loss,
-        [kind.value for kind in accept_loss or ()],
-        what=f"a {kind.value} vocabulary cannot hold this text",
-        remedy="choose another --kind (byte_bpe holds every text)",
+    loss = _refuse_unfit(
+        tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss
     )
     save_tokenizer(tokenizer, out)
     if tokenizer.vocab_size < asked:
@@ -124,6 +123,21 @@ def train(
         f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"
     )
     print_loss(loss)
+
+
+def _refuse_unfit(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence[str] | None) -> "TextLoss":
+    """Return what a new tokenizer loses of its own text.
+
+    Raises:
+        TokenizerError: it loses most of the text in a way that is not accepted.
+    """
+    from data_service.tokenizers.check import measure_loss
+    from data_service.tokenizers.loss import refuse_loss
+
+    loss = measure_loss(tokenizer, texts)
+    what = f"a {tokenizer.kind} vocabulary does not hold this text"
+    refuse_loss(loss, accepted or (), what, remedy="choose another --kind (byte_bpe holds every text)")
+    return loss
 
 
 @group.command()

@@ -125,7 +125,7 @@ def test_white_space_that_the_tokenizer_keeps_is_kept(trained: Callable[[str], T
     (document,) = encode_documents(tokenizer, [code])
     assert tokenizer.decode(document.tokens) == code
     ends = np.cumsum(document.lengths)
-    lines = [tokenizer.decode(part) for part in np.split(document.tokens, ends[:-1])]
+    lines = [tokenizer.decode(part.tolist()) for part in np.split(document.tokens, ends[:-1])]
     assert [line.strip() for line in lines] == [line.strip() for line in code.splitlines() if line.strip()]
 
 
@@ -134,7 +134,7 @@ def test_no_space_mark_inside_text_without_spaces(trained: Callable[[str], Token
     text = "今日は良い天気です。明日も晴れるでしょう。散歩に行きましょう。"
     (document,) = encode_documents(tokenizer, [text])
     parts = np.split(document.tokens, np.cumsum(document.lengths)[:-1])
-    assert [tokenizer.decode(part) for part in parts] == split_sentences(text)
+    assert [tokenizer.decode(part.tolist()) for part in parts] == split_sentences(text)
     pieces = [tokenizer.piece(int(i)) for i in document.tokens]
     assert not any("▁" in piece for piece in pieces[1:])
 
@@ -149,7 +149,8 @@ def test_text_encoded_in_windows_has_the_tokens_of_the_whole(
         text = "\n".join(scripts_text(seed * 100 + n, random.choice(list(SCRIPTS))) for n in range(40))
         (found,), cuts = encode_whole(tokenizer, [text], window=random.randrange(300, 900))
         (whole,) = tokenizer.encode_placed([text])
-        assert (found, cuts) == (whole, 0)
+        assert cuts == 0
+        assert found.equals(whole)
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "unigram", "bpe", "wordpiece"])

@@ -115,7 +115,7 @@ def test_white_space_beyond_one_space_is_lost_where_it_makes_no_difference(
 def test_the_loss_of_parts_adds_up(trained: Callable[[Kind], Tokenizer], texts: list[str], seed: int) -> None:
     cut = seed % (len(texts) + 1)
     for kind in ("wordpiece", "unigram"):
-        tokenizer = trained(kind)  # type: ignore[arg-type]
+        tokenizer = trained(kind)
         parts = [measure_loss(tokenizer, texts[:cut]), measure_loss(tokenizer, texts[cut:])]
         assert TextLoss.total(parts) == measure_loss(tokenizer, texts)
 

@@ -71,7 +71,7 @@ def _sealed(data: bytes, draw: random.Random) -> bytes:
 
 
 def _manifest(data: bytes, draw: random.Random) -> bytes:
-    return re.sub(rb'"version":1', b'"version":%d' % draw.randint(3, 99), data, count=1)
+    return re.sub(rb'"version":6', b'"version":%d' % draw.randint(7, 99), data, count=1)
 
 
 def _archive(data: bytes, draw: random.Random) -> bytes:
