@@ -25,7 +25,6 @@ from launcher.app.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from data_service.tokenizers.loss import TextLoss
     from data_service.tokenizers.tokenizer import Tokenizer
 
 group = typer.Typer(
@@ -95,7 +94,7 @@ def train(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.load import save_tokenizer
     from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-    from launcher.app.cli.texts import print_loss, sample_texts
+    from launcher.app.cli.texts import sample_texts
     from launcher.progress import work
 
     _check_free(out, replace)
@@ -113,31 +112,29 @@ def train(
         tokenizer = train_tokenizer(
             kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True
         )
-    loss = _refuse_unfit(
-        tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss
-    )
+    _check_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss)
     save_tokenizer(tokenizer, out)
     if tokenizer.vocab_size < asked:
         typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
     typer.echo(
         f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"
     )
-    print_loss(loss)
 
 
-def _refuse_unfit(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence[str] | None) -> "TextLoss":
-    """Return what a new tokenizer loses of its own text.
+def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence[str] | None) -> None:
+    """Print what a new tokenizer loses of its own text.
 
     Raises:
         TokenizerError: it loses most of the text in a way that is not accepted.
     """
     from data_service.tokenizers.check import measure_loss
     from data_service.tokenizers.loss import refuse_loss
+    from launcher.app.cli.texts import print_loss
 
     loss = measure_loss(tokenizer, texts)
     what = f"a {tokenizer.kind} vocabulary does not hold this text"
     refuse_loss(loss, accepted or (), what, remedy="choose another --kind (byte_bpe holds every text)")
-    return loss
+    print_loss(loss)
 
 
 @group.command()
