@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from data_service.corpus.corpus import Corpus, Part, open_corpus, verify_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST
+from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.corpus.merge import SPLITS, merge_corpora
 from data_service.corpus.merged_ids import EqualIds
 from data_service.corpus.provenance import ProvenanceOptions
@@ -26,8 +28,9 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.local import LocalStore
 from tests.support.data.raw_text import DOCUMENTS as TOPICS
-from tests.support.data.raw_text import SMALL, build, files_of, ignore_progress
+from tests.support.data.raw_text import SMALL, build, files_of, ignore_progress, small_tokenizer
 
+BODY = BuildOptions(text_field="body", heldout_fraction=0.2)
 Kept = Counter[tuple[Part, tuple[int, ...], str | None]]
 TEXTS = list(dict.fromkeys(text for topic in TOPICS[:40] for text in topic.split("\n\n") if text.strip()))[
     :300
@@ -266,3 +269,24 @@ def test_settings_are_the_corpuss_own_unless_given(tmp_path: Path) -> None:
     assert sum(kept(open_corpus(str(tmp_path / "2"))).values()) > sum(
         kept(open_corpus(str(tmp_path / "1"))).values()
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [({"rules": 2}, "join"), ({"rules": 1}, "join"), ({"lines": "join"}, "join"), ({}, "keep")],
+)
+def test_text_is_appended_by_the_rule_of_white_space_of_the_corpus(
+    tmp_path: Path, changed: dict[str, object], lines: str
+) -> None:
+    """Before `rules: 3` each line end, with the white space around it, was one space."""
+    texts = [f"First line {n}.\n\n    Second  line;\r\n\tthird {n}\n" for n in range(40)]
+    build(write(tmp_path / "in-0", [("x", text) for text in texts[:30]]), tmp_path / "0", BODY)
+    store = LocalStore(tmp_path / "0")
+    manifest = load_manifest(store)
+    save_manifest(store, replace(manifest, options=manifest.options | changed, loss=None))
+    append(tmp_path / "0", write(tmp_path / "in-1", [("x", text) for text in texts[30:]]), tmp_path / "1")
+    added = open_corpus(str(tmp_path / "1" / ADDED))
+    assert added.manifest.options["lines"] == lines
+    found = {small_tokenizer().decode(tokens) for _, tokens, _ in kept(added)}
+    joined = {f"First line {n}. Second  line; third {n}" for n in range(30, 40)}
+    assert found == (joined if lines == "join" else set(texts[30:]))
