@@ -50,7 +50,8 @@ def show(
         typer.echo(visible(f"== {place}: {document.tokens:,} tokens{gone}"))
         names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
         for name, sentence in zip(names, document.sentences, strict=False):
-            typer.echo(visible(name + sentence.rstrip("\n")))
+            line = sentence.removeprefix("\r").removeprefix("\n")  # the one that ended the line before
+            typer.echo(visible(name + line.rstrip("\n")))
 
 
 def _licences(uri: str) -> None:
