@@ -112,7 +112,7 @@ def build_corpus(
     listing = list_inputs(inputs, options.encoding)
     refuse_own_output(store, listing)
     refuse_unmatched(listing, options)
-    encoder = load_tokenizer(tokenizer)
+    encoder = load_tokenizer(tokenizer, options.tokenizer_rules)
     words, word_files = resolve(options.words) if options.words is not None else (None, {})
     wanted = configuration(inputs, listing, encoder.hash, options, words)
     manifest = claim(store, wanted)

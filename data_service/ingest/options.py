@@ -10,6 +10,7 @@ from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.words import WordOptions
 from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.sentences import Language
+from data_service.tokenizers.files import TokenizerRules
 from data_service.tokenizers.loss import LossKind
 
 MIB = 1 << 20
@@ -44,6 +45,7 @@ class BuildOptions(BaseModel):
         sentences: language whose rules decide where sentences end; "any": rules for all languages.
         lines: keep: a document's white space is encoded as it is; join: its lines are joined by one space first, as
             fairseq does (blank lines and white space at the ends of lines are left out).
+        tokenizer_rules: what decides if the tokenizer's file and class do not agree (`data_service.tokenizers.load`).
         accept_loss: kinds of loss (`data_service.tokenizers.loss`) that are accepted although much text is lost.
         pairs: fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: documents in .txt files: one document per file, or documents separated by blank lines.
@@ -73,6 +75,7 @@ class BuildOptions(BaseModel):
     sentences: Language = "any"
     lines: Literal["keep", "join"] = "keep"
     accept_loss: frozenset[LossKind] = frozenset()
+    tokenizer_rules: TokenizerRules = "agreeing"
     txt_documents: Literal["file", "blank_line"] = "file"
     encoding: str = UTF_8
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
@@ -107,7 +110,7 @@ class BuildOptions(BaseModel):
         """Return the options that decide the output as JSON values, without `words`, which
         `data_service.corpus.words.resolve` covers.
         """
-        without = {"workers", "on_bad_records", "words", "accept_loss"} | (
+        without = {"workers", "on_bad_records", "words", "accept_loss", "tokenizer_rules"} | (
             {"pairs"} if self.pairs is None else set()
         )
         without |= {"provenance"} if self.provenance is None else set()

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from data_service.errors import TokenizerError
 from data_service.store.open import open_store
-from data_service.tokenizers.files import library_errors
+from data_service.tokenizers.files import TokenizerRules, library_errors
 from data_service.tokenizers.load import configured_roles, definition_of, from_files, read_files
 from data_service.tokenizers.specials import known_name, row_template, token_name
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -20,15 +20,17 @@ _ENCLOSING = {"cls": "bos_token", "sep": "eos_token"}
 _APPENDED = {"unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
 
 
-def load_completed(uri: str) -> Tokenizer:
+def load_completed(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
     """Return the tokenizer in a folder, with special tokens appended if it lacks some. Raises as
     `load_tokenizer`, and TokenizerError if nothing says what begins and ends a text.
     """
     store = open_store(uri)
-    return complete(read_files(store), where=store.uri)
+    return complete(read_files(store), where=store.uri, rules=rules)
 
 
-def complete(files: Mapping[str, bytes], *, where: str = "tokenizer") -> Tokenizer:
+def complete(
+    files: Mapping[str, bytes], *, where: str = "tokenizer", rules: TokenizerRules = "file"
+) -> Tokenizer:
     """Return the tokenizer that is described by file contents, with special tokens appended if it lacks some.
 
     A tokenizer that lacks none is that of `from_files`. Else [UNK], [PAD] and [MASK] follow the last id, those that are
@@ -43,7 +45,7 @@ def complete(files: Mapping[str, bytes], *, where: str = "tokenizer") -> Tokeniz
     vocabulary = codec.get_vocab(with_added_tokens=True)
     roles = {role: _name(role, vocabulary, configured) for role in (*_ENCLOSING, *_APPENDED)}
     if None not in roles.values():
-        return from_files(files, where=where)
+        return from_files(files, where=where, rules=rules)
     for role, key in _ENCLOSING.items():
         roles[role] = roles[role] or token_name(configured.get(key))
         if roles[role] not in vocabulary:

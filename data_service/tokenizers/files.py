@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data_service.errors import TokenizerError
 from data_service.formats import foreign_json
@@ -32,6 +32,8 @@ DECISIVE_FILES = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
 """Names of which every folder with a tokenizer has at least one."""
 
 Definition = dict[str, Any]  # a parsed tokenizer.json
+TokenizerRules = Literal["file", "class", "agreeing"]
+"""What decides if `tokenizer.json` and the class that its folder names treat text in different ways."""
 
 # transformers' own "no limit": the model's maximum belongs to the model's configuration.
 _NO_MAXIMUM = 10**30

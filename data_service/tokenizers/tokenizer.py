@@ -25,7 +25,7 @@ from data_service.types import Tokens
 _UNSPLIT = "it cannot split a text"
 _RARE = "\U0010fffe"  # a character that no vocabulary has
 
-Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
+Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,8 @@ class Tokenizer:
     """An immutable tokenizer. It is pickled as its definition, so it can be sent to Ray workers.
 
     Attributes:
-        kind: byte_bpe (GPT-2's and RoBERTa's), wordpiece (BERT's), unigram or bpe (SentencePiece's).
+        kind: byte_bpe (GPT-2's and RoBERTa's), wordpiece (BERT's), unigram or bpe (SentencePiece's), wordlevel (a list
+            of words, as for molecules and proteins).
         special: ids of the special tokens, by role.
         names: pieces of the special tokens, by role.
         pieces: every piece by id; an id that a foreign file leaves unused has the empty string.
@@ -222,18 +223,21 @@ class Tokenizer:
             for token in self._definition.get("added_tokens") or []
         ]
         model = self._definition["model"]
-        if self.kind == "unigram":
-            # A unigram lattice matches any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added
-            # tokens are renamed, not left out, since those behind the vocabulary are numbered in order.
-            vocab = [
-                [_unspeakable(i), score] if i in protected else [piece, score]
-                for i, (piece, score) in enumerate(model["vocab"])
-            ]
-            model = model | {"vocab": vocab}
-            added = [
-                token | {"content": _unspeakable(token["id"])} if token["special"] else token
-                for token in added
-            ]
+        if self.kind in ("unigram", "wordlevel"):
+            # Both match any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added tokens are
+            # renamed, not left out, since those behind the vocabulary are numbered in order.
+            names = {self.pieces[i]: _unspeakable(i) for i in protected if i is not None}
+            vocab = model["vocab"]
+            renamed: object = (
+                [[names.get(piece, piece), score] for piece, score in vocab]
+                if self.kind == "unigram"
+                else {names.get(piece, piece): i for piece, i in vocab.items()}
+            )
+            unknown = model.get("unk_token")
+            model = (
+                model | {"vocab": renamed} | ({"unk_token": names.get(unknown, unknown)} if unknown else {})
+            )
+            added = [token | {"content": names.get(token["content"], token["content"])} for token in added]
         changed = {"added_tokens": added, "model": model, "post_processor": None}
         encoder = tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
         encoder.encode_special_tokens = True
@@ -262,6 +266,8 @@ def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Ki
     match type(codec.model).__name__:
         case "WordPiece":
             return "wordpiece"
+        case "WordLevel":
+            return "wordlevel"
         case "Unigram":
             return "unigram"
         case "BPE":
@@ -270,7 +276,7 @@ def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Ki
         case other:
             raise TokenizerError(
                 f"{where} is a tokenizer of the kind {other}, which is not supported",
-                remedy="use byte-level BPE, WordPiece, or a SentencePiece unigram or BPE tokenizer",
+                remedy="use byte-level BPE, WordPiece, WordLevel, or a SentencePiece unigram or BPE tokenizer",
             )
 
 

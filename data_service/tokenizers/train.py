@@ -110,6 +110,10 @@ def _train(
             return train_wordpiece(texts, vocab_size, options)
         case "unigram" | "bpe":
             return train_sentencepiece(kind, texts, vocab_size, options, at_most=at_most)
+        case "wordlevel":
+            raise TokenizerError(
+                "a list of words is not learnt here", remedy="make it with the library `tokenizers`"
+            )
 
 
 def _with_text(texts: Iterable[str]) -> Iterator[str]:

@@ -236,7 +236,7 @@ class _Splitter:
 
     def _split(self, piece: str) -> list[int]:
         match self._tokenizer.kind:
-            case "unigram" | "bpe":
+            case "unigram" | "bpe" | "wordlevel":
                 return self._whole(piece)
             case "byte_bpe":
                 text = _BYTE_LEVEL.decode([piece])

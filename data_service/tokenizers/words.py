@@ -57,7 +57,7 @@ _BLOCKS = (
 
 
 def word_starts(
-    kind: Literal["byte_bpe", "wordpiece", "unigram", "bpe"],
+    kind: Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"],
     pieces: Sequence[str],
     special: NDArray[np.bool_],
     rules: int = RULES,
@@ -66,7 +66,7 @@ def word_starts(
 
     byte_bpe: a piece that begins with whitespace (fairseq's rule for GPT-2's BPE); punctuation joins the word
     before it.
-    wordpiece: every piece without "##" (google-research/bert, create_pretraining_data.py).
+    wordpiece, wordlevel: every piece without "##" (google-research/bert, create_pretraining_data.py).
     unigram, bpe: a piece that begins with the space mark, a piece that is one punctuation mark, and a piece
     without any ASCII letter, digit or mark, so that every CJK piece is a word (google-research/albert,
     create_pretraining_data.py, except that digits and apostrophes continue a word here). Of byte-fallback pieces
@@ -76,6 +76,7 @@ def word_starts(
     begins = {
         "byte_bpe": _byte_bpe,
         "wordpiece": _wordpiece,
+        "wordlevel": _wordpiece,
         "unigram": _sentencepiece,
         "bpe": _sentencepiece,
     }[kind]

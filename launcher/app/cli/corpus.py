@@ -45,8 +45,10 @@ from launcher.app.cli.options import (
     InputsArgument,
     JsonOption,
     TextFieldOption,
-    delimiter_character,
+    TokenizerRules,
+    TokenizerRulesOption,
     print_json,
+    reading,
     settings,
 )
 
@@ -68,6 +70,7 @@ def build(
     inputs: InputsArgument,
     out: OutOption,
     tokenizer: TokenizerOption,
+    tokenizer_rules: TokenizerRulesOption = TokenizerRules.AGREEING,
     heldout: HeldoutOption = 0.0005,
     heldout_like: HeldoutLikeOption = None,
     workers: BuildWorkersOption = None,
@@ -97,16 +100,16 @@ def build(
     """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
 
     Any number of workers gives the same. Given again, it continues an interrupted build or knows a complete one.
+
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
     from data_service.ingest.options import BuildOptions
-    from launcher.app.cli.texts import automatic_workers, list_texts, read_provenance
+    from launcher.app.cli.texts import build_workers, read_provenance
 
-    listing = list_texts(inputs)
     options = settings(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
-        text_field=text_field,
+        **reading(text_field, encoding, delimiter),
         pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
         words=_words(segmenter, dictionary, user_words, words_field, lexicon),
         provenance=None if provenance is None else read_provenance(provenance),
@@ -114,14 +117,13 @@ def build(
         sentences=sentences.value,
         lines=lines.value,
         accept_loss=accept_loss or (),
-        encoding=encoding,
-        delimiter=delimiter_character(delimiter),
+        tokenizer_rules=tokenizer_rules.value,
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
         **({"heldout_fraction": heldout} if heldout_like is None else _heldout_like(heldout_like)),
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
-        workers=workers or automatic_workers(listing),
+        workers=build_workers(inputs, workers),
     )
     _build_and_watch(inputs, out, tokenizer, options)
 

@@ -76,9 +76,8 @@ def append(
     from data_service.corpus.corpus import open_corpus
     from data_service.ingest.append_options import options_like
     from data_service.ingest.options import BuildOptions
-    from launcher.app.cli.texts import automatic_workers, list_texts, read_provenance
+    from launcher.app.cli.texts import build_workers, read_provenance
 
-    listing = list_texts(inputs)
     others: dict[str, Any] = {
         "text_field": text_field,
         "txt_documents": None if txt_documents is None else txt_documents.value,
@@ -93,7 +92,7 @@ def append(
     files = {"dictionary": dictionary, "user_words": user_words, "lexicon": lexicon}
     options = options_like(
         open_corpus(corpus),
-        workers=workers or automatic_workers(listing),
+        workers=build_workers(inputs, workers),
         on_bad_records=on_bad_records.value,
         word_files={name: uri for name, uri in files.items() if uri is not None},
         **given,

@@ -7,7 +7,7 @@ of this again, and more.
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -39,6 +39,20 @@ class Loss(StrEnum):
     OTHER = "other"
 
 
+class TokenizerRules(StrEnum):
+    FILE = "file"
+    CLASS = "class"
+    AGREEING = "agreeing"
+
+
+TokenizerRulesOption = Annotated[
+    TokenizerRules,
+    typer.Option(
+        "--tokenizer-rules",
+        help="What decides if tokenizer.json and the class that its folder names treat text in different ways. By "
+        "default they must agree.",
+    ),
+]
 AcceptLossOption = Annotated[
     list[Loss] | None,
     typer.Option(
@@ -155,6 +169,11 @@ def settings(model: type[M], *, called: dict[str, str] | None = None, **values: 
             option = (called or {}).get(field, f"--{field.replace('_', '-')}")
             wrong.append(f"{option} {detail['input']}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
     raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
+
+
+def reading(text_field: str, encoding: str, delimiter: str | None) -> dict[str, Any]:
+    """Return the settings of a build that say where the text of a file is."""
+    return {"text_field": text_field, "encoding": encoding, "delimiter": delimiter_character(delimiter)}
 
 
 def delimiter_character(given: str | None) -> str | None:

@@ -118,6 +118,12 @@ def _tell(title: str, items: Sequence[object]) -> None:
         typer.echo(line, err=True)
 
 
+def build_workers(inputs: Sequence[str], asked: int | None) -> int:
+    """Return the number of processes to build a corpus with. Raises and prints as `list_texts`."""
+    listing = list_texts(inputs)
+    return asked or automatic_workers(listing)
+
+
 def automatic_workers(inputs: Sequence[str] | InputListing) -> int:
     """Return the number of processes to build a corpus with. A small input gets one, because Ray takes seconds to
     start.

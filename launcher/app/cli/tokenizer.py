@@ -19,8 +19,10 @@ from launcher.app.cli.options import (
     JsonOption,
     TextFieldOption,
     TokenizerArgument,
-    delimiter_character,
+    TokenizerRules,
+    TokenizerRulesOption,
     print_json,
+    reading,
     settings,
 )
 
@@ -100,9 +102,7 @@ def train(
     _check_free(out, replace)
     options = settings(
         BuildOptions,
-        text_field=text_field,
-        encoding=encoding,
-        delimiter=delimiter_character(delimiter),
+        **reading(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
     )
@@ -141,6 +141,7 @@ def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence
 def check(
     tokenizer: TokenizerArgument,
     inputs: InputsArgument,
+    tokenizer_rules: TokenizerRulesOption = TokenizerRules.AGREEING,
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
     encoding: EncodingOption = "utf-8",
@@ -160,14 +161,12 @@ def check(
 
     options = settings(
         BuildOptions,
-        text_field=text_field,
-        encoding=encoding,
-        delimiter=delimiter_character(delimiter),
+        **reading(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
-    report = check_tokenizer(load_tokenizer(tokenizer), texts)
+    report = check_tokenizer(load_tokenizer(tokenizer, tokenizer_rules.value), texts)
     if as_json:
         rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}
         print_json([vars(report) | rates | {"loss": report.loss.model_dump(mode="json")}])
@@ -199,6 +198,7 @@ def extend(
             "and ends a text there encloses rows.",
         ),
     ] = False,
+    tokenizer_rules: TokenizerRulesOption = TokenizerRules.AGREEING,
     replace: ReplaceOption = False,
 ) -> None:
     """Add whole words to a vocabulary, so that each becomes one token, or special tokens. Existing pieces keep their
@@ -219,7 +219,7 @@ def extend(
     if terms is None and not specials:
         raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
     _check_free(new, replace)
-    extended, told = (load_completed if specials else load_tokenizer)(tokenizer), ""
+    extended, told = (load_completed if specials else load_tokenizer)(tokenizer, tokenizer_rules.value), ""
     if terms is not None:
         extension = extend_tokenizer(extended, read_terms(terms))
         extended = extension.tokenizer

@@ -1,0 +1,325 @@
+"""Reads a folder of the `transformers` format as the class that it names reads it
+(`data_service.tokenizers.class_rules`).
+
+Older folders have only a vocabulary, which does not say how text is normalised and split before pieces are looked up;
+their class does. In `transformers` 5 many classes do so even if there is a `tokenizer.json` that says otherwise
+(`class_definition`).
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from tokenizers import AddedToken, models
+
+from data_service.errors import TokenizerError
+from data_service.tokenizers.class_rules import (
+    BY_CLASS,
+    BY_TYPE,
+    FURTHER_PIECES,
+    FURTHER_ROLES,
+    LAYOUTS,
+    MBART_LANGUAGES,
+    PLAIN_CLASSES,
+    Family,
+    names_of,
+    text_rules,
+)
+from data_service.tokenizers.files import (
+    ADDED_TOKENS,
+    CONFIG,
+    DEFINITION,
+    MODEL_CONFIG,
+    MODEL_FILES,
+    SPECIAL_TOKENS,
+    Definition,
+    json_file,
+    parse_definition,
+    text_file,
+)
+from data_service.tokenizers.specials import row_template, token_name
+from data_service.tokenizers.spm import convert_model, marked_pieces, parse_model, piece_model
+
+_ROLES = (
+    "bos",
+    "eos",
+    "unk",
+    "sep",
+    "pad",
+    "cls",
+    "mask",
+)  # in which order missing special tokens get their ids
+_FAIRSEQ: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The files of a folder. `files`: contents by name; `where`: name of the folder in errors."""
+
+    files: Mapping[str, bytes]
+    where: str
+
+    def text(self, name: str) -> str:
+        return text_file(self.files, name, self.where)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return json_file(self.files, CONFIG, self.where)
+
+    @cached_property
+    def named(self) -> str:
+        """The class that the tokenizer's or the model's configuration names; else the model's type; else nothing.
+
+        `transformers` decides in the same way.
+        """
+        model = json_file(self.files, MODEL_CONFIG, self.where)
+        names = (settings.get("tokenizer_class") for settings in (self.config, model))
+        return str(next(filter(None, names), model.get("model_type")) or "")
+
+    @cached_property
+    def declared(self) -> Family | None:
+        """The family of what is named; None if nothing is, or something that we do not know."""
+        found = BY_CLASS.get(self.named.removesuffix("Fast").removesuffix("Tokenizer"))
+        return found if self.named.endswith(("Tokenizer", "TokenizerFast")) else BY_TYPE.get(self.named)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the configuration, with special tokens under the names of their roles."""
+        named = {key: value for key, value in self.config.items() if value is not None}
+        return json_file(self.files, SPECIAL_TOKENS, self.where) | named
+
+    def refuse_unknown(self) -> None:
+        """Raise TokenizerError if the folder names a class, or a type of model, whose rules we do not know."""
+        if not self.named or self.declared or self.named.removesuffix("Fast") in PLAIN_CLASSES:
+            return
+        raise TokenizerError(
+            f"{self.where}: a vocabulary without {DEFINITION} is read by the rules of {self.named}, unknown here",
+            remedy=f"let transformers write {DEFINITION}, if the class has one: AutoTokenizer.from_pretrained(FOLDER)"
+            ".save_pretrained(NEW_FOLDER)",
+        )
+
+
+def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokenizer | None:
+    """Return the tokenizer of a folder without `tokenizer.json`; None if it holds no vocabulary either.
+
+    A SentencePiece model of no named class is read as SentencePiece itself reads it.
+
+    Raises:
+        TokenizerError: files are damaged, were not saved together, or the folder names a class that is not known.
+    """
+    folder = _Folder(files, where)
+    if "vocab.txt" in files:
+        folder.refuse_unknown()
+        family = folder.declared or "bert"
+        model = _word_pieces(folder, family)
+        return _with_special_tokens(_codec(model, folder, family), folder, family)
+    if "vocab.json" in files and "merges.txt" in files:
+        folder.refuse_unknown()
+        model, brackets = _byte_pieces(folder)
+        family = folder.declared or ("deberta" if brackets else "roberta")
+        return _with_special_tokens(_codec(model, folder, family), folder, family)
+    name = next((name for name in MODEL_FILES if name in files), None)
+    if name is None:
+        return None
+    folder.refuse_unknown()
+    proto = parse_model(files[name], f"{where}: {name}")
+    found = folder.declared or ("deberta-v2" if name == "spm.model" else None)
+    if found is None:
+        return convert_model(proto, mask=None)
+    codec = _codec(_spm_pieces(proto, found), folder, found, proto.normalizer_spec.precompiled_charsmap)
+    return _with_special_tokens(codec, folder, found, [] if found in _FAIRSEQ else marked_pieces(proto))
+
+
+def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
+    """Return the special tokens, as `cls_token` and the like, that the named class of a folder without `tokenizer.json`
+    takes where the folder names none. Raises TokenizerError: a file is damaged."""
+    family = None if DEFINITION in files else _Folder(files, where).declared
+    return (
+        {} if family is None else {f"{role}_token": name for role, name in names_of(family).by_role().items()}
+    )
+
+
+def class_definition(files: Mapping[str, bytes], where: str) -> tuple[str, str] | None:
+    """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class makes it anew
+    from the vocabulary of that file, in `transformers` 5; None if no class is named that does so.
+
+    Raises TokenizerError: a file is damaged.
+    """
+    folder = _Folder(files, where)
+    family = folder.declared
+    definition = parse_definition(folder.text(DEFINITION), where)
+    if family is None or family == "esm":  # whose class has no such file
+        return None
+    model: Definition = definition["model"]
+    rules = text_rules(family, folder.config, _character_map(definition))
+    plain = tokenizers.Tokenizer(models.BPE())
+    plain.pre_tokenizer = rules.pre_tokenizer
+    if rules.normalizer is not None:
+        plain.normalizer = rules.normalizer
+    made = json.loads(plain.to_str())
+    constants: dict[str, Definition] = {
+        "WordPiece": {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+        "BPE": {"ignore_merges": False},
+        "Unigram": {"byte_fallback": False},
+    }
+    changed: Definition = {name: made[name] for name in ("normalizer", "pre_tokenizer")}
+    changed["model"] = model | constants.get(str(model.get("type")), {})
+    return folder.named, json.dumps(definition | changed)
+
+
+def _character_map(definition: Definition) -> bytes:
+    """Return SentencePiece's character map in a definition; empty if it has none."""
+    normalizer = definition.get("normalizer") or {}
+    for rule in (normalizer, *normalizer.get("normalizers", ())):
+        if rule.get("type") == "Precompiled":
+            return base64.b64decode(rule["precompiled_charsmap"])
+    return b""
+
+
+def _codec(
+    model: models.Model, folder: _Folder, family: Family, characters: bytes = b""
+) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a model by the rules of a family. `characters`: SentencePiece's character map."""
+    codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.config, characters)
+    if rules.normalizer is not None:
+        codec.normalizer = rules.normalizer
+    codec.pre_tokenizer, codec.decoder = rules.pre_tokenizer, rules.decoder
+    return codec
+
+
+def _word_pieces(folder: _Folder, family: Family) -> models.Model:
+    # The library's own reader drops white space at the end of a line, a carriage return too.
+    lines = folder.text("vocab.txt").removesuffix("\n").split("\n")
+    ids = {line.rstrip(): i for i, line in enumerate(lines)}
+    unknown = token_name(folder.config.get("unk_token")) or names_of(family).unk
+    if unknown not in ids:
+        raise TokenizerError(
+            f"{folder.where}: vocab.txt has no {unknown}",
+            remedy="give the vocab.txt of a BERT model, one piece a line",
+        )
+    if family == "esm":
+        return models.WordLevel(ids, unk_token=unknown)
+    return models.WordPiece(ids, unk_token=unknown)
+
+
+def _byte_pieces(folder: _Folder) -> tuple[models.Model, bool]:
+    """Return the model, and whether its special pieces are in brackets."""
+    vocabulary = json_file(folder.files, "vocab.json", folder.where)
+    lines = (line.rstrip() for line in folder.text("merges.txt").split("\n"))
+    merges = [line.partition(" ") for line in lines if line and not line.startswith("#version")]
+    pairs = [(left, right) for left, _, right in merges]
+    missing = next((pair for pair in pairs if not {*pair, "".join(pair)} <= vocabulary.keys()), None)
+    if missing is not None:
+        raise TokenizerError(
+            f"{folder.where}: merges.txt joins {missing[0]!r} and {missing[1]!r}, which vocab.json does not hold",
+            remedy="give the vocab.json and merges.txt that were saved together",
+        )
+    return models.BPE(vocabulary, pairs), "[CLS]" in vocabulary
+
+
+def _spm_pieces(proto: ModelProto, family: Family) -> models.Model:
+    """Return the model of pieces; with fairseq's special pieces first where the class puts them there."""
+    scored = [(piece.piece, float(piece.score)) for piece in proto.pieces]
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    match family:
+        case "xlm-roberta":
+            scored = [*special, *scored[3:]]
+        case "camembert":
+            unused = [
+                ("<s>NOTUSED", 0.0),
+                special[1],
+                ("</s>NOTUSED", 0.0),
+                special[3],
+                ("<unk>NOTUSED", -100.0),
+            ]
+            scored = [*unused, *scored[1:]]
+        case "mbart":
+            scored = [*special, *scored[3:], *((code, 0.0) for code in MBART_LANGUAGES)]
+        case "barthez":
+            pass
+        case _:
+            return piece_model(proto, byte_fallback=False)
+    if family != "barthez":
+        scored.append(("<mask>", 0.0))
+    return models.Unigram(scored, unk_id=3, byte_fallback=False)
+
+
+def _with_special_tokens(
+    codec: tokenizers.Tokenizer, folder: _Folder, family: Family, marked: list[AddedToken] | None = None
+) -> tokenizers.Tokenizer:
+    """Add a folder's added tokens, special tokens and row layout to `codec`; return it.
+
+    If the folder declares a family, a special token that the vocabulary lacks gets the next id, as in `transformers`.
+
+    Args:
+        codec: tokenizer with the vocabulary.
+        folder: folder with the configuration.
+        family: family if the folder declares none.
+        marked: pieces that a SentencePiece model never splits; a configuration may name others instead.
+    """
+    names: dict[str, str | None] = {**names_of(family).by_role(), **FURTHER_ROLES.get(family, {})}
+    names |= {role: found for role in _ROLES if (found := token_name(folder.settings.get(f"{role}_token")))}
+    special = [name for role in _ROLES if (name := names.get(role))] + [*FURTHER_PIECES.get(family, ())]
+    _add_numbered(codec, folder, special)
+    if folder.declared is None and family != "deberta-v2":
+        special = [name for name in special if codec.token_to_id(name) is not None]
+    codec.add_special_tokens([_special(name, lstrip=name == names["mask"]) for name in special])
+    if family == "esm":  # every piece is found in text before words are
+        codec.add_tokens(
+            [AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special]
+        )
+    extra = folder.settings.get("extra_special_tokens") or folder.settings.get("additional_special_tokens")
+    if isinstance(extra, list):
+        codec.add_special_tokens([_special(name) for entry in extra if (name := token_name(entry))])
+    else:
+        codec.add_tokens(marked or [])
+    ends = [
+        (name, i) for role in ("cls", "sep") if (i := codec.token_to_id(name := str(names[role]))) is not None
+    ]
+    if len(ends) == 2:
+        codec.post_processor = row_template(LAYOUTS.get(family, "roberta"), *ends)
+    return codec
+
+
+def _add_numbered(codec: tokenizers.Tokenizer, folder: _Folder, special: list[str]) -> None:
+    """Add the tokens that follow the vocabulary, with the ids that the folder gives them."""
+    for wanted, token in sorted(_numbered(folder, special), key=lambda entry: entry[0]):
+        codec.add_tokens([token])
+        if codec.token_to_id(token.content) != wanted:
+            raise TokenizerError(
+                f"{folder.where}: {token.content!r} should have id {wanted}, but would get "
+                f"{codec.token_to_id(token.content)}",
+                remedy="give the vocabulary and the added tokens that were saved together",
+            )
+
+
+def _numbered(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken]]:
+    """Return (id, token) of the added tokens.
+
+    They are in `added_tokens_decoder` of the configuration, or in the older file of added tokens.
+    """
+    described = folder.config.get("added_tokens_decoder")
+    if isinstance(described, Mapping):
+        return [(int(i), _described(token)) for i, token in described.items() if token_name(token)]
+    numbered = json_file(folder.files, ADDED_TOKENS, folder.where)
+    return [
+        (int(i), AddedToken(name, special=name in special, normalized=name not in special))
+        for name, i in numbered.items()
+    ]
+
+
+def _described(token: Mapping[str, Any]) -> AddedToken:
+    flags = {
+        key: bool(token.get(key, False))
+        for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
+    }
+    return AddedToken(str(token["content"]), **flags)
+
+
+def _special(name: str, *, lstrip: bool = False) -> AddedToken:
+    return AddedToken(name, special=True, normalized=False, lstrip=lstrip)
