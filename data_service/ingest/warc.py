@@ -2,9 +2,11 @@
 
 A document is a `conversion` record, or a `response` of status 200 that holds HTML. Requests, metadata, redirects and
 images are no documents. Fields: `id`, `url`, `date` and `language` are those of the record's headers.
+A page is decoded as browsers do it (`web_encodings.py`); if nothing says its charset, trafilatura guesses it.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from data_service.errors import InputError
@@ -14,6 +16,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, too_long
 from data_service.ingest.tasks import FilePiece
+from data_service.ingest.web_encodings import page_text, uncoded
 
 INSTALL = "pip install 'maskfleet[prepare]'"
 _HEADERS = {
@@ -24,6 +27,7 @@ _HEADERS = {
 }
 _NEEDED = ("WARC-Type", "WARC-Record-ID", "Content-Length")
 _END = b"\r\n\r\n"
+_READABLE = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML = ("text/html", "application/xhtml+xml")
 
 
@@ -107,17 +111,43 @@ def _is_document(record: Any) -> bool:
 
 def _document(record: Any, options: BuildOptions, place: Numbered) -> Text:
     most = options.max_document_bytes * LINE_PER_DOCUMENT
-    data = record.content_stream().read(most + 1)
-    if len(data) > most:
-        raise too_long(place, most)
     values: dict[str, object] = {
         name: record.rec_headers.get_header(header) for name, header in _HEADERS.items()
     }
-    values[options.text_field] = data if record.rec_type == "conversion" else _text_of(data, values["url"])
-    return document(values, options, place)
+    if record.rec_type == "conversion":
+        values[options.text_field] = _limited(record.raw_stream.read(most + 1), most, place)
+        return document(values, options, place)
+    try:
+        page = _limited(_page(record, most), most, place)
+        text = page_text(page, record.http_headers.get_header("Content-Type"))
+    except ValueError as error:
+        raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE) from error
+    values[options.text_field] = found = _text_of(page if text is None else text, values["url"])
+    return replace(document(values, options, place), replaced="\ufffd" in found)
 
 
-def _text_of(page: bytes, url: object) -> str:
+def _limited(data: bytes, most: int, place: Numbered) -> bytes:
+    if len(data) > most:
+        raise too_long(place, most)
+    return data
+
+
+def _page(record: Any, most: int) -> bytes:
+    """Return at most `most` + 1 bytes of a page without the codings of HTTP. Raises ValueError: one is not known."""
+    from warcio.bufferedreaders import ChunkedDataReader
+
+    transfer, content = (_codings(record, name) for name in ("transfer-encoding", "content-encoding"))
+    chunked = "chunked" in transfer
+    stream = ChunkedDataReader(record.raw_stream) if chunked else record.raw_stream
+    return uncoded(stream.read(most + 1), [*content, *(name for name in transfer if name != "chunked")], most)
+
+
+def _codings(record: Any, header: str) -> list[str]:
+    values = ",".join(value for name, value in record.http_headers.headers if name.lower() == header)
+    return [name.strip().lower() for name in values.split(",")]
+
+
+def _text_of(page: bytes | str, url: object) -> str:
     from trafilatura import extract
 
     return extract(page, url=str(url) if url else None) or ""
