@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import BinaryIO, assert_never, cast, overload
 
+import psutil
+import zstandard
+
 from data_service.errors import InputError
 from data_service.ingest.encodings import MARK_LENGTH, UTF_8, Utf8Stream, marked_encoding
 from data_service.ingest.inputs import Compression, InputFile
@@ -24,6 +27,9 @@ from data_service.store.open import open_store
 _CHUNK = 4 * MIB
 _LEAST = 64 * 1024  # bytes that are worth a request
 _BUFFER = 1 << 20
+_ARROW_WINDOW, _WIDEST_WINDOW = 128 * MIB, 2048 * MIB
+_FRAME_HEADER, _FED = 18, 4096  # bytes; those fed may stand for 128 MiB
+_NARROWER = "compress it again without --long or --ultra, or with --long=27"
 _XZ_MEMORY = 256 * MIB  # `xz -9` needs 65
 
 
@@ -153,7 +159,7 @@ def unpacked(raw: BinaryIO, file: InputFile) -> BinaryIO:
         case "gz":
             plain: io.RawIOBase = _Gzip(raw, file)
         case "zst":
-            plain = _Zstd(raw, file)
+            plain = _zstd(raw, file)
         case "bz2" | "xz":
             plain = _Joined(raw, file)
         case other:
@@ -197,6 +203,53 @@ class _Gzip(io.RawIOBase):
             raise _damaged(self._file, str(error)) from error
 
 
+def _zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
+    """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less."""
+    buffered = io.BufferedReader(raw, buffer_size=_BUFFER)  # type: ignore[type-var]
+    try:
+        window = zstandard.get_frame_parameters(buffered.peek(_FRAME_HEADER)[:_FRAME_HEADER]).window_size
+    except zstandard.ZstdError:  # no such header: Arrow's reader says what is wrong
+        window = 0
+    free = psutil.virtual_memory().available
+    if not _ARROW_WINDOW < window <= _WIDEST_WINDOW:
+        return _Zstd(buffered, file)
+    if window > free // 2:
+        raise InputError(
+            f"{file.uri} needs a window of {window // MIB:,} MiB to be decompressed, but only {free // MIB:,} are free",
+            remedy=f"free memory or use fewer --workers; or {_NARROWER}",
+        )
+    return _WideZstd(buffered, file)
+
+
+class _WideZstd(io.RawIOBase):
+    """A stream of frames with windows of up to 2 GiB, as `zstd --long=31` makes them. It is fed few bytes at a time,
+    because nothing else limits what they expand to."""
+
+    def __init__(self, raw: BinaryIO, file: InputFile) -> None:
+        self._raw, self._file = raw, file
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._ahead, self._ready = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        try:
+            while not self._ready and (packed := self._ahead or self._raw.read(_FED)):
+                wide = zstandard.ZstdDecompressor(max_window_size=_WIDEST_WINDOW)
+                self._frame = self._frame or wide.decompressobj()
+                self._ready, self._ahead = memoryview(self._frame.decompress(packed)), self._frame.unused_data
+                self._frame = None if self._frame.eof else self._frame
+        except zstandard.ZstdError as error:
+            raise _damaged(self._file, str(error)) from error
+        if not self._ready and self._frame is not None:
+            raise _damaged(self._file, "it ends too early")
+        count = min(len(view), len(self._ready))
+        view[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+
 class _Zstd(io.RawIOBase):
     """A stream decompressed by Arrow's reader.
 
@@ -220,7 +273,7 @@ class _Zstd(io.RawIOBase):
             if "too much memory" in str(error):
                 raise InputError(
                     f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
-                    remedy="compress it again without --long or --ultra, or with --long=27",
+                    remedy=_NARROWER,
                 ) from error
             raise _damaged(self._file, str(error)) from error
 

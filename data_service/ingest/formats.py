@@ -1,7 +1,7 @@
 """Reads the documents of files that consist of lines: .txt, JSON lines, CSV and TSV. Lines have bounded length.
 
 - .txt: the file is one document, or blank lines separate the documents.
-- JSON lines: one object a line, the document in one of its fields. Blank lines are skipped.
+- JSON lines: one object a line, the document in one of its fields, or one string a line. Blank lines are skipped.
 - CSV and TSV: a first line with the names of the columns, then one document a row, in one of them. As in RFC 4180 and
   spreadsheets, a field that begins with a quotation mark ends with one, may hold line ends, and doubles the marks
   inside. Only the beginning of such a file is surely the beginning of a row, so it is read by one task.
@@ -32,6 +32,7 @@ from data_service.ingest.records import (
     guessed_remedy,
     refuse,
     too_long,
+    with_nested,
     with_provenance,
 )
 from data_service.ingest.tasks import FilePiece
@@ -131,13 +132,32 @@ def open_piece(piece: FilePiece, start: int) -> BinaryIO:
 
 
 def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Yield the documents of a piece of a .txt file. A document is bad if it is not UTF-8 or too long."""
+    """Yield the documents of a piece of a .txt file. A document is bad if it is not UTF-8 or too long.
+
+    Raises:
+        InputError: the options name fields beside the text.
+    """
+    refuse_fields(piece.file, options)
     if options.txt_documents == "blank_line":
         yield from _read_separated(piece, options)
     else:
         with open_text(piece.file) as stream:
             data = stream.read(options.max_document_bytes + 1)
         yield accept(options, text_document, data, 0, Numbered(piece.file), options)
+
+
+def refuse_fields(file: InputFile, options: BuildOptions) -> None:
+    """Raise InputError if the options name fields, which a text file has not."""
+    if options.pairs is not None or options.word_fields or options.metadata_fields:
+        need = (
+            "pairs need a query and a positive"
+            if options.pairs is not None
+            else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
+        )
+        raise InputError(
+            f"{file.uri}: a text file has no fields, but {need}",
+            remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
+        )
 
 
 def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -218,8 +238,8 @@ def separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, byte
 def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Yield the documents of the lines that begin inside the piece.
 
-    A record is bad if its line is not UTF-8, not a JSON object, without the field, or if that is not text; and if the
-    document is too long.
+    A record is bad if its line is not UTF-8, neither a JSON object nor a string, without the field, or if that is not
+    text; and if the document is too long.
     """
     file, limit = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
     start = piece.text_start
@@ -236,10 +256,15 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
             if not piece.holds(line.offset):
                 return
             if not line.data.isspace():
-                yield accept(options, _document_of_line, line, LinePlace(file, line.offset), options)
+                yield accept(options, json_document, line, LinePlace(file, line.offset), options)
 
 
-def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) -> Text:
+def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) -> Text:
+    """Return the document of a JSON object, or of a string that is the text itself.
+
+    Raises:
+        BadRecord: see `read_jsonl`.
+    """
     if len(line.data) > options.max_document_bytes * LINE_PER_DOCUMENT:
         raise too_long(place, options.max_document_bytes * LINE_PER_DOCUMENT)
     data, offset = without_mark(line.data, line.offset)
@@ -251,6 +276,10 @@ def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) 
         if "\0" in raw.text and options.on_bad_records == "error":
             remedy = guessed_remedy(place.file, data, remedy)
         raise BadRecord(place, f"not JSON: {error}", remedy) from error
+    if isinstance(record, str) and options.pairs is None:
+        record = {options.text_field: record}
+    if isinstance(record, dict):
+        record = with_nested(record, options)
     if isinstance(record, dict) and options.pairs is not None:
         found = example(record, options.pairs, options, place)
         return replace(found, replaced=found.replaced or raw.replaced)

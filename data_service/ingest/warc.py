@@ -27,6 +27,7 @@ _HEADERS = {
 }
 _NEEDED = ("WARC-Type", "WARC-Record-ID", "Content-Length")
 _END = b"\r\n\r\n"
+_NO_CODING = ("", "identity", "chunked")
 _READABLE = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML = ("text/html", "application/xhtml+xml")
 
@@ -114,37 +115,29 @@ def _document(record: Any, options: BuildOptions, place: Numbered) -> Text:
     values: dict[str, object] = {
         name: record.rec_headers.get_header(header) for name, header in _HEADERS.items()
     }
-    if record.rec_type == "conversion":
-        values[options.text_field] = _limited(record.raw_stream.read(most + 1), most, place)
-        return document(values, options, place)
+    page = record.rec_type == "response"
     try:
-        page = _limited(_page(record, most), most, place)
-        text = page_text(page, record.http_headers.get_header("Content-Type"))
+        data = _page(record, most) if page else record.raw_stream.read(most + 1)
+        if len(data) > most:
+            raise too_long(place, most)
+        text = page_text(data, record.http_headers.get_header("Content-Type")) if page else None
     except ValueError as error:
         raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE) from error
-    values[options.text_field] = found = _text_of(page if text is None else text, values["url"])
-    return replace(document(values, options, place), replaced="\ufffd" in found)
-
-
-def _limited(data: bytes, most: int, place: Numbered) -> bytes:
-    if len(data) > most:
-        raise too_long(place, most)
-    return data
+    values[options.text_field] = _text_of(text or data, values["url"]) if page else data
+    found = document(values, options, place)
+    return replace(found, replaced=found.replaced or (page and "\ufffd" in found.text))
 
 
 def _page(record: Any, most: int) -> bytes:
     """Return at most `most` + 1 bytes of a page without the codings of HTTP. Raises ValueError: one is not known."""
     from warcio.bufferedreaders import ChunkedDataReader
 
-    transfer, content = (_codings(record, name) for name in ("transfer-encoding", "content-encoding"))
-    chunked = "chunked" in transfer
-    stream = ChunkedDataReader(record.raw_stream) if chunked else record.raw_stream
-    return uncoded(stream.read(most + 1), [*content, *(name for name in transfer if name != "chunked")], most)
-
-
-def _codings(record: Any, header: str) -> list[str]:
-    values = ",".join(value for name, value in record.http_headers.headers if name.lower() == header)
-    return [name.strip().lower() for name in values.split(",")]
+    codings: list[str] = []
+    for header in ("content-encoding", "transfer-encoding"):
+        values = (value for name, value in record.http_headers.headers if name.lower() == header)
+        codings += (name.strip().lower() for name in ",".join(values).split(","))
+    stream = ChunkedDataReader(record.raw_stream) if "chunked" in codings else record.raw_stream
+    return uncoded(stream.read(most + 1), [name for name in codings if name not in _NO_CODING], most)
 
 
 def _text_of(page: bytes | str, url: object) -> str:

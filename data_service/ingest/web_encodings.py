@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from data_service.ingest.encodings import UTF_8, encoding_name, is_odd
 
-_UNCODED = ("", "identity")
+# What Arrow calls the content codings.
+_CODINGS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
 _HEAD_BYTES = 16 * 1024  # where a page says its charset; the standard asks for it in the first 1,024
@@ -20,7 +21,7 @@ _DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTA
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
 _CONTENT = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
 _PRAGMA = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
-_NO_TEXT = ""
+_NO_TEXT = "no-text"
 _AS_BROWSERS = "maskfleet.as_browsers"
 _ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
 # What browsers read where a page names one of Python's codecs.
@@ -29,29 +30,30 @@ _WIDER = {
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
     **{"utf-16": "utf-16-le"},
 }
-# Labels, without punctuation, that Python does not know or knows as something else.
+# Labels, without punctuation, that Python does not know; a line a codec.
 _LABELS = {
     label: codec
-    for codec, labels in {
-        UTF_8: "unicode11utf8 unicode20utf8",
-        "cp1252": "ascii usascii ansix341968",
-        "cp874": "dos874 windows874",
-        "iso8859-7": "suneugreek",
-        "iso8859-8": "visual logical",
-        "iso8859-15": "csisolatin9",
-        "koi8-r": "koi koi8",
-        "koi8-u": "koi8ru",
-        "mac-roman": "mac csmacintosh",
-        "mac-cyrillic": "macukrainian",
-        "gb18030": "gb2312 gb231280 csgb2312",
-        "euc_jp": "cseucpkdfmtjapanese",
-        "cp932": "windows31j",
-        "cp949": "cseuckr csksc56011987 ksc56011989 ksc5601 isoir149 windows949",
-        "utf-16-be": "unicodefffe",
-        "utf-16-le": "csunicode iso10646ucs2 ucs2 unicode unicodefeff",
-        _NO_TEXT: "replacement iso2022cn iso2022cnext userdefined",  # Python reads the others of `replacement`
-    }.items()
-    for label in labels.split()
+    for codec, *labels in map(
+        str.split,
+        """utf-8 unicode11utf8 unicode20utf8
+        cp1252 ascii usascii ansix341968
+        cp874 dos874 windows874
+        iso8859-7 suneugreek
+        iso8859-8 visual logical
+        iso8859-15 csisolatin9
+        koi8-r koi koi8
+        koi8-u koi8ru
+        mac-roman mac csmacintosh
+        mac-cyrillic macukrainian
+        gb18030 gb2312 gb231280 csgb2312
+        euc_jp cseucpkdfmtjapanese
+        cp932 windows31j
+        cp949 cseuckr csksc56011987 ksc56011989 ksc5601 isoir149 windows949
+        utf-16-be unicodefffe
+        utf-16-le csunicode iso10646ucs2 ucs2 unicode unicodefeff
+        no-text replacement iso2022cn iso2022cnext userdefined""".splitlines(),
+    )
+    for label in labels
 }
 
 
@@ -65,37 +67,23 @@ def uncoded(data: bytes, codings: Sequence[str], most: int) -> bytes:
     """
     for coding in reversed(codings):
         try:
-            data = data if coding in _UNCODED else _expanded(data, coding, most + 1)
-        except (OSError, EOFError, zlib.error, LookupError) as error:
+            data = _expanded(data, coding, most + 1) if data else data
+        except (OSError, EOFError, zlib.error, KeyError) as error:
             if not data.lstrip(_BEFORE_MARKUP).startswith(b"<"):
-                raise ValueError(f"content coding {coding!r}: {error}") from error
+                raise ValueError(f"content coding {coding!r} is not known, or damaged: {error}") from error
     return data
 
 
 def _expanded(data: bytes, coding: str, most: int) -> bytes:
-    if not data:
-        return data
-    if coding in ("gzip", "x-gzip"):
-        return _inflated(data, 16 + zlib.MAX_WBITS, most)
-    if coding == "deflate":  # zlib's form by the standard, but many servers send the bare one
-        zlib_form = data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:2]) % 31 == 0
-        return _inflated(data, zlib.MAX_WBITS if zlib_form else -zlib.MAX_WBITS, most)
-    if coding not in ("br", "zstd"):
-        raise LookupError("it is not known")
-    import pyarrow as pa
-
-    return bytes(pa.CompressedInputStream(io.BytesIO(data), coding.replace("br", "brotli")).read(most))
-
-
-def _inflated(data: bytes, form: int, most: int) -> bytes:
-    found = b""
-    while data and len(found) < most:
-        inflate = zlib.decompressobj(form)
-        found += inflate.decompress(data, most - len(found))
+    if coding == "deflate" and (data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2]) % 31):
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)  # not in zlib's form, as the standard says, but bare
+        found = inflate.decompress(data, most)
         if not inflate.eof and len(found) < most:
             raise EOFError("it ends too early")
-        data = inflate.unused_data if inflate.unused_data.startswith(b"\x1f\x8b") else b""
-    return found
+        return found
+    import pyarrow as pa
+
+    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODINGS[coding]).read(most))
 
 
 def page_text(page: bytes, content_type: str) -> str | None:
@@ -111,10 +99,10 @@ def page_text(page: bytes, content_type: str) -> str | None:
         if page.startswith(mark):
             return page[len(mark) :].decode(codec, errors=_AS_BROWSERS)
     for label in _labels(page, content_type):
-        codec = _codec(label)
-        if codec == _NO_TEXT:
+        named = _codec(label)
+        if named == _NO_TEXT:
             raise ValueError(f"charset {label!r} stands for no text that is known")
-        if codec is not None and not is_odd(text := _decoded(page, codec)):
+        if named is not None and not is_odd(text := _decoded(page, named)):
             return text
     return None
 
@@ -154,13 +142,10 @@ def _decoded(page: bytes, codec: str) -> str:
 
 
 def _as_browsers(error: UnicodeError) -> tuple[str, int]:
-    """Return what browsers read where a codec reads nothing: C1 controls, the euro sign, rows that NEC and IBM added to
-    the Japanese set; else U+FFFD."""
+    """Return what browsers read where a codec reads nothing: rows that NEC and IBM added to the Japanese set, and the
+    euro sign; else U+FFFD."""
     assert isinstance(error, UnicodeDecodeError)
-    first = error.object[error.start]
-    if error.encoding == "charmap" and 0x80 <= first < 0xA0:
-        return chr(first), error.start + 1
-    if error.encoding == "gb18030" and first == 0x80:
+    if error.encoding == "gb18030" and error.object[error.start] == 0x80:
         return "\u20ac", error.start + 1
     pair = [byte & 127 for byte in error.object[error.start : error.start + 2]]
     if error.encoding in ("euc_jp", "iso2022_jp") and len(pair) == 2 and 32 < min(pair) <= max(pair) < 127:
