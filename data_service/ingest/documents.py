@@ -23,7 +23,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.mds import read_mds
 from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
+from data_service.ingest.records import BadRecord, Numbered, Text, accept, text_of_record
 from data_service.ingest.tars import read_tar
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
@@ -260,12 +260,9 @@ def _as_strings(values: pa.Array) -> list[object]:
 
 
 def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions) -> Text:
-    if options.pairs is not None:
-        return example(values, options.pairs, options, place)
-    value = values[options.text_field]
-    if not isinstance(value, bytes):
+    if options.pairs is None and not isinstance(values[options.text_field], bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
-    return document(values, options, place)
+    return text_of_record(values, options, place)
 
 
 def _plain(values: pa.Array) -> pa.Array:

@@ -18,7 +18,7 @@ import psutil
 import zstandard
 
 from data_service.errors import InputError
-from data_service.ingest.encodings import MARK_LENGTH, UTF_8, Utf8Stream, marked_encoding
+from data_service.ingest.encodings import MARK_LENGTH, UTF_8, ReadableStream, Utf8Stream, marked_encoding
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.ingest.options import MIB
 from data_service.store.base import Store
@@ -52,7 +52,7 @@ def held(file: InputFile, data: bytes) -> Iterator[None]:
         _fetched.pop(file, None)
 
 
-class _RangedFile(io.RawIOBase):
+class _RangedFile(ReadableStream):
     """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries; of a file
     that was fetched before (`held`) there is none."""
 
@@ -61,9 +61,6 @@ class _RangedFile(io.RawIOBase):
         self._store = _store_at(file.root)
         self._file = file
         self._position = 0
-
-    def readable(self) -> bool:
-        return True
 
     def seekable(self) -> bool:
         return True
@@ -188,13 +185,10 @@ def is_stored_plainly(file: InputFile) -> bool:
         return marked_encoding(stream.read(MARK_LENGTH)) in (None, UTF_8)
 
 
-class _Gzip(io.RawIOBase):
+class _Gzip(ReadableStream):
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
         self._plain = gzip.GzipFile(fileobj=raw, mode="rb")
         self._file = file
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         try:
@@ -205,23 +199,22 @@ class _Gzip(io.RawIOBase):
 
 def _zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
     """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less."""
-    buffered = io.BufferedReader(raw, buffer_size=_BUFFER)  # type: ignore[type-var]
     try:
-        window = zstandard.get_frame_parameters(buffered.peek(_FRAME_HEADER)[:_FRAME_HEADER]).window_size
-    except zstandard.ZstdError:  # no such header: Arrow's reader says what is wrong
+        head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER)
+        window = zstandard.get_frame_parameters(head[:_FRAME_HEADER]).window_size
+    except zstandard.ZstdError:  # Arrow's reader says what is wrong
         window = 0
-    free = psutil.virtual_memory().available
     if not _ARROW_WINDOW < window <= _WIDEST_WINDOW:
-        return _Zstd(buffered, file)
-    if window > free // 2:
+        return _Zstd(raw, file)
+    if window > (free := psutil.virtual_memory().available) // 2:
         raise InputError(
             f"{file.uri} needs a window of {window // MIB:,} MiB to be decompressed, but only {free // MIB:,} are free",
             remedy=f"free memory or use fewer --workers; or {_NARROWER}",
         )
-    return _WideZstd(buffered, file)
+    return _WideZstd(raw, file)
 
 
-class _WideZstd(io.RawIOBase):
+class _WideZstd(ReadableStream):
     """A stream of frames with windows of up to 2 GiB, as `zstd --long=31` makes them. It is fed few bytes at a time,
     because nothing else limits what they expand to."""
 
@@ -229,9 +222,6 @@ class _WideZstd(io.RawIOBase):
         self._raw, self._file = raw, file
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._ahead, self._ready = b"", memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
@@ -250,7 +240,7 @@ class _WideZstd(io.RawIOBase):
         return count
 
 
-class _Zstd(io.RawIOBase):
+class _Zstd(ReadableStream):
     """A stream decompressed by Arrow's reader.
 
     This reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB that
@@ -262,9 +252,6 @@ class _Zstd(io.RawIOBase):
 
         self._plain = pa.CompressedInputStream(raw, "zstd")
         self._file = file
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         try:
@@ -284,7 +271,7 @@ _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADe
 }
 
 
-class _Joined(io.RawIOBase):
+class _Joined(ReadableStream):
     """A stream of bz2 or xz data: one compressed stream after another, as in Wikipedia's multistream dumps.
 
     xz allows zeros between streams. Whatever else is no stream is an error, as is an end within one.
@@ -294,9 +281,6 @@ class _Joined(io.RawIOBase):
         self._raw, self._file = raw, file
         self._padding = b"\0" if file.compression == "xz" else b""
         self._plain = _DECOMPRESSORS[file.compression]()
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]

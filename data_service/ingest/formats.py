@@ -27,10 +27,9 @@ from data_service.ingest.records import (
     Unit,
     accept,
     decode,
-    document,
-    example,
     guessed_remedy,
     refuse,
+    text_of_record,
     too_long,
     with_nested,
     with_provenance,
@@ -278,24 +277,20 @@ def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) ->
         raise BadRecord(place, f"not JSON: {error}", remedy) from error
     if isinstance(record, str) and options.pairs is None:
         record = {options.text_field: record}
-    if isinstance(record, dict):
-        record = with_nested(record, options)
-    if isinstance(record, dict) and options.pairs is not None:
-        found = example(record, options.pairs, options, place)
-        return replace(found, replaced=found.replaced or raw.replaced)
-    if not isinstance(record, dict) or options.text_field not in record:
+    record = with_nested(record, options) if isinstance(record, dict) else record
+    if not isinstance(record, dict) or (options.pairs is None and options.text_field not in record):
         fields = (
             f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is not an object"
         )
         reason = f"no field {options.fields[0]!r} ({fields})"
         raise BadRecord(place, reason, "name the field that holds the text with --text-field")
-    text = record[options.text_field]
-    if not isinstance(text, str):
+    text = record.get(options.text_field)
+    if options.pairs is None and not isinstance(text, str):
         reason = f"field {options.text_field!r} is {type(text).__name__}, not text"
         raise BadRecord(
             place, reason, "name the field that holds the text with --text-field, or remove the line"
         )
-    found = document(record, options, place)
+    found = text_of_record(record, options, place)
     return replace(found, replaced=found.replaced or raw.replaced)
 
 
@@ -411,6 +406,4 @@ def _document_of_row(
     if len(row) != width:
         raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES)
     values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
-    if options.pairs is not None:
-        return example(values, options.pairs, options, place)
-    return document(values, options, place)
+    return text_of_record(values, options, place)

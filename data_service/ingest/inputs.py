@@ -153,7 +153,7 @@ def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, 
         return
     if _DATASET_INFO in found:
         yield _DATASET_INFO, _DESCRIPTION
-        yield from ((name, _CACHE) for name in arrow if name.startswith("cache-"))
+        yield from ((name, _CACHE) for name in arrow if name.startswith("cache-") and _STATE not in found)
     if _STATE in found:
         yield _STATE, _DESCRIPTION
         data = _data_files(store, folder + _STATE)

@@ -321,6 +321,15 @@ def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPl
             raise BadRecord(place, f"field {name!r} holds {kind}, but words are needed", _WORDS)
 
 
+def text_of_record(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+    """Return the example of a record if the options ask for pairs, else its document. Raises as these."""
+    return (
+        document(record, options, place)
+        if options.pairs is None
+        else example(record, options.pairs, options, place)
+    )
+
+
 def example(
     record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
 ) -> Text:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
 from data_service.errors import InputError
+from data_service.ingest.encodings import ReadableStream
 from data_service.ingest.files import open_bytes, unpacked, utf8_text
 from data_service.ingest.formats import (
     LINE_PER_DOCUMENT,
@@ -184,15 +185,12 @@ def _member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Member:
     return Member(shown, max(0, size), kind, raw)
 
 
-class _Content(io.RawIOBase):
+class _Content(ReadableStream):
     """The content of a member, read from the stream of its archive."""
 
     def __init__(self, stream: BinaryIO, file: InputFile, member: Member) -> None:
         self._stream, self._file, self._member = stream, file, member
         self._left, self._padding = member.size, member.stored - member.size
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
