@@ -200,12 +200,10 @@ def draw_page(draw: random.Random) -> tuple[str, list[tuple[str, str]], bytes]:
     return text, headers, data
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))]
-)
-def test_random_pages_in_any_charset_and_coding(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    pages = [draw_page(draw) for _ in range(150)]
+@pytest.mark.parametrize("number", [300, pytest.param(2000, marks=pytest.mark.long)])
+def test_random_pages_in_any_charset_and_coding(tmp_path: Path, number: int) -> None:
+    draw = random.Random(number)
+    pages = [draw_page(draw) for _ in range(number)]
     archive(tmp_path / "a.warc.gz", ((headers, data) for _, headers, data in pages))
     for (text, headers, _), page in zip(pages, texts(tmp_path / "a.warc.gz"), strict=True):
         assert isinstance(page, Text)
@@ -233,7 +231,7 @@ def test_signs_that_only_browsers_read(tmp_path: Path) -> None:
     )
     for (_, sign), page in zip(said.values(), texts(tmp_path / "a.warc.gz"), strict=True):
         assert isinstance(page, Text)
-        assert page.text.endswith(f"behind it: {sign} stands.")
+        assert page.text.rpartition(": ")[2].partition(" stands")[0] == sign
 
 
 def test_a_charset_that_is_not_the_pages_is_passed_over_and_bad_bytes_are_counted(tmp_path: Path) -> None:
