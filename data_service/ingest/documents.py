@@ -24,7 +24,7 @@ from data_service.ingest.mds import read_mds
 from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, text_of_record
-from data_service.ingest.tars import read_tar
+from data_service.ingest.tars import read_tar, refuse_fields
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
 from data_service.store.base import together
@@ -92,6 +92,7 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
 def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
         case "txt":
+            refuse_fields(piece.file, options)
             return read_txt(piece, options)
         case "tar":
             return read_tar(piece, options)

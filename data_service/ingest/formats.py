@@ -131,32 +131,13 @@ def open_piece(piece: FilePiece, start: int) -> BinaryIO:
 
 
 def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Yield the documents of a piece of a .txt file. A document is bad if it is not UTF-8 or too long.
-
-    Raises:
-        InputError: the options name fields beside the text.
-    """
-    refuse_fields(piece.file, options)
+    """Yield the documents of a piece of a .txt file. A document is bad if it is not UTF-8 or too long."""
     if options.txt_documents == "blank_line":
         yield from _read_separated(piece, options)
     else:
         with open_text(piece.file) as stream:
             data = stream.read(options.max_document_bytes + 1)
         yield accept(options, text_document, data, 0, Numbered(piece.file), options)
-
-
-def refuse_fields(file: InputFile, options: BuildOptions) -> None:
-    """Raise InputError if the options name fields, which a text file has not."""
-    if options.pairs is not None or options.word_fields or options.metadata_fields:
-        need = (
-            "pairs need a query and a positive"
-            if options.pairs is not None
-            else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
-        )
-        raise InputError(
-            f"{file.uri}: a text file has no fields, but {need}",
-            remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
-        )
 
 
 def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:

@@ -22,7 +22,6 @@ from data_service.ingest.formats import (
     InputLine,
     json_document,
     read_lines,
-    refuse_fields,
     separate,
     text_document,
 )
@@ -262,6 +261,20 @@ def _of_member(
         return
     for first, data in separate(read_lines(text, 0, limit), limit):
         yield accept(options, text_document, data, first, replace(place, number=begins + first), options)
+
+
+def refuse_fields(file: InputFile, options: BuildOptions) -> None:
+    """Raise InputError if the options name fields, which a text file has not."""
+    if options.pairs is not None or options.word_fields or options.metadata_fields:
+        need = (
+            "pairs need a query and a positive"
+            if options.pairs is not None
+            else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
+        )
+        raise InputError(
+            f"{file.uri}: a text file has no fields, but {need}",
+            remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
+        )
 
 
 def _of_json(text: BinaryIO, place: Numbered, options: BuildOptions) -> Iterator[Text | BadRecord]:
