@@ -1,7 +1,8 @@
 """Reads the documents of a split, in order, from files of any format. `formats` reads files of lines; Parquet files and
 Arrow streams are read here: one document a row, in one column of strings, a few hundred rows at a time.
 
-Strings of tables are read as bytes and decoded here, because Arrow does not check that they are UTF-8.
+Strings of tables are read as bytes and decoded here, because Arrow does not check that they are UTF-8. Bytes are read
+alike.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.mds import read_mds
 from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, example
-from data_service.ingest.tars import read_tar
+from data_service.ingest.records import BadRecord, Numbered, Text, accept, text_of_record
+from data_service.ingest.tars import read_tar, refuse_fields
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
 from data_service.store.base import together
@@ -38,6 +39,10 @@ _READ_AHEAD = 64 * 1024
 _COLUMNS = (
     "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
     "--negatives-field)"
+)
+_TEXT_TYPES = (
+    *(pa.string(), pa.large_string(), pa.string_view()),
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many a writer says only that these are bytes
 )
 _FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
 
@@ -86,18 +91,11 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
 
 def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
-        case "txt" | "tar":
-            if options.pairs is not None or options.word_fields or options.metadata_fields:
-                need = (
-                    "pairs need a query and a positive"
-                    if options.pairs is not None
-                    else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
-                )
-                raise InputError(
-                    f"{piece.file.uri}: a text file has no fields, but {need}",
-                    remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
-                )
-            return read_txt(piece, options) if piece.file.format == "txt" else read_tar(piece, options)
+        case "txt":
+            refuse_fields(piece.file, options)
+            return read_txt(piece, options)
+        case "tar":
+            return read_tar(piece, options)
         case "jsonl":
             return read_jsonl(piece, options)
         case "csv" | "tsv":
@@ -209,7 +207,7 @@ def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterat
     open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
     schema = open_ipc(stream).schema
     stream.seek(0)
-    fields = [schema.get_field_index(name) for name in _columns(schema, file, options)]
+    fields = [schema.get_field_index(_way(schema, name)[0]) for name in _columns(schema, file, options)]
     only = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     reader = open_ipc(stream, options=only)
     if with_footer:
@@ -223,10 +221,10 @@ def _read_rows(
 ) -> Iterator[Text | BadRecord]:
     beside = set(options.metadata_fields or ()) - {options.text_field}
     columns = {
-        name: (_as_strings if name in beside else _as_bytes)(batch.column(name)) for name in options.fields
+        name: (_as_strings if name in beside else _as_bytes)(_values(batch, name)) for name in options.fields
     }
-    there = (name for name in options.further_fields if name in batch.schema.names)
-    columns |= {name: _as_strings(batch.column(name)) for name in there}
+    there = (name for name in options.further_fields if _type_of(batch.schema, name) is not None)
+    columns |= {name: _as_strings(_values(batch, name)) for name in there}
     names = batch.column(CLUSTER).cast(pa.string()).to_pylist() if clusters else []
     for index in range(len(batch)):
         values = {name: column[index] for name, column in columns.items()}
@@ -257,18 +255,15 @@ def _as_strings(values: pa.Array) -> list[object]:
     plain = _plain(values)
     if _is_text(plain.type):
         return _as_bytes(plain)
-    as_they_are = pa.types.is_nested(plain.type) or pa.types.is_binary(plain.type)
-    found: list[object] = plain.to_pylist() if as_they_are else plain.cast(pa.string()).to_pylist()
+    nested = pa.types.is_nested(plain.type)
+    found: list[object] = plain.to_pylist() if nested else plain.cast(pa.string()).to_pylist()
     return found
 
 
 def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions) -> Text:
-    if options.pairs is not None:
-        return example(values, options.pairs, options, place)
-    value = values[options.text_field]
-    if not isinstance(value, bytes):
+    if options.pairs is None and not isinstance(values[options.text_field], bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
-    return document(values, options, place)
+    return text_of_record(values, options, place)
 
 
 def _plain(values: pa.Array) -> pa.Array:
@@ -291,24 +286,45 @@ def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[
     beside = set(options.metadata_fields or ()) - {options.text_field}
     for column in options.fields:
         _check_column(schema, file, column, lists=column in lists, any_type=column in beside)
-    there = [name for name in options.further_fields if name in schema.names]
+    there = [name for name in options.further_fields if _way(schema, name)[0] in schema.names]
     for column in there:
-        _check_once(schema, file, column)
+        _checked_type(schema, file, column)
     return [*options.fields, *there]
 
 
-def _check_once(schema: pa.Schema, file: InputFile, column: str) -> None:
-    if schema.names.count(column) != 1:
+def _way(schema: pa.Schema, name: str) -> list[str]:
+    """Return the name of a column; of a field inside one, such as `meta.text`, the names on the way there."""
+    return [name] if name in schema.names else name.split(".")
+
+
+def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """Return the type of a column, or of a field inside one; None if it is missing or there twice."""
+    kind = pa.struct(list(schema))
+    for part in _way(schema, name):
+        if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
+            return None
+        kind = kind.field(part).type
+    return kind
+
+
+def _values(batch: pa.RecordBatch, name: str) -> pa.Array:
+    first, *inside = _way(batch.schema, name)
+    return pc.struct_field(batch.column(first), inside) if inside else batch.column(first)
+
+
+def _checked_type(schema: pa.Schema, file: InputFile, column: str) -> pa.DataType:
+    kind = _type_of(schema, column)
+    if kind is None:
         raise InputError(
             f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
             f"(it has {', '.join(schema.names)})",
             remedy=_COLUMNS,
         )
+    return kind
 
 
 def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool, any_type: bool) -> None:
-    _check_once(schema, file, column)
-    kind = schema.field(column).type
+    kind = _checked_type(schema, file, column)
     if any_type:
         return
     if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):
@@ -327,7 +343,7 @@ def _is_text(kind: pa.DataType) -> bool:
         return _is_text(kind.storage_type)
     if isinstance(kind, pa.DictionaryType | pa.RunEndEncodedType):
         return _is_text(kind.value_type)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return kind in _TEXT_TYPES
 
 
 @contextmanager

@@ -61,7 +61,14 @@ def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
     return raw, offset
 
 
-class Utf8Stream(io.RawIOBase):
+class ReadableStream(io.RawIOBase):
+    """A stream that is read; `readinto` is its subclass's."""
+
+    def readable(self) -> bool:
+        return True
+
+
+class Utf8Stream(ReadableStream):
     """A stream of the text of `raw` in UTF-8. `head`: its first bytes, which were read already.
 
     A byte order mark at the beginning overrides the declared encoding.
@@ -76,9 +83,6 @@ class Utf8Stream(io.RawIOBase):
         self._first = True
         if self._decoder is not None:
             self._ready = self._convert(head, self._decoder)
-
-    def readable(self) -> bool:
-        return True
 
     def close(self) -> None:
         self._raw.close()

@@ -14,8 +14,11 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import BinaryIO, assert_never, cast, overload
 
+import psutil
+import zstandard
+
 from data_service.errors import InputError
-from data_service.ingest.encodings import MARK_LENGTH, UTF_8, Utf8Stream, marked_encoding
+from data_service.ingest.encodings import MARK_LENGTH, UTF_8, ReadableStream, Utf8Stream, marked_encoding
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.ingest.options import MIB
 from data_service.store.base import Store
@@ -24,6 +27,9 @@ from data_service.store.open import open_store
 _CHUNK = 4 * MIB
 _LEAST = 64 * 1024  # bytes that are worth a request
 _BUFFER = 1 << 20
+_ARROW_WINDOW, _WIDEST_WINDOW = 128 * MIB, 2048 * MIB
+_FRAME_HEADER, _FED = 18, 4096  # bytes; those fed may stand for 128 MiB
+_NARROWER = "compress it again without --long or --ultra, or with --long=27"
 _XZ_MEMORY = 256 * MIB  # `xz -9` needs 65
 
 
@@ -46,7 +52,7 @@ def held(file: InputFile, data: bytes) -> Iterator[None]:
         _fetched.pop(file, None)
 
 
-class _RangedFile(io.RawIOBase):
+class _RangedFile(ReadableStream):
     """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries; of a file
     that was fetched before (`held`) there is none."""
 
@@ -55,9 +61,6 @@ class _RangedFile(io.RawIOBase):
         self._store = _store_at(file.root)
         self._file = file
         self._position = 0
-
-    def readable(self) -> bool:
-        return True
 
     def seekable(self) -> bool:
         return True
@@ -153,7 +156,7 @@ def unpacked(raw: BinaryIO, file: InputFile) -> BinaryIO:
         case "gz":
             plain: io.RawIOBase = _Gzip(raw, file)
         case "zst":
-            plain = _Zstd(raw, file)
+            plain = _zstd(raw, file)
         case "bz2" | "xz":
             plain = _Joined(raw, file)
         case other:
@@ -182,13 +185,10 @@ def is_stored_plainly(file: InputFile) -> bool:
         return marked_encoding(stream.read(MARK_LENGTH)) in (None, UTF_8)
 
 
-class _Gzip(io.RawIOBase):
+class _Gzip(ReadableStream):
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
         self._plain = gzip.GzipFile(fileobj=raw, mode="rb")
         self._file = file
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         try:
@@ -197,7 +197,50 @@ class _Gzip(io.RawIOBase):
             raise _damaged(self._file, str(error)) from error
 
 
-class _Zstd(io.RawIOBase):
+def _zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
+    """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less."""
+    try:
+        head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER)
+        window = zstandard.get_frame_parameters(head[:_FRAME_HEADER]).window_size
+    except zstandard.ZstdError:  # Arrow's reader says what is wrong
+        window = 0
+    if not _ARROW_WINDOW < window <= _WIDEST_WINDOW:
+        return _Zstd(raw, file)
+    if window > (free := psutil.virtual_memory().available) // 2:
+        raise InputError(
+            f"{file.uri} needs a window of {window // MIB:,} MiB to be decompressed, but only {free // MIB:,} are free",
+            remedy=f"free memory or use fewer --workers; or {_NARROWER}",
+        )
+    return _WideZstd(raw, file)
+
+
+class _WideZstd(ReadableStream):
+    """A stream of frames with windows of up to 2 GiB, as `zstd --long=31` makes them. It is fed few bytes at a time,
+    because nothing else limits what they expand to."""
+
+    def __init__(self, raw: BinaryIO, file: InputFile) -> None:
+        self._raw, self._file = raw, file
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._ahead, self._ready = b"", memoryview(b"")
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        try:
+            while not self._ready and (packed := self._ahead or self._raw.read(_FED)):
+                wide = zstandard.ZstdDecompressor(max_window_size=_WIDEST_WINDOW)
+                self._frame = self._frame or wide.decompressobj()
+                self._ready, self._ahead = memoryview(self._frame.decompress(packed)), self._frame.unused_data
+                self._frame = None if self._frame.eof else self._frame
+        except zstandard.ZstdError as error:
+            raise _damaged(self._file, str(error)) from error
+        if not self._ready and self._frame is not None:
+            raise _damaged(self._file, "it ends too early")
+        count = min(len(view), len(self._ready))
+        view[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+
+class _Zstd(ReadableStream):
     """A stream decompressed by Arrow's reader.
 
     This reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB that
@@ -210,9 +253,6 @@ class _Zstd(io.RawIOBase):
         self._plain = pa.CompressedInputStream(raw, "zstd")
         self._file = file
 
-    def readable(self) -> bool:
-        return True
-
     def readinto(self, buffer: object) -> int:
         try:
             return int(self._plain.readinto(buffer))
@@ -220,7 +260,7 @@ class _Zstd(io.RawIOBase):
             if "too much memory" in str(error):
                 raise InputError(
                     f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
-                    remedy="compress it again without --long or --ultra, or with --long=27",
+                    remedy=_NARROWER,
                 ) from error
             raise _damaged(self._file, str(error)) from error
 
@@ -231,7 +271,7 @@ _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADe
 }
 
 
-class _Joined(io.RawIOBase):
+class _Joined(ReadableStream):
     """A stream of bz2 or xz data: one compressed stream after another, as in Wikipedia's multistream dumps.
 
     xz allows zeros between streams. Whatever else is no stream is an error, as is an end within one.
@@ -241,9 +281,6 @@ class _Joined(io.RawIOBase):
         self._raw, self._file = raw, file
         self._padding = b"\0" if file.compression == "xz" else b""
         self._plain = _DECOMPRESSORS[file.compression]()
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Reads the documents of files that consist of lines: .txt, JSON lines, CSV and TSV. Lines have bounded length.
 
 - .txt: the file is one document, or blank lines separate the documents.
-- JSON lines: one object a line, the document in one of its fields. Blank lines are skipped.
+- JSON lines: one object a line, the document in one of its fields, or one string a line. Blank lines are skipped.
 - CSV and TSV: a first line with the names of the columns, then one document a row, in one of them. As in RFC 4180 and
   spreadsheets, a field that begins with a quotation mark ends with one, may hold line ends, and doubles the marks
   inside. Only the beginning of such a file is surely the beginning of a row, so it is read by one task.
@@ -27,11 +27,11 @@ from data_service.ingest.records import (
     Unit,
     accept,
     decode,
-    document,
-    example,
     guessed_remedy,
     refuse,
+    text_of_record,
     too_long,
+    with_nested,
     with_provenance,
 )
 from data_service.ingest.tasks import FilePiece
@@ -218,8 +218,8 @@ def separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, byte
 def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Yield the documents of the lines that begin inside the piece.
 
-    A record is bad if its line is not UTF-8, not a JSON object, without the field, or if that is not text; and if the
-    document is too long.
+    A record is bad if its line is not UTF-8, neither a JSON object nor a string, without the field, or if that is not
+    text; and if the document is too long.
     """
     file, limit = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
     start = piece.text_start
@@ -236,10 +236,15 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
             if not piece.holds(line.offset):
                 return
             if not line.data.isspace():
-                yield accept(options, _document_of_line, line, LinePlace(file, line.offset), options)
+                yield accept(options, json_document, line, LinePlace(file, line.offset), options)
 
 
-def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) -> Text:
+def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) -> Text:
+    """Return the document of a JSON object, or of a string that is the text itself.
+
+    Raises:
+        BadRecord: see `read_jsonl`.
+    """
     if len(line.data) > options.max_document_bytes * LINE_PER_DOCUMENT:
         raise too_long(place, options.max_document_bytes * LINE_PER_DOCUMENT)
     data, offset = without_mark(line.data, line.offset)
@@ -251,22 +256,22 @@ def _document_of_line(line: InputLine, place: LinePlace, options: BuildOptions) 
         if "\0" in raw.text and options.on_bad_records == "error":
             remedy = guessed_remedy(place.file, data, remedy)
         raise BadRecord(place, f"not JSON: {error}", remedy) from error
-    if isinstance(record, dict) and options.pairs is not None:
-        found = example(record, options.pairs, options, place)
-        return replace(found, replaced=found.replaced or raw.replaced)
-    if not isinstance(record, dict) or options.text_field not in record:
+    if isinstance(record, str) and options.pairs is None:
+        record = {options.text_field: record}
+    record = with_nested(record, options) if isinstance(record, dict) else record
+    if not isinstance(record, dict) or (options.pairs is None and options.text_field not in record):
         fields = (
             f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is not an object"
         )
         reason = f"no field {options.fields[0]!r} ({fields})"
         raise BadRecord(place, reason, "name the field that holds the text with --text-field")
-    text = record[options.text_field]
-    if not isinstance(text, str):
+    text = record.get(options.text_field)
+    if options.pairs is None and not isinstance(text, str):
         reason = f"field {options.text_field!r} is {type(text).__name__}, not text"
         raise BadRecord(
             place, reason, "name the field that holds the text with --text-field, or remove the line"
         )
-    found = document(record, options, place)
+    found = text_of_record(record, options, place)
     return replace(found, replaced=found.replaced or raw.replaced)
 
 
@@ -382,6 +387,4 @@ def _document_of_row(
     if len(row) != width:
         raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES)
     values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
-    if options.pairs is not None:
-        return example(values, options.pairs, options, place)
-    return document(values, options, place)
+    return text_of_record(values, options, place)

@@ -46,6 +46,10 @@ PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f
 _HALF_PREPARED = "documents whose preparation is not complete"
 _NOT_KEPT = "dropped documents or statistics of a preparation"
 _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
+_CACHE = "what `map` or `filter` of `datasets` made of the data beside it"
+_HIDDEN = "hidden: name it itself to read it"
+HIDDEN = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
+"""A path's beginning that hides it by Unix's custom, or where macOS keeps what is no content."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,9 @@ class LeftOut:
         return f"{self.uri} ({self.reason})"
 
 
-def not_text(store: Store, sizes: Mapping[str, int]) -> dict[str, LeftOut]:
-    """Return the keys that are not text despite their names, with reasons. A corpus is left out as a whole.
+def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, LeftOut]:
+    """Return the keys that are not text despite their names, with reasons. A corpus is left out as a whole, and so is a
+    hidden folder unless the user wants it.
 
     `sizes`: bytes of each object, by key.
 
@@ -69,7 +74,9 @@ def not_text(store: Store, sizes: Mapping[str, int]) -> dict[str, LeftOut]:
         StoreError: its state.json cannot be read.
     """
     root = store.uri.rstrip("/")
-    left_out: dict[str, LeftOut] = {}
+    begins = () if with_hidden else filter(None, map(HIDDEN.match, sizes))
+    left_out = {begin.string: LeftOut(f"{root}/{begin[0]}", _HIDDEN) for begin in begins}
+    sizes = {key: size for key, size in sizes.items() if key not in left_out}
     names = _by_folder(sizes)
     corpora = {folder for folder in names if _is_corpus(store, folder, names)}
     corpora |= {match[1] for folder in names if (match := _RECEIPTS.match(folder))}
@@ -139,16 +146,14 @@ def _half_prepared(names: dict[str, set[str]]) -> set[str]:
 
 
 def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files that state.json does not name, in a folder that Hugging Face's `save_to_disk`
-    wrote.
-
-    They are caches of `map` and `filter`.
-    """
+    """Yield (name, reason) of files beside the data in a folder that Hugging Face's `save_to_disk` wrote, or in which
+    `load_dataset` keeps a data set: caches of `map` and `filter`. Only the former has a state.json."""
     arrow = {name for name in found if name.endswith(".arrow")}
     if not arrow:
         return
     if _DATASET_INFO in found:
         yield _DATASET_INFO, _DESCRIPTION
+        yield from ((name, _CACHE) for name in arrow if name.startswith("cache-") and _STATE not in found)
     if _STATE in found:
         yield _STATE, _DESCRIPTION
         data = _data_files(store, folder + _STATE)
@@ -327,7 +332,8 @@ def _expand(pattern: str) -> Iterator[_Found]:
     store = open_store(base if base or not glob else "/" if pattern.startswith("/") else ".")
     wildcard = _WILDCARD.search(glob)
     entries = list(store.list(glob[: wildcard.start()] if wildcard else ""))
-    left_out = not_text(store, {entry.key: entry.size for entry in entries})
+    sizes = {entry.key: entry.size for entry in entries}
+    left_out = not_text(store, sizes, with_hidden=bool(HIDDEN.match(glob)))
     matches = _matcher(glob, pattern) if glob else None
     for entry in entries:
         if matches is None or matches.fullmatch(entry.key):

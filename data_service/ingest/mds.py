@@ -25,9 +25,8 @@ from data_service.ingest.records import (
     Numbered,
     Text,
     accept,
-    document,
-    example,
     refuse,
+    text_of_record,
     too_long,
 )
 from data_service.ingest.tasks import FilePiece
@@ -80,7 +79,7 @@ def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
                 yield accept(options, refuse, too_long(place, most))
                 continue
             values = _sample(_exactly(stream, size, place), shard, wanted, place)
-            yield accept(options, _document, values, options, place)
+            yield accept(options, text_of_record, values, options, place)
         if stream.read(1):
             raise _damaged(Numbered(file), "bytes follow the last sample")
 
@@ -156,12 +155,6 @@ def _value(raw: bytes, encoding: str, place: Numbered) -> object:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise _damaged(place, f"a column is not JSON: {error}") from error
-
-
-def _document(values: dict[str, object], options: BuildOptions, place: Numbered) -> Text:
-    if options.pairs is not None:
-        return example(values, options.pairs, options, place)
-    return document(values, options, place)
 
 
 def _exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = True) -> bytes:

@@ -1,4 +1,7 @@
-"""The index of a folder of MDS shards: all shards must be there with the sizes that it says, and each is read once."""
+"""The index of a folder of MDS shards: all shards must be there with the sizes that it says, and each is read once.
+
+An index may lie above the folders of its shards, as Streaming's `merge_index` writes it.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -37,7 +40,8 @@ class _Index(BaseModel):
 def beside_shards(
     store: Store, folder: str, names: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files in a folder of MDS shards that are not read: the index, strangers, second forms.
+    """Yield (name, reason) of files that are not read in and below a folder with an index of MDS shards: the index,
+    strangers, second forms.
 
     Args:
         folder: the folder's key, with a slash at its end.
@@ -48,34 +52,43 @@ def beside_shards(
         InputError: the index cannot be read, or a shard is missing or has another size.
         StoreError: the index cannot be read.
     """
-    shards = {name for name in names if _SUFFIX in name}
-    if not shards or INDEX not in names:
+    if INDEX not in names:
+        return
+    below = {key[len(folder) :]: size for key, size in sizes.items() if key.startswith(folder)}
+    shards = {name for name in below if _SUFFIX in name.rpartition("/")[2]}
+    place = f"{store.uri.rstrip('/')}/{folder}"
+    index = _read(store, folder + INDEX, place, surely=bool(shards & names)) if shards else None
+    if index is None:
         return
     yield INDEX, _OF_INDEX
-    place = f"{store.uri.rstrip('/')}/{folder}"
     known: set[str] = set()
-    for shard in _read(store, folder + INDEX, place).shards:
+    for shard in index.shards:
         forms = [form for form in (shard.raw_data, shard.zip_data) if form is not None]
-        there = [form for form in forms if form.basename in names]
+        there = [form for form in forms if form.basename in below]
         if not there:
             raise InputError(
                 f"{place}{forms[-1].basename}: the shard is missing, which {INDEX} names",
-                remedy="copy the data set again, whole",
+                remedy="copy the data set again, whole, or name its folders, each with an index of its own",
             )
         known |= {form.basename for form in there}
         yield from ((form.basename, _PACKED) for form in there[1:])
-        if (size := sizes[folder + there[0].basename]) != there[0].bytes:
+        if (size := below[there[0].basename]) != there[0].bytes:
             raise InputError(
                 f"{place}{there[0].basename} has {size:,} bytes, but {INDEX} says {there[0].bytes:,}",
                 remedy="copy the data set again, whole",
             )
-    yield from ((name, _NOT_IN_INDEX) for name in sorted(shards - known))
+    folders = {"", *(name.rpartition("/")[0] for name in known)}
+    strangers = (name for name in sorted(shards - known) if name.rpartition("/")[0] in folders)
+    yield from ((name, _NOT_IN_INDEX) for name in strangers)
 
 
-def _read(store: Store, key: str, place: str) -> _Index:
+def _read(store: Store, key: str, place: str, *, surely: bool) -> _Index | None:
+    """Return an index; None if the file is something else and, being above the shards, not `surely` one."""
     try:
         return _Index.model_validate_json(store.get(key))
     except ValidationError as error:
+        if not surely:
+            return None
         raise InputError(
             f"{place}{INDEX} is no index of MDS shards: {error.errors()[0]['msg']}",
             remedy="copy the data set again, or name the shards themselves",

@@ -25,6 +25,7 @@ _P = ParamSpec("_P")
 Unit = Literal["", "byte", "line", "row", "record"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
+_MISSING = object()
 NOT_CHOSEN = "not_chosen"  # by licence or source
 
 
@@ -157,7 +158,9 @@ def _bad_bytes(
     else:
         reason = f"byte {byte}{of} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
         remedy = _REMEDY
-    if options.on_bad_records == "error" and file.format not in ("parquet", "arrow"):
+    if file.format in ("parquet", "arrow"):
+        remedy = f"name a column of UTF-8 text with --text-field, or {_REPLACE}"
+    elif options.on_bad_records == "error":
         remedy = guessed_remedy(file, raw[max(0, error.start - _AROUND) :][: 2 * _AROUND], remedy)
     return BadRecord(place, reason, remedy)
 
@@ -208,6 +211,18 @@ def too_long(place: RecordPlace, limit: int) -> BadRecord:
         "cut it into documents (.txt with blank lines between them: --txt-documents blank_line), or "
         "raise --max-document-bytes",
     )
+
+
+def with_nested(record: dict[str, object], options: BuildOptions) -> dict[str, object]:
+    """Return a record with those fields inside others that the options name, such as `meta.text`, under that name."""
+    found = dict(record)
+    for name in (*options.fields, *options.further_fields):
+        value: object = record
+        for part in () if name in record else name.split("."):
+            value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not record and value is not _MISSING:
+            found[name] = value
+    return found
 
 
 def document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
@@ -304,6 +319,15 @@ def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPl
         case _:
             kind = "nothing" if value is None else type(value).__name__
             raise BadRecord(place, f"field {name!r} holds {kind}, but words are needed", _WORDS)
+
+
+def text_of_record(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+    """Return the example of a record if the options ask for pairs, else its document. Raises as these."""
+    return (
+        document(record, options, place)
+        if options.pairs is None
+        else example(record, options.pairs, options, place)
+    )
 
 
 def example(

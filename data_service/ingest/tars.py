@@ -1,20 +1,31 @@
-"""Reads tar archives of text files, packed or not, and archives in archives, as OpenWebText comes.
+"""Reads tar archives of files of text and JSON, packed or not, and archives in archives, as OpenWebText comes.
 
 A member is only looked at, never written to disk, so no name can do harm. Headers are read here one after another, so
 memory does not grow with the number of members. The format is POSIX.1-2001's ustar and pax, with GNU's long names.
-Members that are no text (`no_text_file`) and links or devices (`no_file`) are no documents; they are counted.
+Hidden members (`hidden_file`), those that are no text (`no_text_file`), objects in `.json` without the field of texts
+(`no_text_field`) and links or devices (`no_file`) are no documents; they are counted.
 """
 
 import io
+import json
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
 from data_service.errors import InputError
+from data_service.ingest.encodings import ReadableStream
 from data_service.ingest.files import open_bytes, unpacked, utf8_text
-from data_service.ingest.formats import LINE_PER_DOCUMENT, read_lines, separate, text_document
-from data_service.ingest.inputs import Compression, Format, InputFile, kind_of
+from data_service.ingest.formats import (
+    LINE_PER_DOCUMENT,
+    InputLine,
+    json_document,
+    read_lines,
+    separate,
+    text_document,
+)
+from data_service.ingest.inputs import HIDDEN, Compression, Format, InputFile, kind_of
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
@@ -24,6 +35,7 @@ from data_service.ingest.records import (
     no_document,
     refuse,
     too_long,
+    with_nested,
 )
 from data_service.ingest.tasks import FilePiece
 
@@ -172,15 +184,12 @@ def _member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Member:
     return Member(shown, max(0, size), kind, raw)
 
 
-class _Content(io.RawIOBase):
+class _Content(ReadableStream):
     """The content of a member, read from the stream of its archive."""
 
     def __init__(self, stream: BinaryIO, file: InputFile, member: Member) -> None:
         self._stream, self._file, self._member = stream, file, member
         self._left, self._padding = member.size, member.stored - member.size
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
@@ -210,9 +219,9 @@ def _texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Tex
             archive.file, key=f"{archive.file.key}/{member.name}", size=member.size, version="", inside=True
         )
         place = Numbered(file, "byte", begins)
-        kind = _kind(member.name)
-        if member.kind != "file" or kind is None:
-            reason = "no_file" if member.kind != "file" else "no_text_file"
+        kind, hidden = _kind(member.name), HIDDEN.match(member.name)
+        if member.kind != "file" or hidden or kind is None:
+            reason = "no_file" if member.kind != "file" else "hidden_file" if hidden else "no_text_file"
             yield accept(options, no_document, reason, {}, options, place)
         elif content is None or member.size > most_held(options):
             yield accept(options, refuse, too_long(place, most_held(options)))
@@ -222,9 +231,9 @@ def _texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Tex
 
 
 def _kind(name: str) -> tuple[Format, Compression] | None:
-    """Return format and compression of a member that is read: a text or an archive; None for others."""
+    """Return format and compression of a member that is read: text, JSON or an archive; None for others."""
     found = kind_of(name)
-    if found is not None and found[0] in ("txt", "tar"):
+    if found is not None and found[0] in ("txt", "tar", "jsonl"):
         return found
     # OpenWebText's archives are called `..._data.xz`.
     return ("tar", "xz") if name.lower().endswith("_data.xz") else None
@@ -243,11 +252,53 @@ def _of_member(
     limit = options.max_document_bytes
     text = utf8_text(unpacked(content, file), file.encoding)
     place = Numbered(file, "byte", begins)
+    if file.format == "jsonl":
+        yield from _of_json(text, place, options)
+        return
+    refuse_fields(file, options)
     if options.txt_documents == "file":
         yield accept(options, text_document, text.read(limit + 1), 0, place, options)
         return
     for first, data in separate(read_lines(text, 0, limit), limit):
         yield accept(options, text_document, data, first, replace(place, number=begins + first), options)
+
+
+def refuse_fields(file: InputFile, options: BuildOptions) -> None:
+    """Raise InputError if the options name fields, which a text file has not."""
+    if options.pairs is not None or options.word_fields or options.metadata_fields:
+        need = (
+            "pairs need a query and a positive"
+            if options.pairs is not None
+            else f"{(options.word_fields or options.metadata_fields or ())[0]!r} is to be read from one"
+        )
+        raise InputError(
+            f"{file.uri}: a text file has no fields, but {need}",
+            remedy="give JSON lines, CSV, TSV, Parquet or Arrow",
+        )
+
+
+def _of_json(text: BinaryIO, place: Numbered, options: BuildOptions) -> Iterator[Text | BadRecord]:
+    """Yield the documents of a member of JSON: a value a line, or one value, as webdataset has them."""
+    most = most_held(options)
+    whole = text.read(most + 1)
+    value = _one_value(place.file, whole)
+    if len(whole) > most:
+        yield accept(options, refuse, too_long(place, most))
+    elif isinstance(value, dict) and options.fields[0] not in with_nested(value, options):
+        yield accept(options, no_document, "no_text_field", {}, options, place)
+    else:
+        lines = read_lines(io.BytesIO(whole), 0, most) if value is None else [InputLine(0, whole)]
+        for line in lines:
+            if not line.data.isspace():
+                at = replace(place, number=place.number + line.offset)
+                yield accept(options, json_document, line, at, options)
+
+
+def _one_value(file: InputFile, whole: bytes) -> object:
+    if file.key.lower().removesuffix(f".{file.compression}").endswith(".json"):
+        with suppress(ValueError, RecursionError):
+            return json.loads(whole)
+    return None
 
 
 def cut_short(file: InputFile) -> InputError:

@@ -2,9 +2,11 @@
 
 A document is a `conversion` record, or a `response` of status 200 that holds HTML. Requests, metadata, redirects and
 images are no documents. Fields: `id`, `url`, `date` and `language` are those of the record's headers.
+A page is decoded as browsers do it (`web_encodings.py`); if nothing says its charset, trafilatura guesses it.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from data_service.errors import InputError
@@ -14,6 +16,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, too_long
 from data_service.ingest.tasks import FilePiece
+from data_service.ingest.web_encodings import page_text, uncoded
 
 INSTALL = "pip install 'maskfleet[prepare]'"
 _HEADERS = {
@@ -24,6 +27,8 @@ _HEADERS = {
 }
 _NEEDED = ("WARC-Type", "WARC-Record-ID", "Content-Length")
 _END = b"\r\n\r\n"
+_NO_CODING = ("", "identity", "chunked")
+_READABLE = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML = ("text/html", "application/xhtml+xml")
 
 
@@ -107,17 +112,35 @@ def _is_document(record: Any) -> bool:
 
 def _document(record: Any, options: BuildOptions, place: Numbered) -> Text:
     most = options.max_document_bytes * LINE_PER_DOCUMENT
-    data = record.content_stream().read(most + 1)
-    if len(data) > most:
-        raise too_long(place, most)
     values: dict[str, object] = {
         name: record.rec_headers.get_header(header) for name, header in _HEADERS.items()
     }
-    values[options.text_field] = data if record.rec_type == "conversion" else _text_of(data, values["url"])
-    return document(values, options, place)
+    page = record.rec_type == "response"
+    try:
+        data = _page(record, most) if page else record.raw_stream.read(most + 1)
+        if len(data) > most:
+            raise too_long(place, most)
+        text = page_text(data, record.http_headers.get_header("Content-Type")) if page else None
+    except ValueError as error:
+        raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE) from error
+    values[options.text_field] = _text_of(text or data, values["url"]) if page else data
+    found = document(values, options, place)
+    return replace(found, replaced=found.replaced or (page and "\ufffd" in found.text))
 
 
-def _text_of(page: bytes, url: object) -> str:
+def _page(record: Any, most: int) -> bytes:
+    """Return at most `most` + 1 bytes of a page without the codings of HTTP. Raises ValueError: one is not known."""
+    from warcio.bufferedreaders import ChunkedDataReader
+
+    codings: list[str] = []
+    for header in ("content-encoding", "transfer-encoding"):
+        values = (value for name, value in record.http_headers.headers if name.lower() == header)
+        codings += (name.strip().lower() for name in ",".join(values).split(","))
+    stream = ChunkedDataReader(record.raw_stream) if "chunked" in codings else record.raw_stream
+    return uncoded(stream.read(most + 1), [name for name in codings if name not in _NO_CODING], most)
+
+
+def _text_of(page: bytes | str, url: object) -> str:
     from trafilatura import extract
 
     return extract(page, url=str(url) if url else None) or ""

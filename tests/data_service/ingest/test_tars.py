@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import random
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,8 @@ ODD = [
     "x\n\x1b[2J.txt",
     "é" * 120 + ".txt",
     "no text.png",
+    "a/._x.txt",
+    "./x/.cache/y.txt",
 ]
 TEXTS = st.sampled_from([text[:2_000] for text in DOCUMENTS[:12]])
 
@@ -95,7 +98,14 @@ def test_every_member_is_a_document_or_is_counted(
     folder = tmp_path_factory.mktemp("tar")
     data = archive(members, kind) + (archive([("last.txt", "the last one")], kind) if twice else b"")
     (folder / f"a.tar{suffix}").write_bytes(PACKED[suffix](data))
-    texts = [text for name, text in members if text is not None and name.endswith(".txt")]
+    hidden = {
+        name
+        for name, _ in members
+        if any(re.fullmatch(r"\.(?!\.?$).*", part, re.DOTALL) for part in name.split("/"))
+    }
+    texts = [
+        text for name, text in members if text is not None and name.endswith(".txt") and name not in hidden
+    ]
     texts += ["the last one"] if twice else []
     if not texts:
         return
@@ -105,6 +115,7 @@ def test_every_member_is_a_document_or_is_counted(
     assert statistics.documents_read == len(members) + twice == len(kept) + len(dropped)
     reasons = [row["reason"] for row in dropped.values()]
     assert reasons.count("no_file") == sum(text is None for _, text in members)
+    assert reasons.count("hidden_file") == sum(text is not None and name in hidden for name, text in members)
     assert {path.name for path in folder.iterdir()} == {f"a.tar{suffix}", "out"}
 
 

@@ -1,0 +1,159 @@
+"""Decodes web pages as browsers do: the codings in which HTTP sends their bytes, and the charsets of their text.
+
+Labels are those of https://encoding.spec.whatwg.org, where `iso-8859-1` means windows-1252. Python's codecs know most.
+"""
+
+import codecs
+import io
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from data_service.ingest.encodings import UTF_8, encoding_name, is_odd
+
+# What Arrow calls the content codings.
+_CODINGS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
+_MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
+_BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
+_HEAD_BYTES = 16 * 1024  # where a page says its charset; the standard asks for it in the first 1,024
+_DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
+_CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
+_CONTENT = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
+_PRAGMA = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
+_NO_TEXT = "no-text"
+_AS_BROWSERS = "maskfleet.as_browsers"
+_ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
+# What browsers read where a page names one of Python's codecs.
+_WIDER = {
+    **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
+    **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
+    **{"utf-16": "utf-16-le"},
+}
+# Labels, without punctuation, that Python does not know; a line a codec.
+_LABELS = {
+    label: codec
+    for codec, *labels in map(
+        str.split,
+        """utf-8 unicode11utf8 unicode20utf8
+        cp1252 ascii usascii ansix341968
+        cp874 dos874 windows874
+        iso8859-7 suneugreek
+        iso8859-8 visual logical
+        iso8859-15 csisolatin9
+        koi8-r koi koi8
+        koi8-u koi8ru
+        mac-roman mac csmacintosh
+        mac-cyrillic macukrainian
+        gb18030 gb2312 gb231280 csgb2312
+        euc_jp cseucpkdfmtjapanese
+        cp932 windows31j
+        cp949 cseuckr csksc56011987 ksc56011989 ksc5601 isoir149 windows949
+        utf-16-be unicodefffe
+        utf-16-le csunicode iso10646ucs2 ucs2 unicode unicodefeff
+        no-text replacement iso2022cn iso2022cnext userdefined""".splitlines(),
+    )
+    for label in labels
+}
+
+
+def uncoded(data: bytes, codings: Sequence[str], most: int) -> bytes:
+    """Return at most `most` + 1 bytes of a page that was sent in `codings`, in the order in which they were applied.
+
+    A page that is not in its coding, because it was stored decoded or the coding is none, is returned as it is.
+
+    Raises:
+        ValueError: it is in a coding that is not known, or damaged.
+    """
+    for coding in reversed(codings):
+        try:
+            data = _expanded(data, coding, most + 1) if data else data
+        except (OSError, EOFError, zlib.error, KeyError) as error:
+            if not data.lstrip(_BEFORE_MARKUP).startswith(b"<"):
+                raise ValueError(f"content coding {coding!r} is not known, or damaged: {error}") from error
+    return data
+
+
+def _expanded(data: bytes, coding: str, most: int) -> bytes:
+    if coding == "deflate" and (data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2]) % 31):
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)  # not in zlib's form, as the standard says, but bare
+        found = inflate.decompress(data, most)
+        if not inflate.eof and len(found) < most:
+            raise EOFError("it ends too early")
+        return found
+    import pyarrow as pa
+
+    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODINGS[coding]).read(most))
+
+
+def page_text(page: bytes, content_type: str) -> str | None:
+    """Return the text of an HTML page by its byte order mark, else by the charset of its `Content-Type`, else by its
+    own `<meta>`; None if none of them says how to read it, so that it must be guessed.
+
+    A charset that leaves more than one character in a hundred unreadable is not the page's.
+
+    Raises:
+        ValueError: it names a charset that stands for no text that is known.
+    """
+    for mark, codec in _MARKS:
+        if page.startswith(mark):
+            return page[len(mark) :].decode(codec, errors=_AS_BROWSERS)
+    for label in _labels(page, content_type):
+        named = _codec(label)
+        if named == _NO_TEXT:
+            raise ValueError(f"charset {label!r} stands for no text that is known")
+        if named is not None and not is_odd(text := _decoded(page, named)):
+            return text
+    return None
+
+
+def _labels(page: bytes, content_type: str) -> Iterator[str]:
+    """Yield the charsets that a page's header and its own beginning name."""
+    if found := _CHARSET.search(content_type.encode(errors="replace")):
+        yield found[1].decode(errors="replace")
+    for tag in _DECLARATION.findall(page[:_HEAD_BYTES]):
+        found = None if tag.startswith(b"<!") else _CHARSET.search(tag)
+        if not found or (_CONTENT.search(tag) and not _PRAGMA.search(tag)):
+            continue
+        label = found[1].decode(errors="replace").lower()
+        # The standard says both. What can be read here as ASCII is not UTF-16.
+        yield UTF_8 if label.startswith("utf-16") else label.replace("x-user-defined", "windows-1252")
+        return
+
+
+def _codec(label: str) -> str | None:
+    """Return Python's name of a charset; None if there is none of that label, `_NO_TEXT` if it is not one of text."""
+    label = re.sub(r"^(x-|cn-)+", "", label.strip().lower())
+    plain = re.sub(r"[^a-z0-9]", "", label)
+    if plain in _LABELS:
+        return _LABELS[plain]
+    try:
+        name = encoding_name(_ISO_8859.sub(r"iso8859-\1", plain) if _ISO_8859.fullmatch(plain) else label)
+    except ValueError:
+        return None
+    return _WIDER.get(name, name)
+
+
+def _decoded(page: bytes, codec: str) -> str:
+    if codec == "cp1252":  # what servers say that nobody told; text in it is hardly ever valid UTF-8
+        with suppress(UnicodeDecodeError):
+            return page.decode()
+    return page.decode(codec, errors=_AS_BROWSERS)
+
+
+def _as_browsers(error: UnicodeError) -> tuple[str, int]:
+    """Return what browsers read where a codec reads nothing: rows that NEC and IBM added to the Japanese set, and the
+    euro sign; else U+FFFD."""
+    assert isinstance(error, UnicodeDecodeError)
+    if error.encoding == "gb18030" and error.object[error.start] == 0x80:
+        return "\u20ac", error.start + 1
+    pair = [byte & 127 for byte in error.object[error.start : error.start + 2]]
+    if error.encoding in ("euc_jp", "iso2022_jp") and len(pair) == 2 and 32 < min(pair) <= max(pair) < 127:
+        row, cell = pair[0] - 33, pair[1] - 33 + 94 * (pair[0] - 33 & 1)
+        shifted = bytes([row // 2 + (0x81 if row < 62 else 0xC1), cell + 0x40 + (cell > 62)])
+        with suppress(UnicodeDecodeError):
+            return shifted.decode("cp932"), error.start + 2
+    return "\ufffd", error.end
+
+
+codecs.register_error(_AS_BROWSERS, _as_browsers)
