@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
