@@ -124,11 +124,12 @@ def test_addresses_are_replaced_and_nothing_else(seed: int | None) -> None:
         assert replaced("".join(before)) == "".join(after)
 
 
-def test_of_two_the_other_stays() -> None:
-    text = "write to bob@site.example, at 8.8.8.8 or 2a00:1450:4001:81b::200e"
-    assert replaced(text, ips=False) == f"write to {EMAIL}, at 8.8.8.8 or 2a00:1450:4001:81b::200e"
-    assert replaced(text, emails=False) == f"write to bob@site.example, at {IP} or {IP}"
-    assert replaced(replaced(text)) == replaced(text)
+@pytest.mark.parametrize(("emails", "ips"), [(True, False), (False, True), (True, True)])
+def test_each_kind_can_be_left_alone(emails: bool, ips: bool) -> None:
+    raw = ("bob@site.example", "8.8.8.8", "2a00:1450:4001:81b::200e")
+    kept = (EMAIL if emails else raw[0], *((IP, IP) if ips else raw[1:]))
+    assert replaced(" or ".join(raw), emails=emails, ips=ips) == " or ".join(kept)
+    assert replaced(" or ".join(kept), emails=emails, ips=ips) == " or ".join(kept)
 
 
 def test_a_log_and_a_range() -> None:
@@ -136,12 +137,14 @@ def test_a_log_and_a_range() -> None:
     assert replaced("8.8.8.0/24 and 8.8.8.8-8.8.8.9") == f"{IP}/24 and {IP}-{IP}"
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "unit", ["a.", "a-", "1.2.3.", "2001:", "a@", "version 1.2, ", "x" * 50, "a@b.", "8.8.8.8"]
 )
-def test_time_is_linear(unit: str) -> None:
-    text = unit * (1_000_000 // len(unit))
-    assert len(replaced(text)) > 0
+def test_a_million_characters_take_no_minute(unit: str) -> None:
+    """A rule whose time grows with the square would take hours."""
+    address = "bob@site.org"
+    assert address not in replaced(f"{unit * (1_000_000 // len(unit))} {address}")
 
 
 def test_a_document_without_addresses_is_the_same_object() -> None:

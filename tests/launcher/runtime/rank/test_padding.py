@@ -13,6 +13,7 @@ from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.objectives.compose import network
+from encoder_core.objectives.multitask import MultitaskModel
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models.parity import make_batch, pad, parameters_of, random_weights
@@ -45,6 +46,7 @@ def test_the_model_is_the_same_one(setting: Setting, tmp_path: Path, padding: in
     export_model(weights.__getitem__, theirs, {}, open_store(str(tmp_path / "model")))
     asked = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), tmp_path / "model")
     model, start = asked.begin()
+    assert isinstance(model, MultitaskModel)
     assert (start.record["fresh"], start.record["pad_id"]) == ([], padding)
 
     batch = batch_without(setting, {padding, setting.tokenizer.special.pad})
