@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from encoder_core.random_draws import token_keys
+from encoder_core.random_draws import fingerprints, token_keys
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,11 @@ class Batch:
         if numbers is None:
             numbers = torch.arange(self.rows, device=self.tokens.device)
         return token_keys(numbers, self.cu_seqlens.diff(), self.positions)
+
+    @property
+    def fingerprints(self) -> Int[Tensor, " rows"]:
+        """Fingerprints of the rows' tokens, 63 bits: equal for equal rows, different for others but by chance."""
+        return fingerprints(self.tokens, self.positions, self.cu_seqlens.diff())
 
 
 def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:

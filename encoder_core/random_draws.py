@@ -31,6 +31,19 @@ def token_keys(
     return _mix((row_T << _ROW_BITS) + positions_T)
 
 
+def fingerprints(
+    tokens_T: Int[Tensor, " tokens"], positions_T: Int[Tensor, " tokens"], lengths_R: Int[Tensor, " rows"]
+) -> Int[Tensor, " rows"]:
+    """Return a number of 63 bits for each row, the sum of its tokens' hashes: equal for rows of equal tokens, and for
+    others only by chance.
+    """
+    none_R = tokens_T.new_zeros(lengths_R.numel())
+    row_T = torch.arange(len(none_R), device=tokens_T.device).repeat_interleave(
+        lengths_R, output_size=tokens_T.numel()
+    )
+    return none_R.index_add(0, row_T, _mix((positions_T << _ROW_BITS) + tokens_T)).bitwise_and_((1 << 63) - 1)
+
+
 def table_keys(first: int, last: int, device: torch.device) -> Int[Tensor, " places"]:
     """Return keys for rows `first` to `last` - 1 of a table that all tokens share. They are the same whichever rows
     are trained.

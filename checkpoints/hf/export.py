@@ -37,7 +37,13 @@ from encoder_core.terms.replaced import Sharing
 ReadParameter = Callable[[str], Tensor]
 """A function that returns a whole parameter by our name for it."""
 _CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"
-_ROLES = {"bos_token_id": ("bos_token", "cls_token"), "eos_token_id": ("eos_token", "sep_token")}
+_ROLES = {
+    "bos_token_id": ("bos_token", "cls_token"),
+    "eos_token_id": ("eos_token", "sep_token"),
+    **{f"{role}_token_id": (f"{role}_token",) for role in ("cls", "sep", "mask")},
+}
+"""Fields of config.json, and the tokens whose ids they hold. Without a field, some classes of transformers take the
+published model's id."""
 CARD = "README.md"
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -70,9 +76,9 @@ def _tells_segments(config: ModelConfig) -> bool:
 
 
 def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
-    """Return the bos and eos ids for config.json: names from tokenizer_config.json, ids from tokenizer.json.
+    """Return the ids of special tokens for config.json: names from tokenizer_config.json, ids from tokenizer.json.
 
-    An id that the files do not give is left out; nothing in a masked language model depends on it.
+    An id that the files do not give is left out. The padding id is among the model's own fields.
     """
     if not {_DEFINITION, _CONFIG} <= set(tokenizer_files):
         return {}

@@ -19,6 +19,7 @@ from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from data_service.store.local import LocalStore
+from encoder_core.errors import ModelError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -167,6 +168,16 @@ def local_configs(store: Store) -> Iterator[Path]:
             Path(name, part).mkdir(exist_ok=True)
             _copy(store if part == "." else store.at(part), CONFIG, Path(name, part))
         yield name
+
+
+@contextmanager
+def naming(folder: Path, where: str) -> Iterator[None]:
+    """Let the ModelErrors inside the `with` block name the place `where`, not its copy in `folder`."""
+    try:
+        yield
+    except ModelError as error:
+        problem = error.problem.replace(str(folder), where.rstrip("/"))
+        raise ModelError(problem, remedy=error.remedy) from error
 
 
 def start_digest(folder: Path) -> str:

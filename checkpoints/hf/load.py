@@ -36,8 +36,8 @@ class Pretrained:
 def load_pretrained(folder: Path, heads: Heads = "mlm") -> Pretrained:
     """Return the encoder and the heads `heads` of the model in `folder`. Other heads there are not read.
 
-    Raises ModelError: the folder does not exist or has no safetensors; its model type is unknown to us; or a parameter
-    is missing, unknown, or of another shape than config.json says.
+    Raises ModelError: the folder does not exist or has no safetensors; its model type is unknown to us; a parameter is
+    missing, unknown, or of another shape than config.json says; or copies of a tied parameter differ.
     """
     config = read_folder_config(folder)
     their = interchange(config, heads)
@@ -129,7 +129,11 @@ def read_fields(fields: dict[str, Any], where: str) -> ModelConfig:
     try:
         return read_config(fields)
     except ValidationError as error:
-        raise ModelError(f"{where} does not describe a model: {error}", remedy="correct this file") from error
+        told = "; ".join(
+            f"{'.'.join(map(str, its['loc'])) or 'it'} is {its['input']!r:.80}: {its['msg']}"
+            for its in error.errors()
+        )
+        raise ModelError(f"{where} does not describe a model: {told}", remedy="correct this file") from error
 
 
 def json_object(data: bytes, where: str) -> dict[str, Any]:
@@ -200,6 +204,10 @@ def _read_all(
 
     tensors = {ours: read(theirs) for ours, theirs in matched.items()}
     present = table.modern(stored)
+    for ours, theirs in matched.items():
+        for copy in table.copies(ours):
+            if copy in present and not torch.equal(read(present[copy]), tensors[ours]):
+                raise _two_models(folder, theirs, present[copy])
     for name in table.zero:
         if name in present and read(present[name]).any():
             raise ModelError(
@@ -212,6 +220,14 @@ def _read_all(
             if row.any():  # the sums of fp32 numbers are fp64, so that a model in fp64 has them exactly
                 tensors[fold.ours] = tensors[fold.ours].double() + row.double()
     return tensors
+
+
+def _two_models(folder: Path, name: str, copy: str) -> ModelError:
+    return ModelError(
+        f"{folder}: {name} and {copy} differ, and the model has one parameter for both",
+        remedy=f"use weights in which they are equal. transformers 5 computes with either, each in its place; "
+        f"transformers 4 used {name} for both: to do so, too, save the weights without {copy}",
+    )
 
 
 def _check_shapes(folder: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -54,7 +54,11 @@ class GopherRepetition(BaseModel):
 
 
 class C4Quality(BaseModel):
-    """C4's rules: lines that are short or end in no punctuation go, and documents of too few sentences."""
+    """C4's rules: lines that are short or end in no punctuation go, and documents of too few sentences.
+
+    Documents with a curly bracket or "lorem ipsum" go wherever it stands, as the paper says (1910.10683, section 2.2).
+    C4's own code and datatrove look for both only in lines that other rules kept.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -107,26 +111,10 @@ class UrlFilter(BaseModel):
     soft_word_threshold: int = Field(default=2, ge=1)
 
 
-class Pii(BaseModel):
-    """Replaces e-mail addresses and public IP addresses; drops nothing.
-
-    Each kind has one replacement, so that the result does not depend on the documents before.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    stage: Literal["pii"]
-    emails: bool = True
-    ips: bool = True
-    email_replacement: str = "email@example.com"
-    ip_replacement: str = "22.214.171.124"
-
-
 Filter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter
-Block = Filter | Pii
 
 
-def open_block(stage: Block) -> Callable[[Document], Document | Drop]:
+def open_block(stage: Filter) -> Callable[[Document], Document | Drop]:
     """Return the function that decides about documents.
 
     Raises:
@@ -136,7 +124,7 @@ def open_block(stage: Block) -> Callable[[Document], Document | Drop]:
     _check_version(stage.stage)
     try:
         _silence()
-        decide = _pii(stage) if isinstance(stage, Pii) else _filter(stage)
+        decide = _filter(stage)
         decide(Document("trial", _TRIAL, "trial", url="https://example.org/page"))
     except (ImportError, LookupError, OSError, ValueError) as error:
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
@@ -183,6 +171,8 @@ def _filter(stage: Filter) -> Callable[[Document], Document | Drop]:
             return document
         if not by_url and not any(map(str.isalnum, document.text)):
             return Drop("no_words")  # blocks divide by the number of words
+        if isinstance(stage, C4Quality) and (reason := _unwanted_page(stage, document.text)):
+            return Drop(reason)
         theirs = Theirs(text=document.text, id=document.id, metadata={"url": document.url})
         kept = block.filter(theirs)
         kept, reason = kept if isinstance(kept, tuple) else (kept, "")
@@ -193,6 +183,12 @@ def _filter(stage: Filter) -> Callable[[Document], Document | Drop]:
         return document if theirs.text == document.text else document.with_text(theirs.text)
 
     return decide
+
+
+def _unwanted_page(stage: C4Quality, text: str) -> str:
+    if stage.filter_lorem_ipsum and "lorem ipsum" in text.lower():
+        return "lorem_ipsum"
+    return "curly_bracket" if stage.filter_curly_bracket and "{" in text else ""
 
 
 def _block(stage: Filter) -> Any:
@@ -228,20 +224,3 @@ def _url_filter(stage: UrlFilter) -> Any:
     # Its own would fetch today's list of public suffixes: results would depend on the day, and on the network.
     block.tldextractor = TLDExtract(suffix_list_urls=(), cache_dir=None)
     return block
-
-
-def _pii(stage: Pii) -> Callable[[Document], Document | Drop]:
-    from datatrove.pipeline.formatters import PIIFormatter
-
-    block = PIIFormatter(
-        remove_emails=stage.emails,
-        remove_ips=stage.ips,
-        email_replacement=stage.email_replacement,
-        ip_replacement=stage.ip_replacement,
-    )
-
-    def change(document: Document) -> Document | Drop:
-        text = block.format(document.text)
-        return document if text == document.text else document.with_text(text)
-
-    return change

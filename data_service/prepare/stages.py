@@ -25,13 +25,13 @@ from data_service.prepare.datatrove_blocks import (
     FineWebQuality,
     GopherQuality,
     GopherRepetition,
-    Pii,
     UrlFilter,
     open_block,
 )
 from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.language import Language, open_language
 from data_service.prepare.paragraphs import DuplicateParagraphs
+from data_service.prepare.personal_data import Pii
 
 DocumentFilter = Callable[[Document], Document | Drop | Cut]
 
@@ -164,13 +164,13 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
     """Return the function that decides about documents. Files and packages that the stage needs are loaded, once in a
     process."""
     match stage:
-        case Length() | Licence():
+        case Length() | Licence() | Pii():
             return stage.decide
         case Decontaminate():
             return open_decontaminate(stage)
         case Language():
             return open_language(stage)
-        case GopherQuality() | GopherRepetition() | C4Quality() | FineWebQuality() | UrlFilter() | Pii():
+        case GopherQuality() | GopherRepetition() | C4Quality() | FineWebQuality() | UrlFilter():
             return open_block(stage)
         case other:
             assert_never(other)

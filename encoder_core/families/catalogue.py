@@ -148,8 +148,10 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
             f"config.json: model_type is {model_type!r}, which is not supported",
             remedy=f"use one of {', '.join(_FORMATS)}",
         )
+    padded = fields.get("pad_token_id", 0) is not None
+    told = fields if padded else {name: fields[name] for name in fields.keys() - {"pad_token_id"}}
     try:
-        config = cast(ModelConfig, _FORMATS[model_type].read(fields))
+        config = cast(ModelConfig, _FORMATS[model_type].read(told))
     except (ModelError, ValidationError):
         raise
     except _OTHER_KINDS as error:
@@ -157,6 +159,11 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
             f"config.json: a field of this {model_type} has a value of another kind: {error}",
             remedy="compare it with a config.json that transformers has written",
         ) from error
+    if not padded and config.counts_from_padding:
+        raise ModelError(
+            f"config.json: pad_token_id is null, and the positions of this {model_type} begin after it",
+            remedy="set pad_token_id to the padding id with which the model was trained (published ones: 1)",
+        )
     if config.layers > _MOST_LAYERS:
         raise ModelError(
             f"config.json: {config.layers} layers", remedy=f"give a model of at most {_MOST_LAYERS:,}"

@@ -282,8 +282,8 @@ def table(config: Deberta) -> KeyTable:
 
 def detection(config: Deberta) -> KeyTable:
     """Return the discriminator's parameters (version 3, and version 1 trained in the same way)."""
-    unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD))
-    return KeyTable((*_encoder(config), *_DETECTION), tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
+    unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD), *_LEGACY_TIED)
+    return KeyTable((*_encoder(config), *_DETECTION), unused=unused, aliases=_LEGACY_HEAD)
 
 
 def _encoder(config: Deberta) -> tuple[Pair, ...]:

@@ -18,6 +18,7 @@ head for permuted tokens, BART's decoder with its head, or none (of a BART: its 
 ENCODER = "encoder."
 """The prefix of our names for an encoder's parameters; all other parameters belong to heads."""
 
+_TIED_ENDINGS = {"encoder.embeddings.word.weight": ".weight", "head.decoder.bias": ".bias"}
 _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weights converted from TensorFlow
 
 
@@ -47,7 +48,8 @@ class KeyTable:
 
     Attributes:
         pairs: parameters that both sides have.
-        tied: transformers' names for a tensor that `pairs` already has; we never store them, and ignore them in a file.
+        tied: transformers' names for copies of the word embeddings (".weight") or of the decoder's bias (".bias"); see
+            `copies`. We never store them.
         unused: transformers' names that we have no use for; we ignore them in a file.
         folds: tables to fold; see `Fold`.
         aliases: prefixes of names that other versions of the class write, each with the current prefix.
@@ -75,6 +77,11 @@ class KeyTable:
         pairs = tuple(pair for pair in self.pairs if pair.ours.startswith(ENCODER))
         return replace(self, pairs=pairs, tied=(), unused=(*self.unused, *self.tied, *heads))
 
+    def copies(self, ours: str) -> list[str]:
+        """Return further names under which a file may hold our parameter: as equal copies, or in place of its own."""
+        ending = _TIED_ENDINGS.get(ours)
+        return [name for name in self.tied if ending is not None and name.endswith(ending)]
+
     def match(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
         """Return our names to the stored names, for the names `present` in a file, without folded tables.
 
@@ -83,9 +90,9 @@ class KeyTable:
         """
         stored = self.modern(present)
         names = self.names(layers)
-        missing = [theirs for theirs in names.values() if theirs not in stored]
-        _refuse(missing, self._unknown(stored, layers), where)
-        return {ours: stored[theirs] for ours, theirs in names.items()}
+        found = self._found(stored, names)
+        _refuse([names[ours] for ours in names.keys() - found], self._unknown(stored, layers), where)
+        return found
 
     def match_encoder(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
         """Match as `match` does, for a class with other heads or none: heads may be missing, and foreign heads are
@@ -96,12 +103,18 @@ class KeyTable:
         """
         stored = self.modern(present)
         names = self.names(layers)
-        missing = [
-            theirs for ours, theirs in names.items() if theirs not in stored and ours.startswith(ENCODER)
-        ]
+        found = self._found(stored, names)
+        missing = [names[ours] for ours in names.keys() - found if ours.startswith(ENCODER)]
         unknown = [name for name in self._unknown(stored, layers) if name.startswith(self._base)]
         _refuse(missing, unknown, where)
-        return {ours: stored[theirs] for ours, theirs in names.items() if theirs in stored}
+        return found
+
+    def _found(self, stored: dict[str, str], names: dict[str, str]) -> dict[str, str]:
+        return {
+            ours: next(stored[name] for name in spellings if name in stored)
+            for ours, theirs in names.items()
+            if not stored.keys().isdisjoint(spellings := [theirs, *self.copies(ours)])
+        }
 
     @property
     def _base(self) -> str:

@@ -10,6 +10,9 @@ SimCSE (Gao et al. 2021, section 3) is the case of an example with the same text
 If there are other terms, the examples are their rows: each row's text before masking, read twice. The vectors are
 those of the encoder that is used after pretraining: the only one, or the discriminator's.
 
+Equal texts are no negatives of each other (`info_nce`). Texts are equal if their tokens are: the first pass tells them
+apart by fingerprints of the tokens, which it returns behind the vectors.
+
 Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
 """
 
@@ -18,7 +21,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch, twice
@@ -57,10 +60,12 @@ class ContrastiveModel(CoupledObjective):
         return dict.fromkeys(self.terms, batch.rows // batch.group)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Return the vectors as memory, without terms; with `memory` from `couple`, return this batch's sums."""
+        """Return vectors and fingerprints as memory, without terms; with `memory` from `couple`, return this batch's
+        sums.
+        """
         vectors_nGD = self.embed(batch)
         if not memory:
-            return LossSums((), memory=(vectors_nGD,))
+            return LossSums((), memory=(with_fingerprints(vectors_nGD, batch),))
         return self.losses(vectors_nGD, memory)
 
     def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
@@ -87,7 +92,8 @@ class ContrastiveModel(CoupledObjective):
         """Return figures [n, terms, figures] of the own examples, then gradients [n, G, width] by their vectors for
         each term.
 
-        The gradients are those of the sum over all examples of all ranks. `own` are the own vectors. Collective.
+        The gradients are those of the sum over all examples of all ranks. `own` are the own vectors, with fingerprints.
+        Collective.
         """
         every = everyone.gather(own)
         found = [self._contrast(own, every, everyone, width) for width in self.terms.values()]
@@ -103,6 +109,7 @@ class ContrastiveModel(CoupledObjective):
             compared.detach(),
             self._compared(every[..., :width]),
             everyone,
+            texts_NG=_texts_of(every),
             temperature=self.config.temperature,
             bidirectional=self.config.bidirectional,
         )
@@ -114,7 +121,7 @@ class ContrastiveModel(CoupledObjective):
 
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
         """Return terms with the gradients by the vectors `own` of all ranks' loss, and metrics by `_METRICS` for each
-        term.
+        term. Fingerprints behind the vectors are ignored.
         """
         figures, *gradients = coupled
         sums, weight = figures.sum(0), last_weight(self.config.weight)
@@ -134,6 +141,25 @@ class ContrastiveModel(CoupledObjective):
             for figure, value in zip(_METRICS, of_term[1:], strict=True)
         }
         return LossSums(terms, metrics)
+
+
+_PART_BITS = 21  # of a fingerprint of 63 bits: fp32 is exact up to 24
+_SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
+
+
+def with_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examples texts width_plus_3"]:
+    """Return the vectors, each followed by its text's fingerprint in three whole numbers."""
+    parts = [(batch.fingerprints >> shift) % (1 << _PART_BITS) for shift in _SHIFTS]
+    parts_nG3 = torch.stack(parts, -1).to(vectors_nGD.dtype).view(*vectors_nGD.shape[:2], len(_SHIFTS))
+    return torch.cat([vectors_nGD, parts_nG3], -1)
+
+
+def _texts_of(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
+    """Return the fingerprints that `with_fingerprints` put behind the vectors."""
+    parts = with_fingerprints_NGX[..., -len(_SHIFTS) :].long().unbind(-1)
+    return sum(
+        (part << shift for part, shift in zip(parts, _SHIFTS, strict=True)), torch.zeros_like(parts[0])
+    )
 
 
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
@@ -196,7 +222,7 @@ class WithVectors(CoupledObjective):
             compared, others = self.vectors.losses(own_R2D, memory), self.others(batch)
             return LossSums(others.terms + compared.terms, others.metrics | compared.metrics)
         others = LossSums(()) if self.training else self.others(batch)
-        return replace(others, memory=(own_R2D,))
+        return replace(others, memory=(with_fingerprints(own_R2D, twice(batch)),))
 
     def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
         """Return vectors of each row's text, read twice."""

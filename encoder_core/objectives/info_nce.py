@@ -5,12 +5,17 @@ t)), with t the temperature (van den Oord et al. 2018, equation 4). C are the po
 examples of the batch (Henderson et al. 2017, section 4.4). In both directions it is the mean of that loss and of the
 same loss for each positive among all queries (CLIP: Radford et al. 2021, figure 3).
 
+Texts repeat in real data, and a right answer must not count as a wrong one. So the denominator of query q_i leaves out
+a candidate c other than its own p_i if c's text equals q_i or p_i, or if c is the positive of a query equal to q_i. The
+other direction leaves out the same pairs.
+
 A process has n own examples and the vectors of all N. It computes the losses of its own queries, and the gradients of
 the sum of all N losses by its own texts. The gradients need one number for each query of the other processes: the
 logarithm of the denominator. So nothing is summed over processes, and results do not depend on their number, up to
 rounding. Similarities are computed one chunk of rows at a time and never all stored.
 
-Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns.
+Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns;
+2 numbers of a text: its own, and that of its partner (a query's positive, a positive's query, or none).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +23,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_core.objectives.losses import AllExamples
 
 CHUNK = 2**21  # similarities at a time: 8 MiB in fp32
+_NO_PARTNER = -1
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Contrast:
         loss: [n], loss of each example.
         correct: [n] bool, whether the positive is the nearest candidate of the query.
         positive, negative: [n], similarity of the query with its positive, and its mean similarity with all other
-            candidates.
+            candidates that count as negatives.
         gradient: [n, G, D], gradient of the sum of all N losses.
     """
 
@@ -51,36 +57,68 @@ def info_nce(
     all_NGD: Float[Tensor, "all texts width"],
     everyone: AllExamples,
     *,
+    texts_NG: Int[Tensor, "all texts"],
     temperature: float,
     bidirectional: bool = False,
 ) -> Contrast:
     """Return loss and gradient in the precision of the vectors, which should be fp32 or wider. Collective.
 
     The similarity of two texts is the dot product of their vectors. `own_nGD` must be `all_NGD[everyone.at]`. G is at
-    least 2; n may be 0.
+    least 2; n may be 0. `texts_NG`: numbers from 0 of all texts, equal for equal texts.
     """
     at_n, negatives = everyone.at, own_nGD.shape[1] - 1
-    queries_nD, queries_ND = own_nGD[:, 0], all_NGD[:, 0]
-    candidates_CD = all_NGD[:, 1:].flatten(0, 1)
-    ranked = _rank(queries_nD, candidates_CD, at_n * negatives, temperature)
+    with_partners_NG2 = _with_partners(texts_NG)
+    every, own = _Texts(all_NGD, with_partners_NG2), _Texts(own_nGD, with_partners_NG2[at_n])
+    queries, candidates, asked = own.at(0), every.at(slice(1, None)), every.at(0)
+    ranked = _rank(queries, candidates, at_n * negatives, temperature)
     loss_n, log_sum_N = ranked.loss, everyone.gather(ranked.log_sum)
     # A query is pulled to its positive, and pushed from all candidates; each candidate likewise.
-    by_query_nD = _pull(queries_nD, candidates_CD, ranked.log_sum[:, None], at_n * negatives, temperature)
+    by_query_nD = _pull(queries, candidates, ranked.log_sum[:, None], at_n * negatives, temperature)
     of_n = torch.full((len(at_n), negatives), -1, device=at_n.device)  # whose positive each candidate is
     of_n[:, 0] = at_n
-    own_CD = own_nGD[:, 1:].flatten(0, 1)
-    by_candidate_nGD = _pull(own_CD, queries_ND, log_sum_N[None], of_n.flatten(), temperature).view_as(
-        own_nGD[:, 1:]
-    )
+    by_candidate_nGD = _pull(
+        own.at(slice(1, None)), asked, log_sum_N[None], of_n.flatten(), temperature
+    ).view_as(own_nGD[:, 1:])
     if bidirectional:
-        positives_nD, positives_ND = own_nGD[:, 1], all_NGD[:, 1]
-        back = _rank(positives_nD, queries_ND, at_n, temperature)
+        positives, found = own.at(1), every.at(1)
+        back = _rank(positives, asked, at_n, temperature)
         loss_n = (loss_n + back.loss) / 2
-        by_query_nD += _pull(queries_nD, positives_ND, everyone.gather(back.log_sum)[None], at_n, temperature)
-        by_candidate_nGD[:, 0] += _pull(positives_nD, queries_ND, back.log_sum[:, None], at_n, temperature)
+        by_query_nD += _pull(queries, found, everyone.gather(back.log_sum)[None], at_n, temperature)
+        by_candidate_nGD[:, 0] += _pull(positives, asked, back.log_sum[:, None], at_n, temperature)
         by_query_nD, by_candidate_nGD = by_query_nD / 2, by_candidate_nGD / 2
     gradient_nGD = torch.cat([by_query_nD[:, None], by_candidate_nGD], dim=1)
     return Contrast(loss_n, ranked.correct, ranked.positive, ranked.negative, gradient_nGD)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Vectors [..., D] of texts, and the numbers [..., 2] of the texts and of their partners."""
+
+    vectors: Tensor
+    numbers: Tensor
+
+    def at(self, place: int | slice) -> "_Texts":
+        """Return the texts at one place of each example, or at several, as one list."""
+        return _Texts(*(x[:, place].reshape(-1, x.shape[-1]) for x in (self.vectors, self.numbers)))
+
+    def similarities(
+        self, chunk: slice, columns: "_Texts", own_k: Tensor
+    ) -> tuple[Tensor, Bool[Tensor, "c C"]]:
+        """Return the similarities of some rows with all columns, and which pairs are left out. `own_k`: see `_pull`."""
+        of_c2, of_C2, own_c = self.numbers[chunk, None], columns.numbers, own_k[chunk, None]
+        left_out_cC = of_c2[..., 0] == of_C2[:, 0]
+        left_out_cC |= of_c2[..., 0] == of_C2[:, 1]
+        left_out_cC |= of_c2[..., 1] == of_C2[:, 0]
+        at_c = own_c.clamp(min=0)
+        left_out_cC.scatter_(1, at_c, left_out_cC.gather(1, at_c) & (own_c < 0))
+        return self.vectors[chunk] @ columns.vectors.t(), left_out_cC
+
+
+def _with_partners(texts_NG: Int[Tensor, "all texts"]) -> Int[Tensor, "all texts 2"]:
+    """Return the numbers of all texts, each with its partner's: only a query and its positive have one."""
+    partners_NG = torch.full_like(texts_NG, _NO_PARTNER)
+    partners_NG[:, :2] = texts_NG[:, :2].flip(1)
+    return torch.stack([texts_NG, partners_NG], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -94,15 +132,18 @@ class _Ranked:
     negative: Tensor
 
 
-def _rank(rows_kD: Tensor, columns_CD: Tensor, own_k: Tensor, temperature: float) -> _Ranked:
+def _rank(rows: _Texts, columns: _Texts, own_k: Tensor, temperature: float) -> _Ranked:
     """Compare rows with all columns; `own_k` is the column that is the positive of each row."""
-    count = len(columns_CD)
-    log_sum, loss, positive, negative = (rows_kD.new_empty(len(rows_kD)) for _ in range(4))
+    count, of_rows = len(columns.vectors), rows.vectors
+    log_sum, loss, positive, negative = (of_rows.new_empty(len(of_rows)) for _ in range(4))
     correct = torch.empty_like(own_k, dtype=torch.bool)
-    for chunk in _chunks(len(rows_kD), count):
-        similarity_cC = rows_kD[chunk] @ columns_CD.t()
+    for chunk in _chunks(len(of_rows), count):
+        similarity_cC, left_out_cC = rows.similarities(chunk, columns, own_k)
         positive[chunk] = similarity_cC.gather(1, own_k[chunk, None]).squeeze(1)
-        negative[chunk] = (similarity_cC.sum(1) - positive[chunk]) / max(1, count - 1)
+        counted_c = count - 1 - left_out_cC.sum(1)
+        total_c = similarity_cC.masked_fill(left_out_cC, 0).sum(1)
+        negative[chunk] = (total_c - positive[chunk]) / counted_c.clamp(min=1)
+        similarity_cC.masked_fill_(left_out_cC, -torch.inf)
         correct[chunk] = similarity_cC.argmax(1) == own_k[chunk]
         log_sum[chunk] = similarity_cC.div_(temperature).logsumexp(1)
         loss[chunk] = log_sum[chunk] - positive[chunk] / temperature
@@ -110,22 +151,24 @@ def _rank(rows_kD: Tensor, columns_CD: Tensor, own_k: Tensor, temperature: float
 
 
 def _pull(
-    rows_kD: Tensor, columns_CD: Tensor, log_sum: Tensor, own_k: Tensor, temperature: float
+    rows: _Texts, columns: _Texts, log_sum: Tensor, own_k: Tensor, temperature: float
 ) -> Float[Tensor, "rows width"]:
     """Return [k, D], the gradient by the rows of a sum of losses: ((p - 1 at a row's own column) columns) /
     temperature.
 
     p is exp(similarity / temperature - `log_sum`), where `log_sum` is [k, 1] if rows choose among columns, and [1, C]
-    if columns choose among rows. `own_k` is -1 for a row without a column of its own.
+    if columns choose among rows; 0 for pairs that are left out. `own_k` is -1 for a row without a column of its own.
     """
-    gradient_kD = torch.empty_like(rows_kD)
-    log_sum_kC = log_sum.expand(len(rows_kD), len(columns_CD))
-    for chunk in _chunks(len(rows_kD), len(columns_CD)):
-        p_cC = (rows_kD[chunk] @ columns_CD.t()).div_(temperature).sub_(log_sum_kC[chunk]).exp_()
+    of_rows, of_columns = rows.vectors, columns.vectors
+    gradient_kD = torch.empty_like(of_rows)
+    log_sum_kC = log_sum.expand(len(of_rows), len(of_columns))
+    for chunk in _chunks(len(of_rows), len(of_columns)):
+        similarity_cC, left_out_cC = rows.similarities(chunk, columns, own_k)
+        p_cC = similarity_cC.div_(temperature).sub_(log_sum_kC[chunk]).exp_().masked_fill_(left_out_cC, 0)
         own_c = own_k[chunk]
         row_c = torch.arange(len(own_c), device=own_c.device)
         p_cC[row_c, own_c.clamp(min=0)] -= (own_c >= 0).to(p_cC.dtype)
-        gradient_kD[chunk] = p_cC @ columns_CD / temperature
+        gradient_kD[chunk] = p_cC @ of_columns / temperature
     return gradient_kD
 
 

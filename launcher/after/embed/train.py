@@ -17,6 +17,7 @@ import torch
 from data_service.processes import temporary_folder
 from encoder_core.errors import ModelError
 from launcher.after.embed.model import library, load_model, say_what_is_cut
+from launcher.after.embed.ranking import ranking_loss
 from launcher.after.embed.rows import TextColumns, read_source
 from launcher.after.embed.settings import (
     Angle,
@@ -94,22 +95,13 @@ def _plain(losses: Any, model: "SentenceTransformer", loss: Loss, train: TextCol
             distance = getattr(losses.TripletDistanceMetric, loss.distance.upper())
             return losses.TripletLoss(model, distance_metric=distance, triplet_margin=loss.margin)
         case MultipleNegatives():
-            return _multiple_negatives(losses, model, loss)
+            return ranking_loss(model, loss, train)
         case Cosent():
             return losses.CoSENTLoss(model, scale=loss.scale)
         case Angle():
             return losses.AnglELoss(model, scale=loss.scale)
         case _:
             assert_never(loss)
-
-
-def _multiple_negatives(losses: Any, model: "SentenceTransformer", loss: MultipleNegatives) -> Any:
-    directions = ("query_to_doc", "doc_to_query") if loss.symmetric else ("query_to_doc",)
-    mode = "per_direction" if loss.symmetric else "joint"
-    shared = {"scale": loss.scale, "directions": directions, "partition_mode": mode}
-    if loss.mini_batch is None:
-        return losses.MultipleNegativesRankingLoss(model, **shared)
-    return losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=loss.mini_batch, **shared)
 
 
 _LOG = logging.getLogger(__name__)
@@ -209,7 +201,7 @@ def _train(
     trainer = optional("sentence_transformers", "maskfleet embed", EVALUATE).SentenceTransformerTrainer(
         model=model,
         args=_arguments(training, train, evaluator, place),
-        train_dataset=_dataset(train),
+        train_dataset=_dataset(train, training.loss),
         loss=loss,
         evaluator=evaluator,
         callbacks=[_records(place, loss)],
@@ -234,14 +226,16 @@ def _train(
     )
 
 
-def _dataset(rows: TextColumns) -> Any:
+def _dataset(rows: TextColumns, loss: Loss) -> Any:
     """Return a data set with the columns in the order of the loss. The columns get our own names, since some names have
-    a meaning for the trainer."""
+    a meaning for the trainer. The label of rows that are ranked is the row's index."""
     columns: dict[str, Any] = {
         f"text{number}": column for number, column in enumerate(rows.texts.values(), start=1)
     }
     if rows.labels is not None:
         columns["label"] = rows.labels
+    elif isinstance(loss, MultipleNegatives):
+        columns["label"] = list(range(len(rows)))
     return optional("datasets", "maskfleet embed", EVALUATE).Dataset.from_dict(columns)
 
 
@@ -265,7 +259,7 @@ def _arguments(training: EmbedTraining, train: TextColumns, evaluator: object, p
         full_determinism=training.deterministic,
         bf16=training.precision == "bf16",
         prompts=_prompts_by_column(training),
-        batch_sampler="no_duplicates" if isinstance(training.loss, MultipleNegatives) else "batch_sampler",
+        batch_sampler="batch_sampler",  # "no_duplicates" silently drops rows that fit into no batch
         save_strategy=when if place.kept or best else "no",
         eval_strategy=when if measured else "no",
         save_steps=training.every or steps,

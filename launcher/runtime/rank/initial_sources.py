@@ -1,16 +1,16 @@
 """Reads the model that a run starts from: its teacher, another run, or a folder in the transformers format."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
 from checkpoints.hf.export import pair_weights_for
-from checkpoints.hf.folder import CONFIG, PARTS, local_configs, local_folder, start_digest
+from checkpoints.hf.folder import CONFIG, PARTS, local_configs, local_folder, naming, start_digest
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import check_same_model, read_folder_config, unused_in, weights_for
 from checkpoints.listing import committed
@@ -20,7 +20,6 @@ from data_service.store.base import Store
 from data_service.tokenizers.completed import load_completed
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.objectives.replaced import EMBEDDINGS, is_difference
 from encoder_core.objectives.teacher import every_other_layer, student_names
@@ -71,6 +70,7 @@ def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, sha
     layers = distil.layers or every_other_layer(config.distinct_layers, teacher.config.distinct_layers)
     names = student_names(list(teacher.weights), layers)
     tensors = {own: teacher.weights[its] for own, its in names.items()}
+    tensors = after_padding(tensors, teacher.config, config)
     for name in tensors.keys() & shapes.keys():
         if name.endswith((".position.weight", ".token_type.weight")):
             tensors[name] = tensors[name][: shapes[name][0]]
@@ -140,6 +140,12 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
     its = other or tokenizer
     trained = recipe_after(source.recipe, there[0].step).model
     found = trained.with_tokenizer(its.vocab_size, its.special.pad)
+    if _moved(found, config):
+        raise RunError(
+            f"start: positions of {recipe.start} begin after its padding id, {found.pad_id}, and those of this run "
+            f"after {config.pad_id}",
+            remedy="export that run, and start from the exported folder",
+        )
     check_same_model(config.model_copy(update={"vocab": found.vocab}), found, recipe.start)
     return other
 
@@ -178,8 +184,11 @@ def from_folder(
 
     def load() -> JsonValue:
         with local_folder(store) as folder:
-            with _naming(folder, recipe.start):
-                tensors.update(_folder_weights(recipe.objective, config, folder, recipe.start))
+            with naming(folder, recipe.start):
+                its = _folder_config(recipe.objective, config, folder, recipe.start)
+                tensors.update(after_padding(_folder_weights(recipe.objective, its, folder), its, config))
+                if _moved(its, config):
+                    record["pad_id"] = its.pad_id
                 record.update(_beside(recipe.objective, config, folder))
             return start_digest(folder)
 
@@ -200,8 +209,9 @@ def from_folder(
 def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
     """Check that `store` holds a model to start from, by its configuration and the headers of its files, without
     reading weights. Raises the errors of `from_folder`."""
-    with local_configs(store) as folder, _naming(folder, recipe.start):
+    with local_configs(store) as folder, naming(folder, recipe.start):
         its = _folder_config(recipe.objective, config, folder, recipe.start)
+        _check_padding(its, config, store, recipe.start)
         if recipe.objective.rtd is None:
             check_same_model(its, read_folder_config(folder), recipe.start)
             check_weights(its, store, exported_heads(config, recipe.objective))
@@ -216,16 +226,6 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
             check_weights(expected, store.at(part), "mlm" if part == PARTS[0] else "rtd")
 
 
-@contextmanager
-def _naming(folder: Path, where: str) -> Iterator[None]:
-    """Let the errors inside the `with` block name the place `where`, not its copy in `folder`."""
-    try:
-        yield
-    except ModelError as error:
-        problem = error.problem.replace(str(folder), where.rstrip("/"))
-        raise ModelError(problem, remedy=error.remedy) from error
-
-
 def network_in(recipe: Recipe, folder: Store) -> Store:
     """Return the folder of the network that `recipe` starts from. In the folder of a pair, a recipe without masked
     language modelling starts from the discriminator."""
@@ -235,8 +235,8 @@ def network_in(recipe: Recipe, folder: Store) -> Store:
 
 
 def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
-    """Return `config` with the vocabulary size of the folder. Raises RunError if the folder holds a pair and the
-    objective trains one network, or the other way round and no generator can be made from that one."""
+    """Return `config` with the vocabulary size and padding id of the folder. Raises RunError if the folder holds a pair
+    and the objective trains one network, or the other way round and no generator can be made from that one."""
     pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
     if objective.rtd is None and pair and not (folder / CONFIG).is_file():
         raise RunError(
@@ -251,18 +251,44 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
         if len(pair) < len(PARTS):
             raise RunError(f"start: {where} does not hold both networks that rtd trains", remedy=BOTH)
         network = folder / PARTS[1]
-    return config.model_copy(update={"vocab": read_folder_config(network).vocab})
+    found = read_folder_config(network)
+    return config.model_copy(update={"vocab": found.vocab, "pad_id": found.pad_id})
 
 
-def _folder_weights(
-    objective: RecipeObjective, config: ModelConfig, folder: Path, where: str
-) -> dict[str, Tensor]:
-    its = _folder_config(objective, config, folder, where)
+def _folder_weights(objective: RecipeObjective, its: ModelConfig, folder: Path) -> dict[str, Tensor]:
     if objective.rtd is None:
-        return weights_for(its, folder, exported_heads(config, objective))
+        return weights_for(its, folder, exported_heads(its, objective))
     assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
     read = pair_from_discriminator if holds_discriminator(folder) else pair_weights_for
     return read(its, folder, objective.rtd.embeddings)
+
+
+def _moved(its: ModelConfig, config: ModelConfig) -> bool:
+    return config.counts_from_padding and its.pad_id != config.pad_id
+
+
+def after_padding(tensors: dict[str, Tensor], its: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:
+    """Return the parameters of a model `its` for the same model with the padding id of `config`: a table of positions
+    that begin after the padding id is moved. Its rows before them are never used."""
+    if not _moved(its, config):
+        return tensors
+    return tensors | {
+        name: torch.cat([table.new_zeros(config.pad_id + 1, table.shape[1]), table[its.pad_id + 1 :]])
+        for name, table in tensors.items()
+        if name.endswith("embeddings.position.weight")
+    }
+
+
+def _check_padding(its: ModelConfig, config: ModelConfig, store: Store, where: str) -> None:
+    """Raise RunError if the folder's padding id is its tokenizer's class or separator token. transformers gives such
+    a token no position of its own, so that in every row the model has learnt other positions than ours."""
+    found = find_tokenizer((store, store.at(PARTS[1])), load_completed) if _moved(its, config) else None
+    if found is not None and its.pad_id in (found.special.cls, found.special.sep):
+        raise RunError(
+            f"start: config.json in {where} says pad_token_id {its.pad_id}, which its tokenizer puts into every row, "
+            f"so that positions are counted without it; the tokenizer pads with {found.special.pad}",
+            remedy="start from a model whose pad_token_id is its tokenizer's, or set start: scratch",
+        )
 
 
 def _beside(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, PARTS, holds_generator, local_configs
+from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, PARTS, holds_generator, local_configs, naming
 from checkpoints.hf.heads import generator_fields, is_discriminator
 from checkpoints.hf.load import read_fields, read_folder_config
 from data_service.samples.pairs import Translations
@@ -153,7 +153,7 @@ def _base(config: ModelConfig, *, pair: bool) -> str:
 
 
 def _find(store: Store, folder: str) -> _Found:
-    with local_configs(store) as configs:
+    with local_configs(store) as configs, naming(configs, folder):
         if (configs / PARTS[1] / CONFIG).is_file():
             return _find_pair(configs)
         config = read_folder_config(configs)

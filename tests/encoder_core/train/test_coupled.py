@@ -60,9 +60,25 @@ def _loss(vectors: Tensor, config: ContrastiveConfig) -> Tensor:
     vectors = F.normalize(vectors, dim=-1) if config.normalize else vectors
     queries, positives, others = vectors[:, 0], vectors[:, 1], vectors[:, 2:].flatten(0, 1)
     own = torch.arange(EXAMPLES)
-    there = F.cross_entropy(queries @ torch.cat([positives, others]).T / config.temperature, own)
-    back = F.cross_entropy(positives @ queries.T / config.temperature, own)
+    scores = queries @ torch.cat([positives, others]).T / config.temperature
+    scores = scores.masked_fill(_no_negatives(vectors.shape[1]), -torch.inf)
+    there, back = F.cross_entropy(scores, own), F.cross_entropy(scores[:, :EXAMPLES].T, own)
     return (there + back) / 2 if config.bidirectional else there
+
+
+def _no_negatives(group: int) -> Tensor:
+    """Which candidates, positives first, are no negatives of which query: equal texts, and positives of equal
+    queries."""
+    texts = [[tuple(text.tolist()) for text in example] for example in contrastive.examples(group)]
+    candidates = [(e[1], e[0], j) for j, e in enumerate(texts)] + [
+        (c, None, -1) for e in texts for c in e[2:]
+    ]
+    return torch.tensor(
+        [
+            [j != i and (c in e[:2] or e[0] == asked) for c, asked, j in candidates]
+            for i, e in enumerate(texts)
+        ]
+    )
 
 
 def distance(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
@@ -115,6 +131,10 @@ def test_every_family_has_the_gradient_of_one_big_batch() -> None:
         found = contrastive.assemble(ranks)
         found = {name: values for name, values in found.items() if name != "encoder.mask.weight"}
         assert distance(found, gradient) < 1e-6, case.model.family
+
+
+def test_the_examples_of_these_tests_share_texts() -> None:
+    assert _no_negatives(2).sum() >= EXAMPLES // 2
 
 
 def test_both_passes_draw_the_same_dropout() -> None:

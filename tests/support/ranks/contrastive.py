@@ -151,14 +151,18 @@ def share(control: Control, case: Case) -> RankBatch:
 
 
 def examples(group: int) -> list[list[torch.Tensor]]:
-    """Of random texts of 2 to 16 tokens, the same at every call."""
+    """Of random texts of 2 to 16 tokens, the same at every call. Some examples share the query, some the positive."""
     draws = torch.Generator().manual_seed(SEED)
 
     def text() -> torch.Tensor:
         length = int(torch.randint(2, 17, (), generator=draws))
         return torch.randint(5, VOCAB, (length,), generator=draws)
 
-    return [[text() for _ in range(group)] for _ in range(EXAMPLES)]
+    every = [[text() for _ in range(group)] for _ in range(EXAMPLES)]
+    for i in range(7, EXAMPLES, 4):
+        every[i][1] = every[i - 7][i % 8 // 7]  # the positive or the query of another microbatch's example
+        every[i - 1][0] = every[i - 6][0]
+    return every
 
 
 def to_rows(texts: list[list[torch.Tensor]]) -> Batch:

@@ -1,0 +1,91 @@
+"""Replaces e-mail addresses and public IP addresses, and leaves numbers that only look like one.
+
+An address stands alone: it is no part of a longer word or dotted number. Four numbers with dots are no address:
+
+- if one is above 255, or has a leading zero, or if the address is not public;
+- behind a word such as "section" or "version", or a name with a hyphen or slash ("nginx/1.2.3.4"), and in a list there;
+- at the start of a line before a word, if all are at most `OUTLINE_NUMBER`: the number of a heading.
+"""
+
+import re
+from ipaddress import ip_address
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from data_service.prepare.documents import Document
+
+OUTLINE_NUMBER = 30
+_CONTEXT = 80  # characters before an address that are looked at
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_EMAIL = re.compile(
+    r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
+    rf"(?:{_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
+)
+_BEFORE_NAME = re.compile(r"(?:.*\.\.)?[-.+%]*")  # punctuation that the text put before the name
+_IP = re.compile(
+    r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
+    r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"  # all public IPv6 addresses are in 2000::/3
+)
+_NUMBERED = re.compile(
+    r"(?:(?:\b(?:version|ver|v|release|revision|rev|build|firmware|(?:sub)?section|sec|sect|chapter|chap|clause|article"
+    r"|art|paragraph|para|appendix|annex|figure|fig|table|item|step|rule|part)s?|§)[.:]?\s*\(?"
+    r"(?:[0-9]+(?:\.[0-9]+)+\s*(?:,|;|&|and|or|to|[-\u2013])\s*)*|[A-Za-z]\w*[-/])\Z",
+    re.IGNORECASE,
+)
+_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")  # of a longer IPv6 address
+
+
+class Pii(BaseModel):
+    """Replaces e-mail addresses with a domain name, and public IP addresses of both versions; drops nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Literal["pii"]
+    emails: bool = True
+    ips: bool = True
+    email_replacement: str = "email@example.com"
+    ip_replacement: str = "22.214.171.124"
+
+    def decide(self, document: Document) -> Document:
+        """Return the document with its addresses replaced."""
+        text = document.text
+        if self.emails:
+            text = _EMAIL.sub(self._email, text)
+        if self.ips:
+            text = _IP.sub(self._ip, text)
+        return document if text == document.text else document.with_text(text)
+
+    def _email(self, found: re.Match[str]) -> str:
+        before = _BEFORE_NAME.match(found[1])
+        kept = before[0] if before else ""
+        return found[0] if kept == found[1] or found[1].endswith(".") else kept + self.email_replacement
+
+    def _ip(self, found: re.Match[str]) -> str:
+        address = found[0].rstrip(".")
+        if address.endswith(":") and (address.endswith(":::") or not address.endswith("::")):
+            address = address[:-1]
+        if not _is_public(address) or _is_number(found, version=6 if ":" in address else 4):
+            return found[0]
+        return self.ip_replacement + found[0][len(address) :]
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ip_address(address).is_global
+    except ValueError:
+        return False
+
+
+def _is_number(found: re.Match[str], *, version: int) -> bool:
+    """Return whether four numbers with dots are that of a version, a section or a heading; of version 6, whether they
+    are the end of a longer row of groups."""
+    text, start = found.string, found.start()
+    context = text[max(0, start - _CONTEXT) : start]
+    if version == 6:
+        return _GROUP_BEFORE.search(context) is not None
+    if _NUMBERED.search(context):
+        return True
+    begins_line = not text[text.rfind("\n", 0, start) + 1 : start].strip(" \t#>*-")
+    before_word = re.compile(r"\.?[ \t]+[^\W\d_]").match(text, found.end())
+    return begins_line and before_word is not None and max(map(int, found[0].split("."))) <= OUTLINE_NUMBER
