@@ -220,7 +220,7 @@ def _effect(tokenizer: "Tokenizer", character: str) -> LossKind | None:
     text = f"a{character}a"
     given, lowered, normal = map(_letters, (text, text.lower(), tokenizer.normalized(text)))
     if given == normal:
-        return None if _is_covered(tokenizer, text, 1) else "other"
+        return None if _is_encoded(tokenizer, character) else "other"
     if normal == lowered:
         return "case"
     if normal in (_without_marks(given), _without_marks(lowered)):
@@ -241,9 +241,14 @@ def _without_marks(text: str) -> str:
     return "".join(character for character in text if unicodedata.category(character)[0] != "M")
 
 
-def _is_covered(tokenizer: "Tokenizer", text: str, place: int) -> bool:
-    tokens = tokenizer.encode_placed([text])[0]
-    return bool(((tokens.starts <= place) & (place < tokens.ends)).any())
+def _is_encoded(tokenizer: "Tokenizer", character: str) -> bool:
+    """Return whether a token stands for a character between two letters. A mark may be one with the letter before it,
+    which then has no place of its own.
+    """
+    tokens = tokenizer.encode_placed([f"a{character}a"])[0]
+    if unicodedata.category(character)[0] == "M":
+        return not np.array_equal(tokens.ids, tokenizer.encode("aa"))
+    return bool(((tokens.starts <= 1) & (tokens.ends > 1)).any())
 
 
 def _byte_tokens(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:

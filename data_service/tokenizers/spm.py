@@ -48,11 +48,18 @@ def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> byt
     return content
 
 
-def convert_model(proto: ModelProto, mask: str | None) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a parsed model. `mask`: the control piece that absorbs a space before it; None for
-    none."""
+def convert_model(
+    proto: ModelProto, mask: str | None, mapping: normalizers.Normalizer | None = None
+) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a parsed model.
+
+    Args:
+        proto: the model.
+        mask: the control piece that absorbs a space before it; None for none.
+        mapping: what is done to characters; None for the model's own character map.
+    """
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
-    tokenizer.normalizer = _normalizer(proto)
+    tokenizer.normalizer = _normalizer(proto, mapping)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
         replacement=SPACE, prepend_scheme=_prefix(proto), split=True
     )
@@ -110,9 +117,9 @@ def _merges(proto: ModelProto) -> list[tuple[str, str]]:
     ]
 
 
-def _normalizer(proto: ModelProto) -> normalizers.Sequence:
-    steps: list[normalizers.Normalizer] = []
-    if proto.normalizer_spec.precompiled_charsmap:
+def _normalizer(proto: ModelProto, mapping: normalizers.Normalizer | None) -> normalizers.Sequence:
+    steps: list[normalizers.Normalizer] = [] if mapping is None else [mapping]
+    if mapping is None and proto.normalizer_spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
     if proto.normalizer_spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]

@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 import sentencepiece
 import tokenizers
 from pydantic import BaseModel, ConfigDict, Field
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.specials import (
@@ -45,8 +45,9 @@ class TokenizerOptions(BaseModel):
     Attributes:
         specials: family whose special tokens are used; None: roberta for byte_bpe, bert for wordpiece, albert for
             unigram and bpe.
-        lowercase: whether to fold case (wordpiece: and strip accents, as BERT's uncased models do). byte_bpe refuses
-            it, because it keeps every byte.
+        lowercase: whether to fold case. byte_bpe refuses it, because it keeps every byte.
+        strip_marks: whether to leave out combining marks: accents, vowel signs, tones. BERT's uncased models do so.
+            byte_bpe refuses it likewise.
         min_frequency: smallest number of occurrences of a pair that is merged (byte_bpe, wordpiece).
         alphabet: number of most frequent characters that get a piece; rarer ones become the unknown token (wordpiece).
         coverage: share of characters, by frequency, that get a piece of their own (unigram, bpe).
@@ -58,6 +59,7 @@ class TokenizerOptions(BaseModel):
 
     specials: Style | None = None
     lowercase: bool = False
+    strip_marks: bool = False
     min_frequency: int = Field(default=2, ge=1)
     alphabet: int = Field(default=1000, ge=1)
     coverage: float = Field(default=0.9995, gt=0.9, le=1.0)
@@ -126,7 +128,19 @@ def _with_text(texts: Iterable[str]) -> Iterator[str]:
             "no text to train a tokenizer on",
             remedy="check the input paths and the name of the text field",
         )
-    return chain([first], kept)
+    return (part for text in chain([first], kept) for part in _without_long_runs(text))
+
+
+RUN_CHARACTERS = (
+    1000  # longest run without white space in training text; the trainers' time grows with its square
+)
+_WORDS = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+\s*+")
+
+
+def _without_long_runs(text: str) -> list[str]:
+    """Return the text, or its words if one is too long to learn from at once; such words in parts."""
+    longest = max(map(len, text.split()))
+    return [text] if longest <= RUN_CHARACTERS else _WORDS.findall(text)
 
 
 def train_byte_bpe(texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
@@ -156,9 +170,9 @@ def train_byte_bpe(texts: Iterator[str], vocab_size: int, options: TokenizerOpti
 
 
 def _check(vocab_size: int, smallest: int, options: TokenizerOptions) -> None:
-    if options.lowercase:
+    if options.lowercase or options.strip_marks:
         raise TokenizerError(
-            "lowercase: true is not possible with byte_bpe, which keeps every byte of the text",
+            "neither case nor marks can be folded with byte_bpe, which keeps every byte of the text",
             remedy="use wordpiece, unigram or bpe for an uncased vocabulary",
         )
     if vocab_size < smallest:
@@ -181,7 +195,7 @@ def train_wordpiece(texts: Iterator[str], vocab_size: int, options: TokenizerOpt
         TokenizerError: the vocabulary has no room for the alphabet.
     """
     style = options.style("wordpiece")
-    normalizer = normalizers.BertNormalizer(lowercase=options.lowercase)
+    normalizer = normalizers.BertNormalizer(lowercase=options.lowercase, strip_accents=options.strip_marks)
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
         alphabet = _alphabet(_spool(texts, normalizer, spool), options.alphabet, normalizer)
         smallest = len(style.pieces) + len(alphabet) + 1
@@ -249,7 +263,7 @@ def _learn(
 MODEL_FILE = "spiece.model"  # as ALBERT and XLNet call it
 
 # SentencePiece silently skips sentences above its byte limit, so lines are cut at a space well below it.
-_PART = re.compile(r".{1,8192}(?!\S)|.{1,8192}")
+_PART = re.compile(rf".{{1,8192}}(?!\S)|.{{1,{RUN_CHARACTERS}}}")
 _MAX_BYTES = 1 << 16
 
 # The result depends on it, because the trainer sums its statistics per thread. So it is not the number of cores.
@@ -266,7 +280,8 @@ def train_sentencepiece(
 ) -> Tokenizer:
     """Train a SentencePiece model. `at_most`: whether fewer pieces are accepted if the text does not support all.
 
-    The text is written to a temporary file of the same size.
+    The text is normalised as it will be when it is encoded, by the library `tokenizers`, and SentencePiece learns from
+    the result: its own character map would treat some text otherwise. The result is written to a temporary file.
 
     Raises:
         TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
@@ -275,15 +290,27 @@ def train_sentencepiece(
     with tempfile.TemporaryFile(
         "w", encoding="utf-8", newline="\n"
     ) as spool:  # has no name: no death leaves it
-        _write_lines(texts, spool)
+        _write_lines(map(_mapping(options).normalize_str, texts), spool)
         lines = Path(f"/proc/self/fd/{spool.fileno()}")
         model = _learn_model(kind, lines, vocab_size, options, style, exact=not at_most)
     proto = parse_model(model, MODEL_FILE)
     proto.trainer_spec.ClearField("input")  # the temporary path
-    tokenizer = convert_model(proto, mask=style.names.mask)
+    tokenizer = convert_model(proto, mask=style.names.mask, mapping=_mapping(options))
     tokenizer.post_processor = post_processor(style)
     files = {MODEL_FILE: proto.SerializeToString(deterministic=True)}
     return Tokenizer(tokenizer.to_str(), role_config(style), model_files=files)
+
+
+def _mapping(options: TokenizerOptions) -> normalizers.Normalizer:
+    """Return what is done to characters: compatibility forms are folded (NFKC), all white space is a space, and case
+    and marks are folded as the options say. Joiners, as in Persian or Sinhala words, stay.
+    """
+    steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
+    if options.strip_marks:
+        steps = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.NFC()]
+    if options.lowercase:
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s"), " ")])
 
 
 def _write_lines(texts: Iterator[str], spool: IO[str]) -> None:
@@ -312,7 +339,8 @@ def _learn_model(
             hard_vocab_limit=exact,
             character_coverage=options.coverage,
             byte_fallback=options.byte_fallback,
-            normalization_rule_name="nmt_nfkc_cf" if options.lowercase else "nmt_nfkc",
+            # The text is normalised already; the rule is for those who read the model's file alone.
+            normalization_rule_name="identity" if options.lowercase or options.strip_marks else "nfkc",
             max_sentence_length=_MAX_BYTES,
             num_threads=_THREADS,
             minloglevel=2,

@@ -28,6 +28,7 @@ from launcher.app.cli.options import (
 
 if TYPE_CHECKING:
     from data_service.tokenizers.tokenizer import Tokenizer
+    from data_service.tokenizers.train import TokenizerOptions
 
 group = typer.Typer(
     no_args_is_help=True, help="Train a tokenizer, check how well one fits some text, or add words to it."
@@ -77,7 +78,11 @@ def train(
         TokenizerKind,
         typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind."),
     ] = TokenizerKind.BYTE_BPE,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case, as uncased models do.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case; accents stay.")] = False,
+    strip_marks: Annotated[
+        bool,
+        typer.Option("--strip-marks", help="Leave out accents, vowel signs and tones, as uncased BERT does."),
+    ] = False,
     sample_mb: SampleOption = 2000,
     text_field: TextFieldOption = "text",
     encoding: EncodingOption = "utf-8",
@@ -95,9 +100,8 @@ def train(
     """
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.load import save_tokenizer
-    from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
+    from data_service.tokenizers.train import TokenizerOptions
     from launcher.app.cli.texts import sample_texts
-    from launcher.progress import work
 
     _check_free(out, replace)
     options = settings(
@@ -107,18 +111,25 @@ def train(
         on_bad_records=on_bad_records.value,
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
-    asked = vocab_size or _VOCABULARY
-    with work("learning the vocabulary"):
-        tokenizer = train_tokenizer(
-            kind.value, texts, asked, TokenizerOptions(lowercase=lowercase), at_most=True
-        )
+    folding = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
+    tokenizer = _learn(kind, texts, vocab_size or _VOCABULARY, folding)
     _check_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss)
     save_tokenizer(tokenizer, out)
-    if tokenizer.vocab_size < asked:
-        typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
     typer.echo(
         f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"
     )
+
+
+def _learn(kind: TokenizerKind, texts: Iterable[str], asked: int, options: "TokenizerOptions") -> "Tokenizer":
+    """Return a new tokenizer of at most `asked` ids; print to standard error if it has fewer."""
+    from data_service.tokenizers.train import train_tokenizer
+    from launcher.progress import work
+
+    with work("learning the vocabulary"):
+        tokenizer = train_tokenizer(kind.value, texts, asked, options, at_most=True)
+    if tokenizer.vocab_size < asked:
+        typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
+    return tokenizer
 
 
 def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence[str] | None) -> None:

@@ -53,10 +53,22 @@ def test_a_truncated_definition_is_an_error(files: dict[str, bytes]) -> None:
         from_files({"tokenizer.json": files["tokenizer.json"][:-100]})
 
 
-def test_a_kind_that_is_not_ours_is_named(files: dict[str, bytes]) -> None:
-    word_level = {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
-    with pytest.raises(TokenizerError, match="WordLevel"):
-        from_files(_definition(files, model=word_level, added_tokens=[], post_processor=None))
+def test_a_list_of_words_is_read_and_names_of_roles_in_text_are_unknown_words(
+    files: dict[str, bytes],
+) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "C", "O", "N"]
+    model = {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "[UNK]"}
+    plain = dict.fromkeys(("normalizer", "post_processor", "decoder"))
+    added = [
+        {"id": i, "content": word, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for i, word in enumerate(words[:5])
+    ]
+    split = {"type": "WhitespaceSplit"}
+    tokenizer = from_files(_definition(files, model=model, added_tokens=added, pre_tokenizer=split, **plain))
+    assert tokenizer.kind == "wordlevel"
+    assert tokenizer.encode("C O [CLS] N [MASK]").tolist() == [5, 6, 1, 7, 1]
+    assert tokenizer.word_starts.all()
 
 
 def test_a_role_outside_the_vocabulary(files: dict[str, bytes]) -> None:

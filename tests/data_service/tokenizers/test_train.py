@@ -1,15 +1,20 @@
+# ruff: noqa: RUF001
 """Training: deterministic, of the size asked for, with errors that say what to do."""
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from random import Random
 
+import numpy as np
 import pytest
 
 from data_service.errors import InputError, TokenizerError
+from data_service.tokenizers.check import measure_loss
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
+from data_service.tokenizers.train import RUN_CHARACTERS, TokenizerOptions, train_tokenizer
+from tests.support.data.all_sorts import SORTS, documents_of_all_sorts
 
 _TRAIN = """
 import sys, pydoc_data.topics
@@ -58,6 +63,14 @@ def test_a_vocabulary_too_large_names_the_most(kind: Kind, documents: list[str])
     assert train_tokenizer(kind, documents[:3], most).vocab_size == most
 
 
+CASES = [("The", "the"), ("ÉTÉ", "été"), ("Жук", "жук"), ("Ώρα", "ώρα"), ("Բառ", "բառ")]
+MARKS = [
+    *(("schön", "schon"), ("má", "ma"), ("mạ", "ma"), ("पढ़ाई", "पढाई"), ("עִבְרִית", "עברית"), ("كَتَبَ", "كتب")),
+    *(("ё", "е"), ("ñ", "n"), ("가\u0301", "가"), ("क्या", "कया"), ("แม่", "แม")),
+]
+JOINED = ("می\u200cروم کتاب\u200cها خانه\u200cای", "ක්\u200dෂ ශ්\u200dරී", "క్\u200cష రాజ్\u200cకుమార్")
+
+
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_an_error_while_reading_comes_through_as_it_is(kind: Kind) -> None:
     def texts() -> Iterator[str]:
@@ -73,17 +86,51 @@ def test_lowercase_makes_case_no_difference_but_for_bytes(documents: list[str]) 
         uncased = train_tokenizer(kind, documents, 1500, TokenizerOptions(lowercase=True))
         assert uncased.encode("The Value").tolist() == uncased.encode("the value").tolist()
         assert uncased.special.unk not in uncased.encode("The Value")
-    with pytest.raises(TokenizerError, match="lowercase"):
-        train_tokenizer("byte_bpe", documents, 1500, TokenizerOptions(lowercase=True))
+    for folded in (TokenizerOptions(lowercase=True), TokenizerOptions(strip_marks=True)):
+        with pytest.raises(TokenizerError, match="byte_bpe"):
+            train_tokenizer("byte_bpe", documents, 1500, folded)
 
 
-def test_uncased_wordpiece_strips_accents_and_cased_keeps_case(documents: list[str]) -> None:
-    uncased = train_tokenizer(
-        "wordpiece", [*documents, "naive " * 20], 1500, TokenizerOptions(lowercase=True)
-    )
-    assert uncased.encode("Naïve").tolist() == uncased.encode("naive").tolist()
-    cased = train_tokenizer("wordpiece", documents, 1500)
-    assert cased.encode("The").tolist() != cased.encode("the").tolist()
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("strip_marks", [False, True])
+def test_case_and_marks_are_folded_only_as_asked(kind: Kind, lowercase: bool, strip_marks: bool) -> None:
+    """Two words of every script, which differ in case or in a mark, have different tokens unless that is folded."""
+    texts = [" ".join(pair) for pair in CASES + MARKS] * 6
+    options = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks, coverage=1.0)
+    tokenizer = train_tokenizer(kind, texts, 900, options, at_most=True)
+    for pairs, folded in ((CASES, lowercase), (MARKS, strip_marks)):
+        for first, second in pairs:
+            assert np.array_equal(tokenizer.encode(first), tokenizer.encode(second)) == folded, (
+                first,
+                second,
+            )
+    loss = measure_loss(tokenizer, texts)
+    assert ("case" in loss.lost, "marks" in loss.lost) == (lowercase, strip_marks)
+    assert set(loss.lost) <= {"case", "marks", "bytes"}
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "unigram", "bpe"])
+def test_nothing_of_text_of_all_sorts_is_lost_but_white_space(kind: Kind) -> None:
+    """Joiners and marks stay, of forty languages; SentencePiece's kinds fold compatibility forms, and say so."""
+    texts = [SORTS["language"](Random(seed)) for seed in range(300)] + [*JOINED] * 4
+    tokenizer = train_tokenizer(kind, texts, 4000, at_most=True)
+    loss = measure_loss(tokenizer, [*texts, *documents_of_all_sorts(100, seed=3)])
+    assert set(loss.lost) <= ({"bytes"} if kind == "byte_bpe" else {"bytes", "white_space", "width"})
+    for text in JOINED:
+        spaced = text.replace("\u200c", " ").replace("\u200d", " ")
+        assert not np.array_equal(tokenizer.encode(text), tokenizer.encode(spaced))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "bpe"])
+def test_a_line_without_spaces_takes_no_longer_than_many_lines(kind: Kind) -> None:
+    """A million letters in one run took minutes, since trainers look at whole words again and again."""
+    letters = "".join(Random(kind).choices("ACGT", k=1_000_000))
+    tokenizer = train_tokenizer(kind, [letters], 600, at_most=True)
+    assert tokenizer.vocab_size > 500
+    lines = [letters[start : start + RUN_CHARACTERS] for start in range(0, len(letters), RUN_CHARACTERS)]
+    assert train_tokenizer(kind, ["\n".join(lines)], 600, at_most=True).vocab_size > 500
 
 
 def test_wordpiece_splits_cjk_characters() -> None:
