@@ -91,7 +91,7 @@ def _corpus(workdir: Path, text: Sequence[str], claims: Claims) -> Path:
     """The corpus and its tokenizer; what is there already stays."""
     tokenizer, corpus, ready = workdir / "tokenizer", workdir / "corpus", workdir / "ready"
     if not ready.exists():
-        lower = ["--lowercase"] if claims.lowercase else []
+        lower = ["--lowercase", "--strip-marks"] if claims.lowercase else []
         size = ["--kind", "wordpiece", "--vocab-size", str(claims.vocabulary)]
         again = (
             ["--replace"] if tokenizer.exists() else []

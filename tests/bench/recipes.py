@@ -109,7 +109,7 @@ def prepare(texts: Sequence[str], root: Path, vocab_size: int, names: Sequence[s
         folder = root / kind
         if (folder / "ready").exists():
             continue
-        options = TokenizerOptions(lowercase=kind == "wordpiece")
+        options = TokenizerOptions(lowercase=kind == "wordpiece", strip_marks=kind == "wordpiece")
         sample = sample_texts(list(texts), BuildOptions(), _SAMPLE)
         save_tokenizer(train_tokenizer(kind, sample, vocab_size, options), f"{folder}/tokenizer")
         build_corpus(

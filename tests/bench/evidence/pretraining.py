@@ -33,7 +33,8 @@ def prepare(place: Place, family: Family) -> None:
     folder, wanted = place.vocabulary(family), place.comparison
     if not (folder / "ready").exists():
         texts = [str(place.text / kind) for kind in TEXTS]
-        options = TokenizerOptions(lowercase=family.tokenizer == "wordpiece", specials=family.specials)
+        uncased = family.tokenizer == "wordpiece"
+        options = TokenizerOptions(lowercase=uncased, strip_marks=uncased, specials=family.specials)
         sample = sample_texts(texts, BuildOptions(), wanted.sample)
         tokenizer = train_tokenizer(family.tokenizer, sample, wanted.vocabulary, options)
         save_tokenizer(tokenizer, str(folder / "tokenizer"))
