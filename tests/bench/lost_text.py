@@ -3,8 +3,8 @@
     python tests/bench/lost_text.py
 
 Text: names of countries and languages in each (CLDR, from babel). Ours: `data_service.tokenizers.loss`. Beside it, by
-transformers alone: characters in unknown tokens, from offsets; and letters that are missing from the normalised text, as
-multisets of code points in decomposed form, so that a letter with two marks may count three times there.
+transformers alone: characters in unknown tokens, from offsets; and letters that the normalised text lacks, as multisets
+of code points in decomposed form, so that a letter with two marks may count three times there.
 """
 
 import tempfile
@@ -62,7 +62,7 @@ def main() -> None:
             text = text_of(language)
             loss = measure_loss(ours, [text])
             unknown, changed = counted_beside(theirs, text)
-            mine = {kind: loss.share(kind) for kind in _CHANGES if kind in loss.lost}  # type: ignore[arg-type]
+            mine = {kind: loss.share(kind) for kind in _CHANGES if kind in loss.lost}
             size = loss.characters
             print(
                 f"{name:13} {language:3} {size:6,}  unknown {loss.share('unknown'):6.2%} {unknown / size:6.2%}  "
