@@ -106,8 +106,8 @@ def from_files(
             file, as in transformers 4; the class, as in transformers 5; or neither, they must agree.
 
     Raises:
-        TokenizerError: files are missing, damaged or pickled, or are not those of a tokenizer; or `tokenizer.json` and
-            the named class do not agree.
+        TokenizerError: files are missing, damaged or pickled, or are not those of a tokenizer; `tokenizer.json` and
+            the named class do not agree; or the class's rules are asked for or needed, and are not known.
     """
     for name, content in files.items():
         if content.startswith(_PICKLE):
@@ -130,10 +130,11 @@ def definition_of(files: Mapping[str, bytes], where: str, rules: TokenizerRules 
     """Return the text of a `tokenizer.json`. `rules`, and what is raised: as for `from_files`."""
     if DEFINITION in files:
         text = text_file(files, DEFINITION, where)
-        named, by_class = (None if rules == "file" else class_definition(files, where)) or ("", text)
-        if rules == "agreeing" and named:
-            _refuse_disagreement(text, by_class, named, where)
-        return by_class if rules == "class" else text
+        made = None if rules == "file" else class_definition(files, where, known=rules == "class")
+        if made is None or rules == "class":
+            return text if made is None else made[1]
+        _refuse_disagreement(text, made[1], made[0], where)
+        return text
     published = read_published(files, where)
     if published is None:
         raise TokenizerError(

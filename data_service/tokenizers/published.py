@@ -156,15 +156,23 @@ def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     )
 
 
-def class_definition(files: Mapping[str, bytes], where: str) -> tuple[str, str] | None:
+def class_definition(
+    files: Mapping[str, bytes], where: str, *, known: bool = False
+) -> tuple[str, str] | None:
     """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class makes it anew
     from the vocabulary of that file, in `transformers` 5; None if no class is named that does so.
 
-    Raises TokenizerError: a file is damaged.
+    Raises:
+        TokenizerError: a file is damaged; or the named class must be `known`, and is not.
     """
     folder = _Folder(files, where)
     family, text = folder.declared, folder.text(DEFINITION)
     definition = parse_definition(text, where)
+    if known and family is None and folder.named.removesuffix("Fast") not in PLAIN_CLASSES:
+        raise TokenizerError(
+            f"{where}: the rules of {folder.named or 'no class, since none is named,'} are unknown here",
+            remedy=f"follow {DEFINITION}: --tokenizer-rules file",
+        )
     follows = folder.named.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_TYPES
     # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
     if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
