@@ -51,7 +51,7 @@ def test_ids_are_those_of_the_class(made: Callable[[str], Path], name: str) -> N
 
 
 # First and last code points of what random texts are made of: controls and ASCII, Latin, combining marks, Greek to
-# Arabic, Indic and Thai, Hangul's letters, spaces and joiners, signs, kana, Han, Hangul, forms of width, emoji, private.
+# Arabic, Indic and Thai, jamo, spaces and joiners, signs, kana, Han, Hangul, forms of width, emoji, private use.
 _BLOCKS = (
     *((0x00, 0x7F), (0x80, 0x24F), (0x300, 0x36F), (0x370, 0x6FF), (0x900, 0xE7F), (0x1100, 0x11FF)),
     *(
@@ -72,6 +72,7 @@ def _random_text(random: Random) -> str:
     return "".join(characters)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_ids_of_random_text_are_those_of_the_class(made: Callable[[str], Path], name: str) -> None:
     folder, random = made(name), Random(name)
