@@ -15,10 +15,10 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 from data_service.tokenizers.specials import STYLES, SpecialNames, TemplateLayout
 from data_service.tokenizers.spm import SPACE
 
-SentencePieceFamily = Literal[
-    *("albert", "fnet", "xlnet", "big_bird", "rembert", "deberta-v2"),
-    *("xlm-roberta", "camembert", "mbart", "barthez", "t5", "llama"),
-]
+FairseqFamily = Literal["xlm-roberta", "camembert", "mbart", "barthez"]
+SentencePieceFamily = (
+    FairseqFamily | Literal["albert", "fnet", "xlnet", "big_bird", "rembert", "deberta-v2", "t5", "llama"]
+)
 ByteFamily = Literal["roberta", "deberta", "gpt2"]
 Family = Literal["bert", "splinter", "mpnet", "funnel", "esm", "gemma"] | ByteFamily | SentencePieceFamily
 """Classes that treat text alike."""

@@ -191,9 +191,9 @@ def _class_model(family: Family, model: Definition, unknown: str) -> models.Mode
     vocabulary, merges = model.get("vocab"), model.get("merges")
     match family:
         case "bert" | "splinter" | "mpnet" | "funnel":
-            listed = isinstance(vocabulary, list)
-            ids = {entry[0]: i for i, entry in enumerate(vocabulary)} if listed else vocabulary
-            return models.WordPiece(ids, unk_token=unknown)
+            if isinstance(vocabulary, list):
+                vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
+            return models.WordPiece(vocabulary or {}, unk_token=unknown)
         case "roberta" | "deberta" | "gpt2" | "llama" | "gemma":
             if not isinstance(vocabulary, dict) or not isinstance(merges, list):
                 return None

@@ -53,10 +53,25 @@ def test_a_truncated_definition_is_an_error(files: dict[str, bytes]) -> None:
         from_files({"tokenizer.json": files["tokenizer.json"][:-100]})
 
 
-def test_a_kind_that_is_not_ours_is_named(files: dict[str, bytes]) -> None:
-    word_level = {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
-    with pytest.raises(TokenizerError, match="WordLevel"):
-        from_files(_definition(files, model=word_level, added_tokens=[], post_processor=None))
+@pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
+def test_names_of_roles_that_are_words_stay_text(files: dict[str, bytes], model: str) -> None:
+    """Words between spaces are looked up whole, a role's name too."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {piece: i for i, piece in enumerate([*names, "C", "N", "[DATE]"])}
+    further = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    words = {
+        "type": model,
+        "vocab": vocabulary,
+        "unk_token": "[UNK]",
+        **(further if model == "WordPiece" else {}),
+    }
+    split = {"type": "WhitespaceSplit"}
+    changes = {"added_tokens": [], "normalizer": None, "pre_tokenizer": split, "post_processor": None}
+    ours = from_files(_definition(files, model=words, **changes))
+    assert ours.kind == model.lower()
+    assert ours.word_starts.all()
+    assert ours.encode("C [CLS] [DATE] N [MASK] [PAD] Br [SEP]").tolist() == [5, 1, 7, 6, 1, 1, 1, 1]
+    assert from_files(ours.save_files()).hash == ours.hash
 
 
 def test_a_role_outside_the_vocabulary(files: dict[str, bytes]) -> None:
