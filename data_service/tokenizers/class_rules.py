@@ -154,9 +154,8 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
         case "big_bird":
             return _marked(normalizers.Replace(Regex(" {2,}"), SPACE), [], scheme)
         case "fnet":  # its class has no rules of its own for a SentencePiece model
-            marks = normalizers.Replace(" ", SPACE)
-            steps = normalizers.Sequence([*([] if mapped is None else [mapped]), marks])
-            return TextRules(steps, None, decoders.Replace(SPACE, " "))
+            spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE)]
+            return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE, " "))
         case "xlnet":  # its class strips accents whatever `keep_accents` says
             return _marked(_decomposing(mapped, lower=bool(lower), strip_accents=True), [spaces], "always")
         case "deberta-v2":
@@ -171,8 +170,8 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
             return _marked(mapped if family == "t5" else None, [spaces], "always")
         case "llama":
             first = "first" if scheme == "always" and not config.get("legacy") else scheme
-            split = pre_tokenizers.Metaspace(SPACE, prepend_scheme=first, split=False)
-            return TextRules(None, split, _byte_decoder(strip=scheme == "always"))
+            marks = pre_tokenizers.Metaspace(SPACE, prepend_scheme=first, split=False)
+            return TextRules(None, marks, _byte_decoder(strip=scheme == "always"))
         case "gemma":
             split = pre_tokenizers.Split(" ", "merged_with_previous")
             return TextRules(normalizers.Replace(" ", SPACE), split, _byte_decoder(strip=False))

@@ -197,7 +197,8 @@ def _class_model(family: Family, model: Definition, unknown: str) -> models.Mode
         case "roberta" | "deberta" | "gpt2" | "llama" | "gemma":
             if not isinstance(vocabulary, dict) or not isinstance(merges, list):
                 return None
-            pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+            split = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
+            pairs = [(left, right) for left, right in split]
             if family not in ("llama", "gemma"):
                 return models.BPE(vocabulary, pairs)
             named = unknown if family == "gemma" else None

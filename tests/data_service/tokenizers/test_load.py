@@ -66,7 +66,12 @@ def test_names_of_roles_that_are_words_stay_text(files: dict[str, bytes], model:
         **(further if model == "WordPiece" else {}),
     }
     split = {"type": "WhitespaceSplit"}
-    changes = {"added_tokens": [], "normalizer": None, "pre_tokenizer": split, "post_processor": None}
+    changes: dict[str, object] = {
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": split,
+        "post_processor": None,
+    }
     ours = from_files(_definition(files, model=words, **changes))
     assert ours.kind == model.lower()
     assert ours.word_starts.all()
