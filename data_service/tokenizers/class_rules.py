@@ -3,7 +3,7 @@ looked up, as the code of version 5 has them, with a few settings of `tokenizer_
 
 bert and most others with `vocab.txt`: BERT's normalizer and words. esm: pieces are found in text, from left to right.
 albert, xlnet: text is decomposed, stripped of accents, split at white space.
-deberta-v2 (and v3): the model's own character map is not applied. barthez: likewise.
+deberta-v2 (and v3): the model's own character map is not applied. barthez, big_bird: likewise.
 camembert, mbart, xlm-roberta: fairseq's special pieces come before those of the SentencePiece model.
 """
 
@@ -15,95 +15,101 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 from data_service.tokenizers.specials import STYLES, SpecialNames, TemplateLayout
 from data_service.tokenizers.spm import SPACE
 
-SentencePieceFamily = Literal["albert", "xlnet", "deberta-v2", "xlm-roberta", "camembert", "mbart", "barthez"]
-Family = Literal["bert", "mpnet", "funnel", "esm", "roberta", "deberta"] | SentencePieceFamily
+FairseqFamily = Literal["xlm-roberta", "camembert", "mbart", "barthez"]
+SentencePieceFamily = (
+    FairseqFamily | Literal["albert", "fnet", "xlnet", "big_bird", "rembert", "deberta-v2", "t5", "llama"]
+)
+ByteFamily = Literal["roberta", "deberta", "gpt2"]
+Family = Literal["bert", "splinter", "mpnet", "funnel", "esm", "gemma"] | ByteFamily | SentencePieceFamily
 """Classes that treat text alike."""
 
 _CLASSES: Mapping[Family, str] = {
     "bert": "Bert ConvBert DistilBert Electra LayoutLM MobileBert SqueezeBert",
+    "splinter": "Splinter",
     "mpnet": "MPNet",
     "funnel": "Funnel",
     "esm": "Esm",
     "roberta": "Roberta Bart LED Longformer",
     "deberta": "Deberta",
+    "gpt2": "GPT2",
     "albert": "Albert",
+    "fnet": "FNet",
     "xlnet": "XLNet",
+    "big_bird": "BigBird",
+    "rembert": "RemBert",
     "deberta-v2": "DebertaV2",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
     "mbart": "MBart",
     "barthez": "Barthez",
+    "t5": "T5",
+    "llama": "Llama",
+    "gemma": "Gemma",
 }
 _MODEL_TYPES: Mapping[Family, str] = {
     "bert": "bert convbert distilbert electra ernie layoutlm megatron-bert mobilebert nezha nomic_bert qdqbert "
     "retribert squeezebert visual_bert",
+    "splinter": "splinter",
     "mpnet": "mpnet",
     "funnel": "funnel",
     "esm": "esm",
     "roberta": "roberta bart data2vec-text ibert led longformer roberta-prelayernorm",
     "deberta": "deberta",
+    "gpt2": "gpt2",
     "albert": "albert yoso",
+    "fnet": "fnet",
     "xlnet": "xlnet",
+    "big_bird": "big_bird",
+    "rembert": "rembert",
     "deberta-v2": "deberta-v2",
-    "xlm-roberta": "xlm-roberta xmod",
+    "xlm-roberta": "xlm-roberta xmod gte jina_embeddings_v3",
     "camembert": "camembert",
     "mbart": "mbart",
     "barthez": "barthez",
+    "t5": "t5 mt5",
+    "gemma": "gemma gemma2 gemma3 gemma3_text",
 }
 BY_CLASS = {name: family for family, names in _CLASSES.items() for name in names.split()}
 BY_TYPE = {name: family for family, names in _MODEL_TYPES.items() for name in names.split()}
 PLAIN_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 """Classes that add nothing to the files."""
+FILE_CLASSES = ("FNetTokenizer", "ConvBertTokenizer")
+FILE_TYPES = ("modernbert", "modernbert-decoder", "nystromformer", "umt5", "xlm-roberta-xl")
+"""Classes, and types of models whatever class is named, that follow a `tokenizer.json` where there is one."""
 
 _NAMES: Mapping[Family, SpecialNames] = {
-    "bert": STYLES["bert"].names,
+    **dict.fromkeys(("bert", "splinter"), STYLES["bert"].names),
     "mpnet": SpecialNames(cls="<s>", sep="</s>", pad="<pad>", mask="<mask>", unk="[UNK]"),
     "funnel": STYLES["xlnet"].names,
     "esm": SpecialNames(cls="<cls>", sep="<eos>", pad="<pad>", mask="<mask>", unk="<unk>"),
     "deberta": STYLES["deberta"].names,
-    "albert": STYLES["albert"].names,
+    **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), STYLES["albert"].names),
     "xlnet": STYLES["xlnet"].names,
     "deberta-v2": STYLES["deberta"].names,
+    # Roles that a class does not have are empty.
+    "t5": SpecialNames(cls="", sep="</s>", pad="<pad>", mask="", unk="<unk>"),
+    "llama": SpecialNames(cls="<s>", sep="</s>", pad="", mask="", unk="<unk>"),
+    "gemma": SpecialNames(cls="<bos>", sep="<eos>", pad="<pad>", mask="<mask>", unk="<unk>"),
+    "gpt2": SpecialNames(cls="", sep="", pad="", mask="", unk="<|endoftext|>"),
 }
 LAYOUTS: Mapping[Family, TemplateLayout] = {
-    **dict.fromkeys(("bert", "funnel", "esm", "deberta", "albert", "deberta-v2"), "bert"),
+    **dict.fromkeys(("bert", "splinter", "funnel", "esm", "deberta", "deberta-v2"), "bert"),
+    **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), "bert"),
     "xlnet": "xlnet",
 }
 # All others are RoBERTa's in both.
-MBART_LANGUAGES = (
-    *(
-        "ar_AR",
-        "cs_CZ",
-        "de_DE",
-        "en_XX",
-        "es_XX",
-        "et_EE",
-        "fi_FI",
-        "fr_XX",
-        "gu_IN",
-        "hi_IN",
-        "it_IT",
-        "ja_XX",
-        "kk_KZ",
-    ),
-    *(
-        "ko_KR",
-        "lt_LT",
-        "lv_LV",
-        "my_MM",
-        "ne_NP",
-        "nl_XX",
-        "ro_RO",
-        "ru_RU",
-        "si_LK",
-        "tr_TR",
-        "vi_VN",
-        "zh_CN",
-    ),
+_LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
+    "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 )
-FURTHER_ROLES: Mapping[Family, dict[str, str]] = {"funnel": {"bos": "<s>", "eos": "</s>"}}
+MBART_LANGUAGES = tuple(_LANGUAGES.split())
+T5_SENTINELS = tuple(f"<extra_id_{i}>" for i in reversed(range(100)))
+FURTHER_ROLES: Mapping[Family, dict[str, str]] = {
+    "funnel": {"bos": "<s>", "eos": "</s>"},
+    "splinter": {"question": "[QUESTION]"},
+}
 """Further roles of special tokens, which a class adds by itself."""
-FURTHER_PIECES: Mapping[Family, tuple[str, ...]] = {"mbart": MBART_LANGUAGES}
+FURTHER_PIECES: Mapping[Family, tuple[str, ...]] = {"mbart": MBART_LANGUAGES, "t5": T5_SENTINELS}
 """Further special pieces of a class."""
 
 
@@ -116,7 +122,7 @@ class TextRules(NamedTuple):
     """What is done to text before and after pieces are looked up."""
 
     normalizer: normalizers.Normalizer | None
-    pre_tokenizer: pre_tokenizers.PreTokenizer
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None
     decoder: decoders.Decoder
 
 
@@ -127,20 +133,29 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
     mapped = normalizers.Precompiled(characters) if characters else None
     spaces = pre_tokenizers.WhitespaceSplit()
     match family:
-        case "bert" | "mpnet" | "funnel":
+        case "bert" | "splinter" | "mpnet" | "funnel":
             return _bert_rules(config)
         case "esm":
             # Python's white space, by which its class splits, has four characters more than the library's.
             also = pre_tokenizers.Split(Regex("[\\x1c-\\x1f]+"), "removed")
             words = pre_tokenizers.Sequence([spaces, also])
             return TextRules(None, words, decoders.WordPiece(prefix="##", cleanup=False))
-        case "roberta" | "deberta":
+        case "roberta" | "deberta" | "gpt2":
             return TextRules(None, pre_tokenizers.ByteLevel(bool(prefixed)), decoders.ByteLevel())
         case "albert":
             folded = _decomposing(
                 mapped, lower=lower is not False, strip_accents=not config.get("keep_accents")
             )
             return _marked(folded, [spaces], scheme)
+        case "rembert":
+            kept = config.get("keep_accents", True)
+            folded = _decomposing(mapped, lower=bool(lower), strip_accents=not kept, single_spaces=True)
+            return _marked(folded, [], scheme)
+        case "big_bird":
+            return _marked(normalizers.Replace(Regex(" {2,}"), SPACE), [], scheme)
+        case "fnet":  # its class has no rules of its own for a SentencePiece model
+            spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE)]
+            return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE, " "))
         case "xlnet":  # its class strips accents whatever `keep_accents` says
             return _marked(_decomposing(mapped, lower=bool(lower), strip_accents=True), [spaces], "always")
         case "deberta-v2":
@@ -151,10 +166,22 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
             return _marked(_composing(lower=False), [], scheme)
         case "xlm-roberta" | "camembert":
             return _marked(mapped, [spaces], scheme)
-        case "mbart":
-            return _marked(None, [spaces], "always")
+        case "mbart" | "t5":
+            return _marked(mapped if family == "t5" else None, [spaces], "always")
+        case "llama":
+            first = "first" if scheme == "always" and not config.get("legacy") else scheme
+            marks = pre_tokenizers.Metaspace(SPACE, prepend_scheme=first, split=False)
+            return TextRules(None, marks, _byte_decoder(strip=scheme == "always"))
+        case "gemma":
+            split = pre_tokenizers.Split(" ", "merged_with_previous")
+            return TextRules(normalizers.Replace(" ", SPACE), split, _byte_decoder(strip=False))
         case _:
             assert_never(family)
+
+
+def _byte_decoder(*, strip: bool) -> decoders.Decoder:
+    last = [decoders.Strip(content=" ", left=1)] if strip else []
+    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
 
 
 def _bert_rules(config: Mapping[str, Any]) -> TextRules:
@@ -180,10 +207,12 @@ def _marked(
 
 
 def _decomposing(
-    mapped: normalizers.Normalizer | None, *, lower: bool, strip_accents: bool
+    mapped: normalizers.Normalizer | None, *, lower: bool, strip_accents: bool, single_spaces: bool = False
 ) -> normalizers.Normalizer:
-    """Return the normalizer of ALBERT and XLNet, which turns TeX's quotes into plain ones."""
+    """Return the normalizer of ALBERT, XLNet and RemBERT, which turns TeX's quotes into plain ones."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if single_spaces:
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if strip_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
     if lower:

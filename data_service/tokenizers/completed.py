@@ -39,7 +39,7 @@ def complete(
     Raises:
         TokenizerError: as `from_files`, or nothing says what begins and ends a text.
     """
-    text, configured = definition_of(files, where), configured_roles(files, where)
+    text, configured = definition_of(files, where, rules), configured_roles(files, where)
     with library_errors(where):
         codec = tokenizers.Tokenizer.from_str(text)
     vocabulary = codec.get_vocab(with_added_tokens=True)

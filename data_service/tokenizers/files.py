@@ -20,7 +20,13 @@ CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 MODEL_CONFIG = "config.json"
-MODEL_FILES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
+MODEL_FILES = (
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+)
 """Names that the model families give to their SentencePiece model."""
 TOKENIZER_FILES = (
     *(DEFINITION, CONFIG, SPECIAL_TOKENS, ADDED_TOKENS),

@@ -3,8 +3,9 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
-import numpy as np
+import tokenizers
 
 from data_service.errors import TokenizerError
 from data_service.store.base import Store
@@ -20,6 +21,7 @@ from data_service.tokenizers.files import (
     TOKENIZER_FILES,
     TokenizerRules,
     json_file,
+    library_errors,
     text_file,
 )
 from data_service.tokenizers.published import class_definition, default_roles, read_published
@@ -45,6 +47,7 @@ PROBES = (
     "ab" * 60,
 )
 """Texts in which classes and files have been seen to differ."""
+_PROBED_PIECES = 256
 _PICKLE = (
     b"\x80"  # first byte of every pickle since protocol 2, but of no UTF-8 text and no SentencePiece model
 )
@@ -103,8 +106,8 @@ def from_files(
             file, as in transformers 4; the class, as in transformers 5; or neither, they must agree.
 
     Raises:
-        TokenizerError: files are missing, damaged or pickled, or are not those of a tokenizer; or `tokenizer.json` and
-            the named class do not agree.
+        TokenizerError: files are missing, damaged or pickled, or are not those of a tokenizer; `tokenizer.json` and
+            the named class do not agree; or the class's rules are asked for or needed, and are not known.
     """
     for name, content in files.items():
         if content.startswith(_PICKLE):
@@ -114,34 +117,7 @@ def from_files(
             )
     kept = {name: files[name] for name in MODEL_FILES if name in files}
     roles = default_roles(files, where) | configured_roles(files, where)
-
-    def read(definition: str) -> Tokenizer:
-        return Tokenizer(definition, roles, model_files=kept, where=where)
-
-    by_file = read(definition_of(files, where))
-    other = class_definition(files, where) if rules != "file" and DEFINITION in files else None
-    if other is None:
-        return by_file
-    named, definition = other
-    by_class = read(definition)
-    if rules == "class":
-        return by_class
-    _refuse_disagreement(by_file, by_class, named, where)
-    return by_file
-
-
-def _refuse_disagreement(by_file: Tokenizer, by_class: Tokenizer, named: str, where: str) -> None:
-    read = zip(PROBES, by_file.encode_batch(PROBES), by_class.encode_batch(PROBES), strict=True)
-    for text, ids, others in read:
-        if np.array_equal(ids, others):
-            continue
-        first, second = ([by_file.piece(int(i)) for i in found] for found in (ids, others))
-        raise TokenizerError(
-            f"{where}: {DEFINITION} and {named}, the class that the folder names, treat text in different ways: "
-            f"{text!r} is {first} by the file, {second} by the class",
-            remedy="--tokenizer-rules file follows the file, as transformers 4 did; --tokenizer-rules class the class, "
-            "as transformers 5 does: take the one by which the model was trained",
-        )
+    return Tokenizer(definition_of(files, where, rules), roles, model_files=kept, where=where)
 
 
 def configured_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
@@ -150,10 +126,15 @@ def configured_roles(files: Mapping[str, bytes], where: str) -> dict[str, object
     return json_file(files, SPECIAL_TOKENS, where) | {k: v for k, v in config.items() if v is not None}
 
 
-def definition_of(files: Mapping[str, bytes], where: str) -> str:
-    """Return the text of a `tokenizer.json`. Raises TokenizerError: there is no tokenizer."""
+def definition_of(files: Mapping[str, bytes], where: str, rules: TokenizerRules = "file") -> str:
+    """Return the text of a `tokenizer.json`. `rules`, and what is raised: as for `from_files`."""
     if DEFINITION in files:
-        return text_file(files, DEFINITION, where)
+        text = text_file(files, DEFINITION, where)
+        made = None if rules == "file" else class_definition(files, where, known=rules == "class")
+        if made is None or rules == "class":
+            return text if made is None else made[1]
+        _refuse_disagreement(text, made[1], made[0], where)
+        return text
     published = read_published(files, where)
     if published is None:
         raise TokenizerError(
@@ -161,6 +142,31 @@ def definition_of(files: Mapping[str, bytes], where: str) -> str:
             remedy="check the path, or train a tokenizer with `maskfleet tokenizer train`",
         )
     return published.to_str()
+
+
+def _refuse_disagreement(by_file: str, by_class: str, named: str, where: str) -> None:
+    """Check that two definitions make the same tokens of `PROBES`, of pieces of the vocabulary, and of two together.
+
+    Raises:
+        TokenizerError: they do not.
+    """
+    with library_errors(where):
+        codecs = [tokenizers.Tokenizer.from_str(definition) for definition in (by_file, by_class)]
+        pieces = sorted(codecs[0].get_vocab(with_added_tokens=False))
+        pieces = pieces[:: max(1, len(pieces) // _PROBED_PIECES)]
+        texts = [*PROBES, *pieces, *map("".join, pairwise(pieces))]
+        for codec in codecs:
+            codec.no_truncation()
+            codec.no_padding()
+        first, second = (codec.encode_batch(texts, add_special_tokens=False) for codec in codecs)
+    for text, ours, theirs in zip(texts, first, second, strict=True):
+        if ours.ids != theirs.ids:
+            raise TokenizerError(
+                f"{where}: {DEFINITION} and {named}, the class that the folder names, treat text in different ways: "
+                f"{text!r} is {ours.tokens} by the file, {theirs.tokens} by the class",
+                remedy="--tokenizer-rules file follows the file, as transformers 4 did; --tokenizer-rules class the "
+                "class, as transformers 5 does: take the one by which the model was trained",
+            )
 
 
 def _get(store: Store, name: str) -> bytes | None:

@@ -21,11 +21,14 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.class_rules import (
     BY_CLASS,
     BY_TYPE,
+    FILE_CLASSES,
+    FILE_TYPES,
     FURTHER_PIECES,
     FURTHER_ROLES,
     LAYOUTS,
     MBART_LANGUAGES,
     PLAIN_CLASSES,
+    T5_SENTINELS,
     Family,
     names_of,
     text_rules,
@@ -39,22 +42,17 @@ from data_service.tokenizers.files import (
     SPECIAL_TOKENS,
     Definition,
     json_file,
+    library_errors,
     parse_definition,
     text_file,
 )
 from data_service.tokenizers.specials import row_template, token_name
 from data_service.tokenizers.spm import convert_model, marked_pieces, parse_model, piece_model
 
-_ROLES = (
-    "bos",
-    "eos",
-    "unk",
-    "sep",
-    "pad",
-    "cls",
-    "mask",
-)  # in which order missing special tokens get their ids
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")  # in which order missing ones get ids
 _FAIRSEQ: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
+# Ids that the classes give to text without a piece, whatever the vocabulary says.
+_UNKNOWN_IDS: Mapping[Family, int] = {"albert": 1, "rembert": 2, "t5": 2, **dict.fromkeys(_FAIRSEQ, 3)}
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,21 @@ class _Folder:
         return json_file(self.files, CONFIG, self.where)
 
     @cached_property
+    def model_config(self) -> dict[str, Any]:
+        return json_file(self.files, MODEL_CONFIG, self.where)
+
+    @property
+    def model_type(self) -> object:
+        return self.model_config.get("model_type")
+
+    @cached_property
     def named(self) -> str:
         """The class that the tokenizer's or the model's configuration names; else the model's type; else nothing.
 
         `transformers` decides in the same way.
         """
-        model = json_file(self.files, MODEL_CONFIG, self.where)
-        names = (settings.get("tokenizer_class") for settings in (self.config, model))
-        return str(next(filter(None, names), model.get("model_type")) or "")
+        names = (settings.get("tokenizer_class") for settings in (self.config, self.model_config))
+        return str(next(filter(None, names), self.model_type) or "")
 
     @cached_property
     def declared(self) -> Family | None:
@@ -131,7 +136,12 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
     found = folder.declared or ("deberta-v2" if name == "spm.model" else None)
     if found is None:
         return convert_model(proto, mask=None)
-    codec = _codec(_spm_pieces(proto, found), folder, found, proto.normalizer_spec.precompiled_charsmap)
+    codec = _codec(
+        _spm_pieces(proto, found, _unknown(folder, found)),
+        folder,
+        found,
+        proto.normalizer_spec.precompiled_charsmap,
+    )
     return _with_special_tokens(codec, folder, found, [] if found in _FAIRSEQ else marked_pieces(proto))
 
 
@@ -140,36 +150,78 @@ def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     takes where the folder names none. Raises TokenizerError: a file is damaged."""
     family = None if DEFINITION in files else _Folder(files, where).declared
     return (
-        {} if family is None else {f"{role}_token": name for role, name in names_of(family).by_role().items()}
+        {}
+        if family is None
+        else {f"{role}_token": name for role, name in names_of(family).by_role().items() if name}
     )
 
 
-def class_definition(files: Mapping[str, bytes], where: str) -> tuple[str, str] | None:
+def class_definition(
+    files: Mapping[str, bytes], where: str, *, known: bool = False
+) -> tuple[str, str] | None:
     """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class makes it anew
     from the vocabulary of that file, in `transformers` 5; None if no class is named that does so.
 
-    Raises TokenizerError: a file is damaged.
+    Raises:
+        TokenizerError: a file is damaged; or the named class must be `known`, and is not.
     """
     folder = _Folder(files, where)
-    family = folder.declared
-    definition = parse_definition(folder.text(DEFINITION), where)
-    if family is None or family == "esm":  # whose class has no such file
+    family, text = folder.declared, folder.text(DEFINITION)
+    definition = parse_definition(text, where)
+    if known and family is None and folder.named.removesuffix("Fast") not in PLAIN_CLASSES:
+        raise TokenizerError(
+            f"{where}: the rules of {folder.named or 'no class, since none is named,'} are unknown here",
+            remedy=f"follow {DEFINITION}: --tokenizer-rules file",
+        )
+    follows = folder.named.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_TYPES
+    # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
+    if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
         return None
-    model: Definition = definition["model"]
-    rules = text_rules(family, folder.config, _character_map(definition))
-    plain = tokenizers.Tokenizer(models.BPE())
-    plain.pre_tokenizer = rules.pre_tokenizer
-    if rules.normalizer is not None:
-        plain.normalizer = rules.normalizer
-    made = json.loads(plain.to_str())
-    constants: dict[str, Definition] = {
-        "WordPiece": {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
-        "BPE": {"ignore_merges": False},
-        "Unigram": {"byte_fallback": False},
-    }
-    changed: Definition = {name: made[name] for name in ("normalizer", "pre_tokenizer")}
-    changed["model"] = model | constants.get(str(model.get("type")), {})
+    with library_errors(where):
+        model = _class_model(family, definition["model"], _unknown(folder, family))
+        if model is None:
+            return None
+        made = json.loads(_codec(model, folder, family, _character_map(definition)).to_str())
+    changed = {part: made[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder")}
     return folder.named, json.dumps(definition | changed)
+
+
+def _class_model(family: Family, model: Definition, unknown: str) -> models.Model | None:
+    """Return the vocabulary of a definition as a class makes it anew; None if the class has another kind."""
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    match family:
+        case "bert" | "splinter" | "mpnet" | "funnel":
+            if isinstance(vocabulary, list):
+                vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
+            return models.WordPiece(vocabulary or {}, unk_token=unknown)
+        case "roberta" | "deberta" | "gpt2" | "llama" | "gemma":
+            if not isinstance(vocabulary, dict) or not isinstance(merges, list):
+                return None
+            split = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
+            pairs = [(left, right) for left, right in split]
+            if family not in ("llama", "gemma"):
+                return models.BPE(vocabulary, pairs)
+            named = unknown if family == "gemma" else None
+            return models.BPE(vocabulary, pairs, unk_token=named, fuse_unk=True, byte_fallback=True)
+        case _:
+            if not isinstance(vocabulary, list):
+                return None
+            scored = [(piece, float(score)) for piece, score in vocabulary]
+            return _unigram(family, scored, unknown, int(family == "deberta-v2"))
+
+
+def _unigram(
+    family: Family, scored: list[tuple[str, float]], unknown: str, unknown_id: int
+) -> models.Unigram:
+    """Return the model of scored pieces. `unknown_id`: the id of text without a piece if the class does not say it."""
+    if family in ("big_bird", "deberta-v2"):
+        other = 100 if family == "big_bird" else unknown_id
+        unknown_id = scored.index((unknown, 0.0)) if (unknown, 0.0) in scored else other
+    return models.Unigram(scored, unk_id=_UNKNOWN_IDS.get(family, unknown_id), byte_fallback=False)
+
+
+def _unknown(folder: _Folder, family: Family) -> str:
+    return token_name(folder.config.get("unk_token")) or names_of(family).unk
 
 
 def _character_map(definition: Definition) -> bytes:
@@ -185,10 +237,12 @@ def _codec(
     model: models.Model, folder: _Folder, family: Family, characters: bytes = b""
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a model by the rules of a family. `characters`: SentencePiece's character map."""
-    codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.config, characters)
+    codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.settings, characters)
     if rules.normalizer is not None:
         codec.normalizer = rules.normalizer
-    codec.pre_tokenizer, codec.decoder = rules.pre_tokenizer, rules.decoder
+    if rules.pre_tokenizer is not None:
+        codec.pre_tokenizer = rules.pre_tokenizer
+    codec.decoder = rules.decoder
     return codec
 
 
@@ -196,7 +250,7 @@ def _word_pieces(folder: _Folder, family: Family) -> models.Model:
     # The library's own reader drops white space at the end of a line, a carriage return too.
     lines = folder.text("vocab.txt").removesuffix("\n").split("\n")
     ids = {line.rstrip(): i for i, line in enumerate(lines)}
-    unknown = token_name(folder.config.get("unk_token")) or names_of(family).unk
+    unknown = _unknown(folder, family)
     if unknown not in ids:
         raise TokenizerError(
             f"{folder.where}: vocab.txt has no {unknown}",
@@ -222,13 +276,15 @@ def _byte_pieces(folder: _Folder) -> tuple[models.Model, bool]:
     return models.BPE(vocabulary, pairs), "[CLS]" in vocabulary
 
 
-def _spm_pieces(proto: ModelProto, family: Family) -> models.Model:
+def _spm_pieces(proto: ModelProto, family: Family, unknown: str) -> models.Model:
     """Return the model of pieces; with fairseq's special pieces first where the class puts them there."""
+    if family == "llama" or proto.trainer_spec.model_type != 1:
+        return piece_model(proto, byte_fallback=family == "llama")
     scored = [(piece.piece, float(piece.score)) for piece in proto.pieces]
     special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     match family:
         case "xlm-roberta":
-            scored = [*special, *scored[3:]]
+            scored = [*special, *scored[3:], ("<mask>", 0.0)]
         case "camembert":
             unused = [
                 ("<s>NOTUSED", 0.0),
@@ -237,16 +293,14 @@ def _spm_pieces(proto: ModelProto, family: Family) -> models.Model:
                 special[3],
                 ("<unk>NOTUSED", -100.0),
             ]
-            scored = [*unused, *scored[1:]]
+            scored = [*unused, *scored[1:], ("<mask>", 0.0)]
         case "mbart":
-            scored = [*special, *scored[3:], *((code, 0.0) for code in MBART_LANGUAGES)]
-        case "barthez":
-            pass
+            scored = [*special, *scored[3:], *((code, 0.0) for code in (*MBART_LANGUAGES, "<mask>"))]
+        case "t5":
+            scored += [(sentinel, 0.0) for sentinel in T5_SENTINELS]
         case _:
-            return piece_model(proto, byte_fallback=False)
-    if family != "barthez":
-        scored.append(("<mask>", 0.0))
-    return models.Unigram(scored, unk_id=3, byte_fallback=False)
+            pass
+    return _unigram(family, scored, unknown, proto.trainer_spec.unk_id)
 
 
 def _with_special_tokens(

@@ -223,8 +223,8 @@ class Tokenizer:
             for token in self._definition.get("added_tokens") or []
         ]
         model = self._definition["model"]
-        if self.kind in ("unigram", "wordlevel"):
-            # Both match any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added tokens are
+        if self.kind in ("unigram", "wordlevel", "wordpiece"):
+            # These match any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added tokens are
             # renamed, not left out, since those behind the vocabulary are numbered in order.
             names = {self.pieces[i]: _unspeakable(i) for i in protected if i is not None}
             vocab = model["vocab"]

@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
+from data_service.tokenizers.completed import load_completed
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.specials import END_OF_DOCUMENT
 from tests.support.data.all_sorts import documents_of_all_sorts
@@ -21,8 +22,8 @@ from tests.support.data.tokenizer_folders import FOLDERS
 
 UNKNOWN = (
     "BertJapaneseTokenizer",
-    "T5Tokenizer",
-    "BigBirdTokenizer",
+    "PegasusTokenizer",
+    "RoFormerTokenizer",
     "CanineTokenizer",
     "MyOwnTokenizerFast",
 )
@@ -47,6 +48,39 @@ def test_ids_are_those_of_the_class(made: Callable[[str], Path], name: str) -> N
             text = text[:at] + random.choice(["", " "]) + random.choice(further) + text[at:]
         if not any(piece in text for piece in names):
             assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
+
+
+# First and last code points of what random texts are made of: controls and ASCII, Latin, combining marks, Greek to
+# Arabic, Indic and Thai, jamo, spaces and joiners, signs, kana, Han, Hangul, forms of width, emoji, private use.
+_BLOCKS = (
+    *((0x00, 0x7F), (0x80, 0x24F), (0x300, 0x36F), (0x370, 0x6FF), (0x900, 0xE7F), (0x1100, 0x11FF)),
+    *(
+        (0x2000, 0x206F),
+        (0x2100, 0x27BF),
+        (0x3000, 0x30FF),
+        (0x4E00, 0x4E80),
+        (0xAC00, 0xAC80),
+        (0xFB00, 0xFFEF),
+    ),
+    *((0x1F300, 0x1F6FF), (0xE000, 0xE010), (0x20, 0x20), (0x09, 0x0D), (0x61, 0x7A)),
+)
+
+
+def _random_text(random: Random) -> str:
+    blocks = random.choices(_BLOCKS, k=4)
+    characters = (chr(random.randint(*random.choice(blocks))) for _ in range(random.randint(0, 60)))
+    return "".join(characters)
+
+
+@pytest.mark.drawn(6)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_of_random_text_are_those_of_the_class(made: Callable[[str], Path], name: str) -> None:
+    folder, random = made(name), Random(name)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(str(folder), "agreeing")
+    texts = [_random_text(random) for _ in range(400)]
+    expected = theirs(texts, add_special_tokens=False).input_ids
+    for text, ids, wanted in zip(texts, ours.encode_batch(texts), expected, strict=True):
+        assert ids.tolist() == wanted, repr(text)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -87,8 +121,24 @@ def _no_lowercase(definition: dict[str, dict[str, object]]) -> None:
     definition["normalizer"] = definition["normalizer"] | {"lowercase": False}
 
 
+def _no_lowercase_at_all(definition: dict[str, dict[str, object]]) -> None:
+    definition["normalizer"] = {"type": "NFC"}
+
+
 def _other_words(definition: dict[str, dict[str, object]]) -> None:
     definition["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+
+
+def _another_unknown(definition: dict[str, dict[str, object]]) -> None:
+    definition["model"]["unk_id"] = 0
+
+
+def _one_piece_changed(definition: dict[str, dict[str, object]]) -> None:
+    """No text differs but one with the rarest piece: found since pieces of the vocabulary are compared, too."""
+    vocabulary = definition["model"]["vocab"]
+    assert isinstance(vocabulary, dict)
+    last = sorted(vocabulary)[0]
+    definition["normalizer"] = {"type": "Replace", "pattern": {"String": last}, "content": "the"}
 
 
 def _no_prefix(definition: dict[str, dict[str, object]]) -> None:
@@ -103,6 +153,13 @@ def _no_prefix(definition: dict[str, dict[str, object]]) -> None:
         ("saved-roberta", _no_prefix),
         ("saved-xlm-roberta", _other_words),
         ("saved-deberta-v3", _other_words),
+        ("saved-t5", _other_words),
+        ("saved-barthez", _other_words),
+        ("saved-rembert", _other_words),
+        ("saved-big-bird", _other_words),
+        ("saved-mbart", _another_unknown),
+        ("saved-llama-2", _other_words),
+        ("saved-splinter", _no_lowercase_at_all),
     ],
 )
 def test_a_file_and_a_class_that_disagree_are_a_question(
@@ -133,3 +190,94 @@ def test_a_file_and_a_class_that_disagree_are_a_question(
         assert by_file.encode(text).tolist() == plain(text, add_special_tokens=False).input_ids
         differing += not np.array_equal(by_class.encode(text), by_file.encode(text))
     assert differing > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "model_type"),
+    [
+        ("saved-fnet", {}, "fnet"),
+        ("saved-convbert", {}, "convbert"),
+        ("modernbert", {"tokenizer_class": "BertTokenizer"}, "modernbert"),
+        ("llama-3", {"tokenizer_class": "LlamaTokenizer"}, "llama"),
+    ],
+)
+def test_classes_that_follow_the_file_raise_no_question(
+    made: Callable[[str], Path], tmp_path: Path, name: str, settings: dict[str, str], model_type: str
+) -> None:
+    """Of `transformers` 5, which other classes obey as they are named. A changed file shows what is followed."""
+    folder = tmp_path / "folder"
+    shutil.copytree(made(name), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    definition["normalizer"] = {"type": "Replace", "pattern": {"String": "e"}, "content": "a"}
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for rules in ("agreeing", "class", "file"):
+        ours = load_tokenizer(str(folder), rules)
+        for text in documents_of_all_sorts(20, seed=9):
+            if not any(piece in text for piece in ours.names.by_role().values()):
+                assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
+
+
+def test_a_class_with_another_kind_of_vocabulary_is_a_question(
+    made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """`BertTokenizer` makes WordPiece of a list of words, and splits otherwise."""
+    folder = tmp_path / "folder"
+    shutil.copytree(made("smiles"), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "BertTokenizer"}))
+    with pytest.raises(TokenizerError, match="BertTokenizer"):
+        load_tokenizer(str(folder), "agreeing")
+    by_class, theirs = load_tokenizer(str(folder), "class"), AutoTokenizer.from_pretrained(folder)
+    assert (by_class.kind, load_tokenizer(str(folder), "file").kind) == ("wordpiece", "wordlevel")
+    for text in ("c1ccccc1 [nH] Cl", "C(=O)N", "x"):
+        assert by_class.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
+
+
+def test_what_only_the_vocabulary_shows_is_found(made: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(made("saved-roberta"), folder)
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    _one_piece_changed(definition)
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(TokenizerError, match="RobertaTokenizer"):
+        load_tokenizer(str(folder), "agreeing")
+
+
+@pytest.mark.parametrize("named", [None, "MyOwnTokenizer"])
+def test_the_rules_of_no_known_class_cannot_be_followed(
+    made: Callable[[str], Path], tmp_path: Path, named: str | None
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(made("saved-roberta"), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": named}))
+    with pytest.raises(TokenizerError, match=named or "none is named"):
+        load_tokenizer(str(folder), "class")
+    assert load_tokenizer(str(folder), "agreeing").hash == load_tokenizer(str(folder), "file").hash
+
+
+def test_a_completed_decoder_follows_the_rules_that_are_asked_for(
+    made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(made("saved-llama-2"), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for role in ("mask_token", "pad_token"):
+        config.pop(role)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    definition["added_tokens"] = [
+        t for t in definition["added_tokens"] if t["content"] not in ("<mask>", "<pad>")
+    ]
+    definition["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(TokenizerError, match="--tokenizer-rules"):
+        load_completed(str(folder), "agreeing")
+    by_class, theirs = load_completed(str(folder), "class"), AutoTokenizer.from_pretrained(folder)
+    text = "Every rank  reads\tits rows."
+    assert by_class.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
+    assert load_completed(str(folder), "file").encode(text).tolist() != by_class.encode(text).tolist()

@@ -53,22 +53,30 @@ def test_a_truncated_definition_is_an_error(files: dict[str, bytes]) -> None:
         from_files({"tokenizer.json": files["tokenizer.json"][:-100]})
 
 
-def test_a_list_of_words_is_read_and_names_of_roles_in_text_are_unknown_words(
-    files: dict[str, bytes],
-) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "C", "O", "N"]
-    model = {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "[UNK]"}
-    plain = dict.fromkeys(("normalizer", "post_processor", "decoder"))
-    added = [
-        {"id": i, "content": word, "special": True, "normalized": False}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-        for i, word in enumerate(words[:5])
-    ]
+@pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
+def test_names_of_roles_that_are_words_stay_text(files: dict[str, bytes], model: str) -> None:
+    """Words between spaces are looked up whole, a role's name too."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {piece: i for i, piece in enumerate([*names, "C", "N", "[DATE]"])}
+    further = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    words = {
+        "type": model,
+        "vocab": vocabulary,
+        "unk_token": "[UNK]",
+        **(further if model == "WordPiece" else {}),
+    }
     split = {"type": "WhitespaceSplit"}
-    tokenizer = from_files(_definition(files, model=model, added_tokens=added, pre_tokenizer=split, **plain))
-    assert tokenizer.kind == "wordlevel"
-    assert tokenizer.encode("C O [CLS] N [MASK]").tolist() == [5, 6, 1, 7, 1]
-    assert tokenizer.word_starts.all()
+    changes: dict[str, object] = {
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": split,
+        "post_processor": None,
+    }
+    ours = from_files(_definition(files, model=words, **changes))
+    assert ours.kind == model.lower()
+    assert ours.word_starts.all()
+    assert ours.encode("C [CLS] [DATE] N [MASK] [PAD] Br [SEP]").tolist() == [5, 1, 7, 6, 1, 1, 1, 1]
+    assert from_files(ours.save_files()).hash == ours.hash
 
 
 def test_a_role_outside_the_vocabulary(files: dict[str, bytes]) -> None:

@@ -45,17 +45,12 @@ _WORDPIECE: Mapping[str, tuple[str, Settings]] = {
     "nomic": ("BertTokenizer", _BERT | {"do_lower_case": True, "model_max_length": 8192}),
     "german": ("BertTokenizer", _BERT | {"do_lower_case": True, "strip_accents": False}),
     "dnabert": ("BertTokenizer", _BERT | {"do_lower_case": False}),
+    "splinter": ("SplinterTokenizer", _BERT | {"do_lower_case": False}),
     "funnel": ("FunnelTokenizer", _FUNNEL),
     "mpnet": ("MPNetTokenizer", _ROBERTA | {"unk_token": "[UNK]", "do_lower_case": True}),
     "esm": ("EsmTokenizer", {role: name for role, name in _ESM.items() if role != "sep_token"}),
 }
 _BYTE_BPE = {"longformer": "LongformerTokenizer", "bart": "BartTokenizer", "led": "LEDTokenizer"}
-_FAIRSEQ = {
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer",
-    "mbart": "MBartTokenizer",
-    "barthez": "BarthezTokenizer",
-}
 
 
 @cache
@@ -107,29 +102,73 @@ def _byte_bpe(name: str, folder: Path) -> Path:
 
 
 @cache
-def _spm(*, pad_first: bool) -> bytes:
-    """With BARThez's special pieces, which are fairseq's, or SentencePiece's own."""
-    ids: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3} if pad_first else {}
+def _spm(**settings: Any) -> bytes:
+    """A SentencePiece model. By default its special pieces are those of SentencePiece and fairseq."""
     model = io.BytesIO()
     lines = [line for text in _texts() for line in text.splitlines() if line.strip()]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=model,
         vocab_size=_SIZE,
-        **ids,
         character_coverage=0.995,
         num_threads=1,
         minloglevel=2,
+        **settings,
     )
     return model.getvalue()
 
 
-def _fairseq(name: str, folder: Path) -> Path:
-    config = {"tokenizer_class": _FAIRSEQ[name], **_ROBERTA}
-    return _write(
-        folder / name,
-        {"sentencepiece.bpe.model": _spm(pad_first=name == "barthez"), "tokenizer_config.json": config},
-    )
+_ENDS_FIRST = {"pad_id": 0, "eos_id": 1}
+_BRACKETS = "[CLS],[SEP],[MASK]"
+_LLAMA_ROLES = _roles("<s>", "</s>", "<pad>", "<unk>", "<mask>")
+_T5_ROLES = _roles("</s>", "</s>", "<pad>", "<unk>", "<extra_id_0>")
+
+# Classes with a SentencePiece model: its file, SentencePiece's settings, and those of the class.
+_SENTENCEPIECE: Mapping[str, tuple[str, str, Settings, Settings]] = {
+    "xlm-roberta": ("XLMRobertaTokenizer", "sentencepiece.bpe.model", {}, _ROBERTA),
+    "camembert": ("CamembertTokenizer", "sentencepiece.bpe.model", {}, _ROBERTA),
+    "mbart": ("MBartTokenizer", "sentencepiece.bpe.model", {}, _ROBERTA),
+    "barthez": (
+        "BarthezTokenizer",
+        "sentencepiece.bpe.model",
+        {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},
+        _ROBERTA,
+    ),
+    "big-bird": (
+        "BigBirdTokenizer",
+        "spiece.model",
+        _ENDS_FIRST | {"bos_id": 2, "unk_id": 3, "control_symbols": _BRACKETS},
+        {},
+    ),
+    "rembert": (
+        "RemBertTokenizer",
+        "sentencepiece.model",
+        _ENDS_FIRST | {"unk_id": 2, "bos_id": -1, "control_symbols": _BRACKETS},
+        {"keep_accents": False},
+    ),
+    "fnet": (
+        "FNetTokenizer",
+        "spiece.model",
+        {"pad_id": 3, "control_symbols": _BRACKETS},
+        {"do_lower_case": False, "keep_accents": True},
+    ),
+    "t5": ("T5Tokenizer", "spiece.model", _ENDS_FIRST | {"unk_id": 2, "bos_id": -1}, _T5_ROLES),
+    "llama-2": (
+        "LlamaTokenizer",
+        "tokenizer.model",
+        {
+            **{"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"},
+            **{"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, "split_digits": True},
+        },
+        _LLAMA_ROLES,
+    ),
+}
+
+
+def _sentencepiece(name: str, folder: Path) -> Path:
+    named, file, trained, settings = _SENTENCEPIECE[name]
+    config = {"tokenizer_class": named, **settings}
+    return _write(folder / name, {file: _spm(**trained), "tokenizer_config.json": config})
 
 
 def _saved(make: Callable[[Path], Path], folder: Path) -> Path:
@@ -209,28 +248,27 @@ def _word_level(folder: Path) -> Path:
     return _generic(codec, trainer, folder / "smiles", _BERT)
 
 
+def _proteins(folder: Path) -> Path:
+    names = [*map(str, _BERT.values()), *"LAGVSERTIDPKQNFYMHWC"]
+    codec = tokenizers.Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="[UNK]"))
+    codec.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=codec, **_BERT).save_pretrained(folder / "proteins")
+    return folder / "proteins"
+
+
 FOLDERS: dict[str, Callable[[Path], Path]] = {
     **{family: partial(_published, family) for family in FAMILIES},
     **{name: partial(_wordpiece, name) for name in _WORDPIECE},
     **{name: partial(_byte_bpe, name) for name in _BYTE_BPE},
-    **{name: partial(_fairseq, name) for name in _FAIRSEQ},
+    **{name: partial(_sentencepiece, name) for name in _SENTENCEPIECE},
     "llama-3": _llama3,
     "modernbert": _modernbert,
     "gemma": _gemma,
     "smiles": _word_level,
+    "proteins": _proteins,
 }
 _SAVED = (
-    *(
-        "bert-uncased",
-        "funnel",
-        "mpnet",
-        "roberta",
-        "deberta",
-        "albert",
-        "xlnet",
-        "deberta-v3",
-        "xlm-roberta",
-    ),
-    *("camembert", "mbart", "barthez"),
+    *("bert-uncased", "electra", "convbert", "splinter", "funnel", "mpnet", "roberta", "deberta", "albert"),
+    *("xlnet", "deberta-v3", *_SENTENCEPIECE),
 )
 FOLDERS |= {f"saved-{name}": partial(_saved, FOLDERS[name]) for name in _SAVED}
