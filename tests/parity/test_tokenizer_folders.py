@@ -255,7 +255,7 @@ def test_the_rules_of_no_known_class_cannot_be_followed(
     shutil.copytree(made("saved-roberta"), folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": named}))
-    with pytest.raises(TokenizerError, match=named or "none is named"):
+    with pytest.raises(TokenizerError, match=named or r"\bclass\b"):
         load_tokenizer(str(folder), "class")
     assert load_tokenizer(str(folder), "agreeing").hash == load_tokenizer(str(folder), "file").hash
 
