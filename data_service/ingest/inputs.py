@@ -19,9 +19,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.files import CONFIG, DEFINITION, MODEL_FILES, SPECIAL_TOKENS, TOKENIZER_FILES
 
 UNKNOWN_KIND = "a file of unknown kind"
-_TOKENIZER = "a tokenizer's file"
-_CORPUS = "a corpus"
-_DESCRIPTION = "describes a data set"
+_TOKENIZER, _CORPUS, _DESCRIPTION = "a tokenizer's file", "a corpus", "describes a data set"
 _OTHER_XML = "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
 _DUMP_INDEX = "the index of a dump"
 _DUMP, _INDEX = re.compile(r"-pages-(articles|meta)"), re.compile(r"-multistream-index\d*\.txt\b")
@@ -35,10 +33,9 @@ _TOKENIZER_MARKS = (
     {"vocab.txt", "bert_config.json"},
 )
 # Files of SentencePiece are of unknown kind anyway.
-_TOKENIZER_FILES = {
-    *TOKENIZER_FILES,
-    *("config.json", "bert_config.json", "generation_config.json"),
-}.difference(MODEL_FILES)
+_TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
+    *MODEL_FILES
+}
 _RECEIPTS = re.compile(rf"(.*/|){BUILD}[0-9a-f]{{16}}/receipts/")  # of a corpus that is not complete
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
 PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f"{BUILD}preparation.json"
@@ -46,10 +43,10 @@ PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f
 _HALF_PREPARED = "documents whose preparation is not complete"
 _NOT_KEPT = "dropped documents or statistics of a preparation"
 _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
-_CACHE = "what `map` or `filter` of `datasets` made of the data beside it"
-_HIDDEN = "hidden: name it itself to read it"
-HIDDEN = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
-"""A path's beginning that hides it by Unix's custom, or where macOS keeps what is no content."""
+_CACHE, _HIDDEN = "made by `map` or `filter` of the data beside it", "hidden: name it itself to read it"
+HIDDEN = re.compile(
+    r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)"
+)  # the beginning of a path that hides it
 
 
 @dataclass(frozen=True)
@@ -64,10 +61,9 @@ class LeftOut:
 
 
 def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, LeftOut]:
-    """Return the keys that are not text despite their names, with reasons. A corpus is left out as a whole, and so is a
-    hidden folder unless the user wants it.
+    """Return the keys that are not text despite their names, with reasons; of corpora and hidden folders one for all.
 
-    `sizes`: bytes of each object, by key.
+    `sizes`: bytes of each object, by key. `with_hidden`: whether what is hidden is read.
 
     Raises:
         InputError: a saved data set cannot be read as it is.
@@ -146,8 +142,8 @@ def _half_prepared(names: dict[str, set[str]]) -> set[str]:
 
 
 def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files beside the data in a folder that Hugging Face's `save_to_disk` wrote, or in which
-    `load_dataset` keeps a data set: caches of `map` and `filter`. Only the former has a state.json."""
+    """Yield (name, reason) of files beside the data in a folder of `save_to_disk`, which has a state.json, or
+    `load_dataset`: caches of `map` and `filter`."""
     arrow = {name for name in found if name.endswith(".arrow")}
     if not arrow:
         return
@@ -332,8 +328,8 @@ def _expand(pattern: str) -> Iterator[_Found]:
     store = open_store(base if base or not glob else "/" if pattern.startswith("/") else ".")
     wildcard = _WILDCARD.search(glob)
     entries = list(store.list(glob[: wildcard.start()] if wildcard else ""))
-    sizes = {entry.key: entry.size for entry in entries}
-    left_out = not_text(store, sizes, with_hidden=bool(HIDDEN.match(glob)))
+    hidden = bool(HIDDEN.match(glob))
+    left_out = not_text(store, {entry.key: entry.size for entry in entries}, with_hidden=hidden)
     matches = _matcher(glob, pattern) if glob else None
     for entry in entries:
         if matches is None or matches.fullmatch(entry.key):

@@ -58,8 +58,8 @@ def read_masks(text: str, tokenizer: Tokenizer, longest: int) -> MaskedText:
     special = tokenizer.special
     ids, masked, end = [special.cls], list[int](), 0
     for found in _MASKS.finditer(text):
-        # The space before a mask belongs to the masked word.
-        ids += [int(token) for token in tokenizer.encode(text[end : found.start()].rstrip(" "))]
+        # The space before a mask belongs to the masked word; more of it, as before an indented one, is text.
+        ids += [int(token) for token in tokenizer.encode(text[end : found.start()].removesuffix(" "))]
         count = int(found[1] or 1)
         masked += range(len(ids), len(ids) + count)
         ids += [special.mask] * count
