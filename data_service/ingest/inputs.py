@@ -1,7 +1,6 @@
 """Expands the inputs that the user named (files, folders, globs; local or in object stores) to a list of files.
 
-Files that are not text are left out: those of a tokenizer, a corpus or a saved data set. Each is listed with the
-reason.
+Files that are not text, as those of a tokenizer or a corpus, are left out, and listed with the reason.
 """
 
 import json
@@ -142,8 +141,7 @@ def _half_prepared(names: dict[str, set[str]]) -> set[str]:
 
 
 def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files beside the data in a folder of `save_to_disk`, which has a state.json, or
-    `load_dataset`: caches of `map` and `filter`."""
+    """Yield (name, reason) of files beside a saved data set: descriptions, and caches of `map` and `filter`."""
     arrow = {name for name in found if name.endswith(".arrow")}
     if not arrow:
         return
