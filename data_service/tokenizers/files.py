@@ -62,6 +62,9 @@ def tokenizer_files(definition: Definition, pieces: Sequence[str], names: Specia
         "eos_token": names.sep,
         **roles,
     }
+    normalizer = definition.get("normalizer") or {}
+    if normalizer.get("type") == "BertNormalizer":  # for those who read the folder as a class of their choice
+        config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer["strip_accents"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
     return {
         DEFINITION: _json(definition),

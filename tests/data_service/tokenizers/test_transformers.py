@@ -103,6 +103,20 @@ def test_a_bert_vocabulary_alone_is_uncased_as_in_transformers(
     )
 
 
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("strip_marks", [False, True])
+def test_a_class_that_one_chooses_folds_what_the_vocabulary_was_learnt_with(
+    tmp_path: Path, lowercase: bool, strip_marks: bool
+) -> None:
+    texts = ["The schön Boat má mạ Größe पढ़ाई came BACK"] * 20
+    options = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
+    tokenizer = train_tokenizer("wordpiece", texts, 200, options, at_most=True)
+    _write(tokenizer.save_files(), tmp_path / "folder")
+    lines = [texts[0], "ÄÖ schon", "THE BACK"]
+    for theirs in (AutoTokenizer, BertTokenizer):
+        assert _theirs(theirs.from_pretrained(tmp_path / "folder"), lines) == _ours(tokenizer, lines)
+
+
 def test_sentencepiece_bpe_gives_the_same_ids(trained: Callable[[Kind], Tokenizer], lines: list[str]) -> None:
     tokenizer = trained("bpe")
     original = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.save_files()["spiece.model"])
