@@ -65,6 +65,7 @@ def tokenizer_files(definition: Definition, pieces: Sequence[str], names: Specia
     normalizer = definition.get("normalizer") or {}
     if normalizer.get("type") == "BertNormalizer":  # for those who read the folder as a class of their choice
         config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer["strip_accents"]}
+        config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
     return {
         DEFINITION: _json(definition),

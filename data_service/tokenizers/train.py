@@ -134,11 +134,13 @@ def _with_text(texts: Iterable[str]) -> Iterator[str]:
 RUN_CHARACTERS = (
     1000  # longest run without white space in training text; the trainers' time grows with its square
 )
-_WORDS = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+\s*+")
+_WORDS = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
 
 
 def _without_long_runs(text: str) -> list[str]:
-    """Return the text, or its words if one is too long to learn from at once; such words in parts."""
+    """Return the text, or its words if one is too long to learn from at once; such words in parts. Each word has the
+    white space before it, which is a part of byte_bpe's pieces.
+    """
     longest = max(map(len, text.split()))
     return [text] if longest <= RUN_CHARACTERS else _WORDS.findall(text)
 
@@ -265,6 +267,7 @@ MODEL_FILE = "spiece.model"  # as ALBERT and XLNet call it
 # SentencePiece silently skips sentences above its byte limit, so lines are cut at a space well below it.
 _PART = re.compile(rf".{{1,8192}}(?!\S)|.{{1,{RUN_CHARACTERS}}}")
 _MAX_BYTES = 1 << 16
+_SKIPPED = "\u2585"  # a block; SentencePiece silently skips a line that contains it
 
 # The result depends on it, because the trainer sums its statistics per thread. So it is not the number of cores.
 _THREADS = 4
@@ -315,7 +318,7 @@ def _mapping(options: TokenizerOptions) -> normalizers.Normalizer:
 
 def _write_lines(texts: Iterator[str], spool: IO[str]) -> None:
     for text in texts:
-        for line in text.splitlines():
+        for line in text.replace(_SKIPPED, "\n").splitlines():
             spool.writelines(f"{part}\n" for part in _PART.findall(line))
     spool.flush()
 

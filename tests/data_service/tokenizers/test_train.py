@@ -173,3 +173,20 @@ def test_special_tokens_stand_first_in_the_family_order(
     )
     assert tokenizer.special_mask.sum() == len(first)
     assert len(set(tokenizer.pieces)) == 1200
+
+
+def test_ordinary_words_beside_a_long_run_keep_the_space_before_them() -> None:
+    words = ["hello world people river"] * 50
+    runs = ["0123456789abcdef" * 80, *words]
+    for texts in (words, [" ".join(runs)]):
+        tokenizer = train_tokenizer("byte_bpe", texts, 400, at_most=True)
+        pieces = [tokenizer.piece(i) for i in tokenizer.encode("a people river people")]
+        assert pieces == ["a", "Ġpeople", "Ġriver", "Ġpeople"]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_lines_with_a_character_that_sentencepiece_skips_are_learnt_from(kind: Kind) -> None:
+    texts = ["progress ▅▅ window"] * 50 + ["other text"] * 50
+    tokenizer = train_tokenizer(kind, texts, 330, at_most=True)
+    assert "w" in "".join(piece for piece in tokenizer.pieces if not piece.startswith("<"))
+    assert tokenizer.decode(tokenizer.encode(texts[0])) == texts[0]
