@@ -122,7 +122,7 @@ def test_sentencepiece_bpe_gives_the_same_ids(trained: Callable[[Kind], Tokenize
     original = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.save_files()["spiece.model"])
     assert _ours(tokenizer, lines) == [original.encode(tokenizer.normalized(line)) for line in lines]
     alone = from_files({"spiece.model": tokenizer.save_files()["spiece.model"]})
-    same = [line for line in lines if unicodedata.is_normalized("NFKC", line)]
+    same = [line for line in lines if unicodedata.is_normalized("NFKC", line) and "\t" not in line]
     assert len(same) > 0.9 * len(lines)
     assert _ours(alone, same) == _ours(tokenizer, same)
 
