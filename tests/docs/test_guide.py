@@ -24,6 +24,7 @@ AFTER_IT = (
     "recipes.md",
     "records.md",
     "data.md",
+    "tokenizers.md",
     "removal.md",
     "after.md",
     "coming_from.md",
