@@ -49,8 +49,10 @@ def _check(name: str, folder: Path, count: int, seed: int) -> None:
     assert differing == []
     with_tokens = [text for text in texts if theirs(text, add_special_tokens=False).input_ids]
     same = sum(ours.decode(ids) == text for ids, text in zip(found, with_tokens, strict=True))
-    if ours.kind == "byte_bpe":
-        assert same == len(found), "byte-level BPE without a normalizer loses nothing"
+    if ours.kind == "byte_bpe" and all(ours.decode(ours.encode(text)) == text for text in ("a", "e\u0301")):
+        assert same == len(found), (
+            "byte-level BPE that neither composes nor begins with a space loses nothing"
+        )
     print(
         f"{name}: {len(found)} documents, {sum(map(len, found))} tokens, {same} decode to the text",
         file=sys.stderr,
