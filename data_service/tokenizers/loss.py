@@ -242,13 +242,13 @@ def _without_marks(text: str) -> str:
 
 
 def _is_encoded(tokenizer: "Tokenizer", character: str) -> bool:
-    """Return whether a token stands for a character between two letters. A mark may be one with the letter before it,
-    which then has no place of its own.
+    """Return whether a token stands for a character between two letters, or for the letter that it makes with the one
+    before it, whose place that token has.
     """
-    tokens = tokenizer.encode_placed([f"a{character}a"])[0]
-    if unicodedata.category(character)[0] == "M":
-        return not np.array_equal(tokens.ids, tokenizer.encode("aa"))
-    return bool(((tokens.starts <= 1) & (tokens.ends > 1)).any())
+    text = f"a{character}a"
+    tokens = tokenizer.encode_placed([text])[0]
+    place = 1 if unicodedata.is_normalized("NFC", text) else 0
+    return bool(((tokens.starts <= place) & (place < tokens.ends)).any())
 
 
 def _byte_tokens(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:

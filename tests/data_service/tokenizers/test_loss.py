@@ -16,6 +16,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.check import measure_loss
 from data_service.tokenizers.loss import KINDS, TextLoss, refuse_loss
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
 ALPHABET = "aBcÄöéñ  \n\t.,1日かกЖжأ" + "e\u0301" + "\u200c\u200d\u00ad" + "ﬁ①２" + "य\u093cक\u094d"
 texts_of = st.lists(st.text(st.sampled_from(ALPHABET), max_size=60), min_size=1, max_size=4)
@@ -135,3 +136,14 @@ def test_most_of_a_text_is_lost_only_by_consent(trained: Callable[[Kind], Tokeni
 def test_case_and_bytes_are_said_and_never_refused() -> None:
     everything = TextLoss(characters=10, lost=dict.fromkeys(KINDS, 10))
     assert set(everything.above(0.2)) == set(KINDS) - {"case", "bytes"}
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
+def test_a_vocabulary_that_has_no_latin_letter_loses_no_mark(kind: Kind) -> None:
+    """Characters are looked at between letters that such a vocabulary does not know."""
+    texts = ["पढ़ाई क्या मछुआरों ने जाल उतारे", "Ставка їжак ё", "แม่น้ำ ที่ ผู้", "می\u200cروم كَتَبَ"] * 20
+    options = TokenizerOptions(byte_fallback=False, coverage=1.0)
+    tokenizer = train_tokenizer(kind, texts, 300, options, at_most=True)
+    loss = measure_loss(tokenizer, texts)
+    # BERT's rules drop joiners; NFKC writes Thai's sara am as two characters.
+    assert loss.lost == ({"joiners": 20} if kind == "wordpiece" else {"width": 20})
