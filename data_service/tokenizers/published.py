@@ -137,7 +137,7 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
     if found is None:
         return convert_model(proto, mask=None)
     codec = _codec(
-        _spm_pieces(proto, found, _unknown(folder, found)),
+        _spm_pieces(proto, folder, found),
         folder,
         found,
         proto.normalizer_spec.precompiled_charsmap,
@@ -163,7 +163,8 @@ def class_definition(
     from the vocabulary of that file, in `transformers` 5; None if no class is named that does so.
 
     Raises:
-        TokenizerError: a file is damaged; or the named class must be `known`, and is not.
+        TokenizerError: a file is damaged; the named class must be `known`, and is not; or it makes another kind of
+            vocabulary than the file holds.
     """
     folder = _Folder(files, where)
     family, text = folder.declared, folder.text(DEFINITION)
@@ -180,7 +181,11 @@ def class_definition(
     with library_errors(where):
         model = _class_model(family, definition["model"], _unknown(folder, family))
         if model is None:
-            return None
+            raise TokenizerError(
+                f"{where}: {folder.named} makes no vocabulary of the kind {definition['model'].get('type')}, which "
+                f"{DEFINITION} holds",
+                remedy=f"follow {DEFINITION}: --tokenizer-rules file; or correct tokenizer_class in {CONFIG}",
+            )
         made = json.loads(_codec(model, folder, family, _character_map(definition)).to_str())
     changed = {part: made[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder")}
     return folder.named, json.dumps(definition | changed)
@@ -276,10 +281,15 @@ def _byte_pieces(folder: _Folder) -> tuple[models.Model, bool]:
     return models.BPE(vocabulary, pairs), "[CLS]" in vocabulary
 
 
-def _spm_pieces(proto: ModelProto, family: Family, unknown: str) -> models.Model:
+def _spm_pieces(proto: ModelProto, folder: _Folder, family: Family) -> models.Model:
     """Return the model of pieces; with fairseq's special pieces first where the class puts them there."""
-    if family == "llama" or proto.trainer_spec.model_type != 1:
-        return piece_model(proto, byte_fallback=family == "llama")
+    if family == "llama":
+        return piece_model(proto, byte_fallback=True)
+    if proto.trainer_spec.model_type != 1:
+        raise TokenizerError(
+            f"{folder.where}: {folder.named or family} makes unigram of its pieces, but the SentencePiece model is BPE",
+            remedy=f"correct tokenizer_class in {CONFIG}; a folder that names none is read as SentencePiece reads it",
+        )
     scored = [(piece.piece, float(piece.score)) for piece in proto.pieces]
     special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     match family:
@@ -300,7 +310,7 @@ def _spm_pieces(proto: ModelProto, family: Family, unknown: str) -> models.Model
             scored += [(sentinel, 0.0) for sentinel in T5_SENTINELS]
         case _:
             pass
-    return _unigram(family, scored, unknown, proto.trainer_spec.unk_id)
+    return _unigram(family, scored, _unknown(folder, family), proto.trainer_spec.unk_id)
 
 
 def _with_special_tokens(

@@ -17,6 +17,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.completed import load_completed
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.specials import END_OF_DOCUMENT
+from data_service.tokenizers.train import train_tokenizer
 from tests.support.data.all_sorts import documents_of_all_sorts
 from tests.support.data.tokenizer_folders import FOLDERS
 
@@ -283,3 +284,26 @@ def test_a_completed_decoder_follows_the_rules_that_are_asked_for(
     text = "Every rank  reads\tits rows."
     assert by_class.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
     assert load_completed(str(folder), "file").encode(text).tolist() != by_class.encode(text).tolist()
+
+
+@pytest.mark.parametrize("named", ["RobertaTokenizer", "DebertaTokenizer", "XLMRobertaTokenizer"])
+def test_a_class_of_another_kind_of_vocabulary_is_a_question(
+    made: Callable[[str], Path], tmp_path: Path, named: str
+) -> None:
+    shutil.copytree(made("saved-bert-uncased"), tmp_path / "folder")
+    path = tmp_path / "folder/tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": named}))
+    for rules in ("agreeing", "class"):
+        with pytest.raises(TokenizerError, match=f"{named}.*WordPiece"):
+            load_tokenizer(str(tmp_path / "folder"), rules)
+    assert load_tokenizer(str(tmp_path / "folder"), "file").kind == "wordpiece"
+
+
+@pytest.mark.parametrize("named", ["XLMRobertaTokenizer", "AlbertTokenizer", "T5Tokenizer"])
+def test_a_bpe_model_under_a_class_of_unigram_is_refused(tmp_path: Path, named: str) -> None:
+    texts = documents_of_all_sorts(60, seed=4)
+    files = train_tokenizer("bpe", texts, 2500, at_most=True).save_files()
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(files["spiece.model"])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": named}))
+    with pytest.raises(TokenizerError, match="unigram"):
+        load_tokenizer(str(tmp_path))
