@@ -33,7 +33,9 @@ _NUMBERED = re.compile(
     r"(?:[0-9]+(?:\.[0-9]+)+\s*(?:,|;|&|and|or|to|[-\u2013])\s*)*|[A-Za-z]\w*[-/])\Z",
     re.IGNORECASE,
 )
-_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")  # of a longer IPv6 address
+_GROUP_BEFORE = re.compile(
+    r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z"
+)  # the groups before it in a longer IPv6 address
 
 
 class Pii(BaseModel):

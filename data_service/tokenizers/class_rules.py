@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, assert_never
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from data_service.tokenizers.specials import STYLES, SpecialNames, TemplateLayout
-from data_service.tokenizers.spm import SPACE
+from data_service.tokenizers.words import SPACE
 
 FairseqFamily = Literal["xlm-roberta", "camembert", "mbart", "barthez"]
 SentencePieceFamily = (

@@ -33,7 +33,7 @@ HARMLESS: frozenset[LossKind] = frozenset({"case", "bytes"})
 
 WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
 SHOWN_EXAMPLES = 5
-_KEPT_EXAMPLES = 64  # of a kind in one record, so that sums of records still know the most frequent ones
+_KEPT_EXAMPLES = 64  # for each kind, so that sums of records still know the most frequent
 _COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
 _EXAMPLE_CHARACTERS = 24
 

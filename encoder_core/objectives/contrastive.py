@@ -143,7 +143,7 @@ class ContrastiveModel(CoupledObjective):
         return LossSums(terms, metrics)
 
 
-_PART_BITS = 21  # of a fingerprint of 63 bits: fp32 is exact up to 24
+_PART_BITS = 21  # three parts make a fingerprint of 63 bits; fp32 is exact up to 24
 _SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
 
 
