@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from data_service.corpus.words import UnitFinder, units_of_tokens
 from data_service.ingest.sentences import Language, sentence_bounds
 from data_service.tokenizers.loss import LossMeter
+from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
 from data_service.tokenizers.whole_text import encode_whole
 from data_service.types import Block, Level, Tokens
@@ -41,7 +42,7 @@ class EncodedDocument:
 
 
 def encode_documents(
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | TextEncoder,
     texts: Sequence[str],
     finder: UnitFinder | None = None,
     given: Sequence[bytes] = (),
@@ -52,14 +53,14 @@ def encode_documents(
     """Return the documents, encoded, in order. Sentences without tokens are left out; a document may have no tokens.
 
     Args:
-        tokenizer: tokenizer to encode with.
+        tokenizer: tokenizer to encode with, or an encoder by it.
         texts: texts of the documents.
         finder: finder of units; None not to look for units.
         given: words of each document, as `spelt_words` returns them, if the input holds words.
         language: as for `sentence_bounds`.
         meter: meter that counts what the tokenizer loses of the texts; None not to count.
     """
-    placed, cuts = encode_whole(tokenizer, texts)
+    placed, cuts = encode_whole(tokenizer, texts, by_word=finder is None)
     if meter is not None:
         meter.cuts += cuts
         meter.add(texts, placed)
@@ -67,9 +68,12 @@ def encode_documents(
     for number, (text, found) in enumerate(zip(texts, placed, strict=True)):
         bounds = sentence_bounds(text, language)
         firsts, moved = _first_tokens(found, bounds)
+        if moved and found.by_word:
+            [found] = tokenizer.encode_placed([text])
+            firsts, moved = _first_tokens(found, bounds)
         begins = None
         if finder is not None:
-            stops = [0, *(stop for stop, _ in bounds), len(text)]
+            stops = [0, *bounds[:, 0].tolist(), len(text)]
             sentences = [text[start:stop] for start, stop in pairwise(stops)]
             starts = finder.find(sentences, given[number] if given else b"")
             begins = units_of_tokens(starts, text, found.starts, firsts)
@@ -78,19 +82,19 @@ def encode_documents(
     return documents
 
 
-def _first_tokens(placed: PlacedTokens, bounds: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], int]:
+def _first_tokens(placed: PlacedTokens, bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Return [S] int64, the number of the first token of each sentence, and how many of them lie across a bound."""
     if not len(placed):
         return np.empty(0, dtype=np.int64), 0
-    stops, resumes = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
-    first = np.searchsorted(placed.starts, stops)
-    across = (first > 0) & (placed.ends[first - 1] > resumes)
-    firsts = np.unique(np.append(0, first - across))
-    return firsts[firsts < len(placed)], int(np.count_nonzero(across))
+    first = np.searchsorted(placed.starts, bounds[:, 0])
+    across = (first > 0) & (placed.ends[first - 1] > bounds[:, 1])
+    firsts = np.append(0, first - across)
+    firsts = firsts[np.append(True, firsts[1:] != firsts[:-1]) & (firsts < len(placed))]
+    return firsts, int(np.count_nonzero(across))
 
 
 def encode_examples(
-    tokenizer: Tokenizer, examples: Sequence[tuple[str, ...]], meter: LossMeter | None = None
+    tokenizer: Tokenizer | TextEncoder, examples: Sequence[tuple[str, ...]], meter: LossMeter | None = None
 ) -> list[EncodedDocument]:
     """Return the examples, encoded, in order. Each text becomes one sentence.
 

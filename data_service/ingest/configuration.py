@@ -4,6 +4,7 @@ half-built corpus. It is also part of the manifest, which is made last, from the
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -255,6 +256,7 @@ def _unigram(
 
 
 def _counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
+    encoded_by = sum((Counter(one.encoded_by) for one in written), Counter[str]())
     few = {
         "odd": sum(one.odd for one in scanned),
         NOT_CHOSEN: sum(one.not_chosen for one in scanned),
@@ -270,4 +272,5 @@ def _counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str
         "without_tokens": sum(split.without_tokens for split in written),
         "train_text_bytes": sum(split.train.text_bytes for split in written),
         "heldout_text_bytes": sum(split.heldout.text_bytes for split in written),
+        **{f"texts encoded by {library}": number for library, number in sorted(encoded_by.items())},
     }

@@ -217,7 +217,7 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
         pieces.append(piece)
         if is_blank(piece):
             continue
-        plain = folded_text(spaced_text(piece)).encode()
+        plain = folded_text(piece).encode()
         digest = hashlib.blake2b(plain, digest_size=16).digest()
         if int.from_bytes(digest[:8], "big") < bound(min(1.0, len(plain) / length)):
             yield "".join(pieces), low_word(digest)

@@ -43,10 +43,10 @@ RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size",
 def hash_text(text: str) -> bytes:
     """Return the hash of a document, 16 bytes: blake2b, 8 bytes each, of its text and its `folded_text`.
 
-    Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
-    unknown token is among them.
+    Documents with equal hashes count as equal; line ends and white space at the ends make no difference. Documents
+    with the same tokens have equal second halves, unless the unknown token is among them.
     """
-    halves = (text, folded_text(spaced_text(text)))
+    halves = (text.replace("\r\n", "\n").strip(), folded_text(text))
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
@@ -56,7 +56,7 @@ def hash_texts(texts: Sequence[str]) -> bytes:
     """
     if len(texts) == 1:
         return hash_text(texts[0])
-    halves = (json.dumps(texts), folded_text(spaced_text(texts[0])))
+    halves = (json.dumps(texts), folded_text(texts[0]))
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 
@@ -104,15 +104,17 @@ def spaced_text(text: str) -> str:
 
 
 def folded_text(text: str) -> str:
-    """Return the letters and digits of a text, with case, accents and Unicode forms folded; the whole text if none."""
+    """Return the letters and digits of a text, with case, accents and Unicode forms folded; its `spaced_text` if there
+    are none.
+    """
     plain = text
     if not text.isascii():
         others = set(text.encode().translate(None, _ASCII).decode())
         if len(others) > _FEW:
-            return _fold(text) or text
+            return _fold(text) or spaced_text(text)
         for character in others:  # many times faster than to look at every character
             plain = plain.replace(character, _fold(character))
-    return plain.encode().translate(_ASCII_LOWER, _ASCII_REST).decode() or text
+    return plain.encode().translate(_ASCII_LOWER, _ASCII_REST).decode() or spaced_text(text)
 
 
 def _fold(text: str) -> str:

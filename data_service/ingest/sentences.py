@@ -22,8 +22,14 @@ Where the language is given, its own rules come in place of these or beside them
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.characters import CharacterClasses
 
 Language = Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"]
 
@@ -90,7 +96,6 @@ _MARKS = _NARROW + _WIDE + _FULL_WIDTH_STOP
 _CLAUSE = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"  # may end one
 _CLOSERS = "\"'”’»›)\\]}」』）"
 
-_ASCII_BOUNDARY = re.compile(r"[.!?](?![.!?])[\"')\]}]*+(?P<space>\s++)(?=\S)")
 # One class of characters first, which the engine finds quickly, with one range for all marks beyond U+FFFF.
 _FIRST = re.sub(r"\\U[0-9A-F]{8}-?", "", _MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE
 _BOUNDARY = re.compile(
@@ -102,6 +107,8 @@ _BOUNDARY = re.compile(
 )
 _MARK = re.compile(f"[{_MARKS}]")
 _OPENERS = "\"'“‘«‹([{「『（"
+_CLOSING = frozenset(_CLOSERS.replace("\\", ""))
+_WORD_CHARACTERS = 16  # that are looked at before a full stop; abbreviations are shorter
 _ABBREVIATIONS = frozenset(
     """
     al approx apr assoc aug ave bros ca cap capt cf ch co col corp dec dept dr ed eds eq est etc feb fig figs
@@ -109,25 +116,52 @@ _ABBREVIATIONS = frozenset(
     rev sec sen sep sept ser sgt sr st vol vols vs
     """.split()  # noqa: SIM905
 )
+# Classes of characters, as bits.
+_SPACE, _NEWLINE, _LOWER, _NARROW_MARK, _CLOSER, _UNSPACED_MARK = (1 << bit for bit in range(6))
+_CLASSES = {
+    _SPACE: r"\s",
+    _NEWLINE: r"\n",
+    _LOWER: "[a-z]",
+    _NARROW_MARK: f"[{_NARROW}]",
+    _CLOSER: f"[{_CLOSERS}]",
+    _UNSPACED_MARK: f"[{_WIDE}{_FULL_WIDTH_STOP}\u1361{_CLAUSE}]",
+}
+_LAST_MARK = 0x1DA88
 
 
-def sentence_bounds(text: str, language: Language = "any") -> list[tuple[int, int]]:
-    """Return (end of a sentence, start of the next) in characters, for each boundary inside a document, in order.
+@cache
+def _classes() -> CharacterClasses:
+    every = "".join(map(chr, range(_LAST_MARK + 1)))
+    found = CharacterClasses()
+    for bit, pattern in _CLASSES.items():
+        found.table[[match.start() for match in re.finditer(pattern, every)]] |= bit
+    return found
+
+
+def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
+    """Return [S, 2] int64: (end of a sentence, start of the next) in characters, for each boundary inside a document.
 
     Between the two lies white space alone, or nothing. `language`: whose rules are used besides.
     """
-    bounds: list[tuple[int, int]] = []
-    end, line_start = -1, 0
-    for line in text.split("\n"):
-        stripped = line.strip()
-        if stripped:
-            start = line_start + len(line) - len(line.lstrip())
-            if end >= 0:
-                bounds.append((end, start))
-            bounds.extend((start + stop, start + resume) for stop, resume in _boundaries(stripped, language))
-            end = start + len(stripped)
-        line_start += len(line) + 1
-    return bounds
+    classes = _classes().of(text)
+    if language in UNSPACED or (classes & _UNSPACED_MARK).any():
+        return np.array(list(_bounds_by_line(text, language)), dtype=np.int64).reshape(-1, 2)
+    space = classes & _SPACE
+    edges = np.flatnonzero(space[1:] != space[:-1]) + 1
+    edges = edges[space[0] :] if len(space) else edges  # what precedes the first sentence is no boundary
+    bounds = edges[: len(edges) // 2 * 2].reshape(-1, 2)
+    newlines = np.append(np.flatnonzero(classes & _NEWLINE), len(text))
+    chosen = newlines[np.searchsorted(newlines, bounds[:, 0])] < bounds[:, 1]
+    before, behind = classes[bounds[:, 0] - 1], classes[bounds[:, 1]]
+    marked = ~chosen & (before & (_NARROW_MARK | _CLOSER) > 0) & (behind & _LOWER == 0)
+    for number, (stop, following) in zip(
+        np.flatnonzero(marked).tolist(), bounds[marked].tolist(), strict=True
+    ):
+        mark = stop - 1
+        while mark and text[mark] in _CLOSING:
+            mark -= 1
+        chosen[number] = classes[mark] & _NARROW_MARK and _ends_sentence(text, mark, following, language)
+    return bounds[chosen]
 
 
 def split_sentences(text: str, language: Language = "any") -> list[str]:
@@ -136,8 +170,22 @@ def split_sentences(text: str, language: Language = "any") -> list[str]:
     """
     if not text.strip():
         return []
-    ends = [0, *(stop for stop, _ in sentence_bounds(text, language)), len(text)]
+    ends = [0, *sentence_bounds(text, language)[:, 0].tolist(), len(text)]
     return [text[start:stop] for start, stop in pairwise(ends)]
+
+
+def _bounds_by_line(text: str, language: Language) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of a text with sentences that no space follows."""
+    end, line_start = -1, 0
+    for line in text.split("\n"):
+        stripped = line.strip()
+        if stripped:
+            start = line_start + len(line) - len(line.lstrip())
+            if end >= 0:
+                yield end, start
+            yield from ((start + stop, start + resume) for stop, resume in _boundaries(stripped, language))
+            end = start + len(stripped)
+        line_start += len(line) + 1
 
 
 def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
@@ -145,22 +193,23 @@ def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
     if language in UNSPACED:
         yield from unspaced_boundaries(line)
         return
-    for match in (_ASCII_BOUNDARY if line.isascii() else _BOUNDARY).finditer(line):
+    for match in _BOUNDARY.finditer(line):
         kind = match.lastgroup or ""
         if kind != "space" or _ends_sentence(line, match.start(), match.end(), language):
             yield match.start(kind), match.end()
 
 
-def _ends_sentence(line: str, mark: int, following: int, language: Language) -> bool:
+def _ends_sentence(text: str, mark: int, following: int, language: Language) -> bool:
     """Return whether the last of the marks, at `mark`, ends a sentence when the next word begins at `following`."""
-    first = line[following]
-    if first in _OPENERS and following + 1 < len(line):
-        first = line[following + 1]
+    first = text[following]
+    if first in _OPENERS and following + 1 < len(text):
+        first = text[following + 1]
     if first.islower():
         return False
-    if line[mark] not in ".․" or (mark and _MARK.match(line[mark - 1])):
+    if text[mark] not in ".․" or (mark and _MARK.match(text[mark - 1])):
         return True
-    word = line[max(0, mark - 16) : mark].rpartition(" ")[2].lstrip(_OPENERS)
+    line = text[max(0, mark - _WORD_CHARACTERS) : mark].rpartition("\n")[2].lstrip()
+    word = line.rpartition(" ")[2].lstrip(_OPENERS)
     if is_abbreviation(word, language):
         return False
     return not ("." in word or (len(word) == 1 and word.isupper()) or word.lower() in _ABBREVIATIONS)

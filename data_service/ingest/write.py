@@ -40,6 +40,7 @@ from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.loss import LossMeter, TextLoss
+from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
 
@@ -180,6 +181,7 @@ class WriteReceipt(TaskReceipt):
         moved: number of sentences that begin inside a token, and so with that token.
         cuts: number of cuts inside long texts that may have changed tokens.
         loss: what the tokenizer loses of the text.
+        encoded_by: number of texts by the library that encoded them.
     """
 
     train: PartSummary
@@ -189,6 +191,7 @@ class WriteReceipt(TaskReceipt):
     moved: int
     cuts: int
     loss: TextLoss
+    encoded_by: dict[str, int]
 
 
 def write(task: WriteTask) -> WriteReceipt:
@@ -223,6 +226,7 @@ def write(task: WriteTask) -> WriteReceipt:
         moved=filled.moved,
         cuts=filled.meter.cuts,
         loss=filled.meter.total(),
+        encoded_by=dict(filled.encoder.counts),
     )
     write_receipt(store, task.receipt, written)
     return written
@@ -232,6 +236,7 @@ def write(task: WriteTask) -> WriteReceipt:
 class _Filled:
     """What was counted of the documents that were put into the parts. See `WriteReceipt`."""
 
+    encoder: TextEncoder
     meter: LossMeter
     without_tokens: int = 0
     moved: int = 0
@@ -241,9 +246,9 @@ def _fill(
     task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, parts: tuple[PartWriter, PartWriter]
 ) -> _Filled:
     """Put every kept document, or each of its stretches, into its part; return what was counted."""
-    filled = _Filled(LossMeter(tokenizer))
+    filled = _Filled(TextEncoder(tokenizer), LossMeter(tokenizer))
     for batch in _batches(_pieces(task)):
-        encoded = _encode(task, tokenizer, finder, batch, filled.meter)
+        encoded = _encode(task, filled, finder, batch)
         for piece, document in zip(batch, encoded, strict=True):
             heldout = piece.heldout
             if not len(document.tokens):
@@ -275,18 +280,19 @@ def _pieces(task: WriteTask) -> Iterator[_Piece]:
 
 
 def _encode(
-    task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, batch: list[_Piece], meter: LossMeter
+    task: WriteTask, filled: _Filled, finder: UnitFinder | None, batch: list[_Piece]
 ) -> list[EncodedDocument]:
     encoded = task.options.encoded_text
     if task.options.pairs is not None:
-        return encode_examples(tokenizer, [tuple(map(encoded, piece.texts)) for piece in batch], meter)
+        examples = [tuple(map(encoded, piece.texts)) for piece in batch]
+        return encode_examples(filled.encoder, examples, filled.meter)
     return encode_documents(
-        tokenizer,
+        filled.encoder,
         [encoded(piece.texts[0]) for piece in batch],
         finder,
         [piece.words for piece in batch],
         language=task.options.sentences,
-        meter=meter,
+        meter=filled.meter,
     )
 
 

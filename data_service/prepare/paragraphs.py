@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from data_service.ingest.scan import folded_text, is_blank, spaced_text
+from data_service.ingest.scan import folded_text, is_blank
 from data_service.store.base import Store, digest
 
 RECORD = np.dtype([("key", "<u8"), ("documents", "<u4")])
@@ -68,7 +68,7 @@ class DuplicateParagraphs(BaseModel):
         """Return the hash of a line or paragraph, 64 bits; None for one that is too short to be cut."""
         if is_blank(piece):
             return None
-        plain = folded_text(spaced_text(piece))
+        plain = folded_text(piece)
         if len(plain) < self.least_characters:
             return None
         return int.from_bytes(blake2b(plain.encode(), digest_size=8).digest(), "little")

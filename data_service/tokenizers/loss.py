@@ -13,13 +13,14 @@ Forms of a character that Unicode calls canonically equivalent (`é` as one code
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
+from data_service.characters import CODE_POINTS, CharacterClasses, code_points
 from data_service.errors import TokenizerError
 from data_service.tokenizers.words import SPACE
 
@@ -122,30 +123,40 @@ class LossMeter:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self.cuts = 0
+        self._tokenizer = tokenizer
         self._effects = _effects_of(tokenizer)
         self._unknown, self._bytes = tokenizer.special.unk, _byte_tokens(tokenizer)
-        self._codes = np.zeros(1, dtype=np.int64)  # how often each code point occurs
-        self._following = Counter[int]()  # white space behind white space, by code point
+        self._codes = np.zeros(CODE_POINTS, dtype=np.int64)  # how often each code point occurs
+        self._behind = np.zeros(
+            CODE_POINTS, dtype=np.int64
+        )  # ... and does so as white space behind white space
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
 
     def add(self, texts: Sequence[str], placed: Sequence["PlacedTokens"]) -> None:
         """Count the characters of texts, and those of their tokens that are unknown or single bytes."""
         for text, tokens in zip(texts, placed, strict=True):
+            self._add_tokens(text, tokens)
+            codes, space = code_points(text), _spaces().of(text)
+            for counts, found in (
+                (self._codes, codes),
+                (self._behind, codes[1:][space[1:] & space[:-1] > 0]),
+            ):
+                more = np.bincount(found)
+                counts[: len(more)] += more
+
+    def _add_tokens(self, text: str, tokens: "PlacedTokens") -> None:
+        unknown = tokens.ids == self._unknown
+        if tokens.by_word:
+            lossy = unknown if self._bytes is None else unknown | self._bytes[tokens.ids]
+            places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
+            words = [text[start:stop] for start, stop in places]
+            text, tokens = "".join(words), self._tokenizer.encode_apart(words)
             unknown = tokens.ids == self._unknown
-            if unknown.any():
-                spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
-                self._add_lost("unknown", [text[start:stop] for start, stop in spans])
-            self._add_lost("bytes", list("".join(text[start:stop] for start, stop in self._spelt(tokens))))
-        codes = np.frombuffer("\0".join(texts).encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        more, less = self._codes, np.bincount(codes, minlength=1)
-        less[0] -= len(texts) - 1  # what separates them
-        if len(more) < len(less):
-            more, less = less, more
-        more[: len(less)] += less
-        self._codes = more
-        space = _SPACES[np.minimum(codes, len(_SPACES) - 1)]
-        self._following.update(codes[1:][space[1:] & space[:-1]].tolist())
+        if unknown.any():
+            spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
+            self._add_lost("unknown", [text[start:stop] for start, stop in spans])
+        self._add_lost("bytes", list("".join(text[start:stop] for start, stop in self._spelt(tokens))))
 
     def _spelt(self, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
         """Return (first character, the one behind the last) of the text that is spelt byte by byte."""
@@ -168,7 +179,7 @@ class LossMeter:
         """Return the loss of all texts."""
         lost, examples = Counter(self._lost), {kind: Counter(found) for kind, found in self._texts.items()}
         for code in self._codes.nonzero()[0].tolist():
-            behind = self._following[code]
+            behind = int(self._behind[code])
             for effect, count in (
                 (self._effects(chr(code), False), int(self._codes[code]) - behind),
                 (self._effects(chr(code), True), behind),
@@ -184,7 +195,11 @@ class LossMeter:
         return TextLoss.total([found])
 
 
-_SPACES = np.array([chr(code).isspace() for code in range(0x3002)])  # there are none beyond
+@cache
+def _spaces() -> CharacterClasses:
+    found = CharacterClasses()
+    found.table[[code for code in range(0x3001) if chr(code).isspace()]] = 1  # there are none beyond
+    return found
 
 
 class _Effects(NamedTuple):

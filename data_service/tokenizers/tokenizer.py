@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Literal
 
 import numpy as np
@@ -36,11 +36,13 @@ class PlacedTokens:
         ids: [n] uint16 or uint32.
         starts, ends: [n] int64, first character of each token, and the one behind its last. Starts never fall. Tokens
             that spell one character together have the same places.
+        by_word: whether the places are those of the word that the token is in, without the space before it.
     """
 
     ids: Tokens
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+    by_word: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -161,11 +163,23 @@ class Tokenizer:
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
-    def encode_placed(self, texts: Sequence[str]) -> list["PlacedTokens"]:
-        """Return the tokens of each text, as `encode_batch` gives them, with their places."""
+    def encode_placed(self, texts: Sequence[str], by_word: bool = False) -> list["PlacedTokens"]:
+        """Return the tokens of each text, as `encode_batch` gives them, with their places.
+
+        `by_word` is for `quick.TextEncoder`, which may give the places of words; here they are those of tokens.
+        """
         with library_errors(self._where, _UNSPLIT):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [self._placed(encoding) for encoding in encodings]
+
+    def encode_apart(self, texts: Sequence[str]) -> "PlacedTokens":
+        """Return the tokens of texts, each encoded alone, with their places in the texts laid end to end."""
+        lengths = accumulate(map(len, texts), initial=0)
+        parts = [
+            part.shifted(start)
+            for part, start in zip(self.encode_placed(["", *texts]), [0, *lengths], strict=False)
+        ]
+        return PlacedTokens.joined(parts)
 
     def _placed(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
         places = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64, count=2 * len(encoding))
@@ -173,6 +187,18 @@ class Tokenizer:
         ids = np.array(encoding.ids, dtype=self._dtype)
         # Normalization may exchange marks, so that a token begins before its predecessor.
         return PlacedTokens(ids, np.maximum.accumulate(starts), ends)
+
+    @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """The dtype of ids: uint16, or uint32 if there are more than 65,536."""
+        return self._dtype
+
+    @property
+    def text_definition(self) -> str:
+        """A `tokenizer.json` by which the names of `cls`, `sep`, `pad` and `mask` in a text are text, if the names of
+        tokens that it calls special are.
+        """
+        return str(self._encoder.to_str())
 
     def normalized(self, text: str) -> str:
         """Return the text that reaches the vocabulary, before it is split into words."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
 
 WINDOW_CHARACTERS = 1 << 20
@@ -19,26 +20,34 @@ _AGREEING_TOKENS = (
 
 
 def encode_whole(
-    tokenizer: Tokenizer, texts: Sequence[str], window: int = WINDOW_CHARACTERS
+    encoder: Tokenizer | TextEncoder,
+    texts: Sequence[str],
+    window: int = WINDOW_CHARACTERS,
+    *,
+    by_word: bool = False,
 ) -> tuple[list[PlacedTokens], int]:
     """Return the tokens of each text, and the number of cuts that may have changed tokens.
 
-    `window`: characters of a longer text that are encoded at once, besides the overlap.
+    Args:
+        encoder: what encodes the texts.
+        texts: the texts.
+        window: characters of a longer text that are encoded at once, besides the overlap.
+        by_word: whether texts of one window may have the places of words.
     """
-    short = iter(tokenizer.encode_placed([text for text in texts if len(text) <= window]))
+    short = iter(encoder.encode_placed([text for text in texts if len(text) <= window], by_word))
     found, cuts = [], 0
     for text in texts:
-        placed, count = _encode_long(tokenizer, text, window) if len(text) > window else (next(short), 0)
+        placed, count = _encode_long(encoder, text, window) if len(text) > window else (next(short), 0)
         found.append(placed)
         cuts += count
     return found, cuts
 
 
-def _encode_long(tokenizer: Tokenizer, text: str, window: int) -> tuple[PlacedTokens, int]:
+def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tuple[PlacedTokens, int]:
     overlap = min(OVERLAP_CHARACTERS, window // 2)
 
     def encode(start: int, stop: int) -> PlacedTokens:
-        return tokenizer.encode_placed([text[start:stop]])[0].shifted(start)
+        return encoder.encode_placed([text[start:stop]])[0].shifted(start)
 
     parts: list[PlacedTokens] = []
     cuts = begin = first = (

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from data_service.ingest.blocks import encode_documents
 from data_service.ingest.sentences import sentence_bounds, split_sentences
 from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.loss import LossMeter
+from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from data_service.tokenizers.whole_text import encode_whole
@@ -93,6 +95,18 @@ def _check(tokenizer: Tokenizer, text: str) -> None:
     expected = sorted(first for first in firsts if first < len(tokens))
     assert np.append(0, np.cumsum(document.lengths)[:-1]).tolist() == (expected or [0])
     assert document.moved == across
+    encoder, meters = _encoder(tokenizer), (LossMeter(tokenizer), LossMeter(tokenizer))
+    (quick,) = encode_documents(encoder, [text], meter=meters[0])
+    encode_documents(tokenizer, [text], meter=meters[1])
+    assert not any("differs" in library for library in encoder.counts)
+    assert (quick.moved, quick.lengths.tolist()) == (document.moved, document.lengths.tolist())
+    np.testing.assert_array_equal(quick.tokens, document.tokens)
+    assert meters[0].total() == meters[1].total()
+
+
+@cache
+def _encoder(tokenizer: Tokenizer) -> TextEncoder:
+    return TextEncoder(tokenizer)
 
 
 @pytest.mark.parametrize("kind", KINDS)

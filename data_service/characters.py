@@ -1,0 +1,32 @@
+"""The characters of a text as an array, for what is decided character by character."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+CODE_POINTS = 0x110000
+
+
+class CharacterClasses:
+    """A class, as a small number, of each code point.
+
+    Attributes:
+        table: [CODE_POINTS] uint8. Classes of ASCII characters are fixed once a text was classified.
+    """
+
+    def __init__(self, filling: int = 0) -> None:
+        self.table = np.full(CODE_POINTS, filling, dtype=np.uint8)
+        self._ascii = b""
+
+    def of(self, text: str) -> NDArray[np.uint8]:
+        """Return [characters] uint8, the class of each character."""
+        if not text.isascii():
+            return self.table[code_points(text)]
+        self._ascii = self._ascii or self.table[:256].tobytes()
+        return np.frombuffer(text.encode().translate(self._ascii), dtype=np.uint8)
+
+
+def code_points(text: str) -> NDArray[np.uint8] | NDArray[np.uint32]:
+    """Return [characters] the code points of a text: uint8 if it is ASCII, else uint32."""
+    if text.isascii():
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

@@ -1,0 +1,301 @@
+"""Encodes texts by libraries that are many times quicker than `tokenizers`, which stays the definition: fastokens for
+byte-level BPE, splintr for WordPiece and Unigram.
+
+They are trusted as far as they were seen to give the same. The first texts are encoded both ways; after a difference
+the library is not used any more. Each character is tried both ways before the first text that has it, since libraries
+know different versions of Unicode; a text with one that differs is left to the definition. The libraries give ids
+without places: these follow from the bytes of the pieces, or from the words, which are counted in the text and in the
+tokens. Where the two counts differ, the text is left to the definition, too.
+"""
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.characters import CharacterClasses, code_points
+from data_service.errors import TokenizerError
+from data_service.tokenizers.files import library_errors
+from data_service.tokenizers.tokenizer import Kind, PlacedTokens, Tokenizer
+from data_service.tokenizers.words import SPACE
+
+VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
+"""The versions that were tried on millions of texts; others are not used."""
+
+TRIED_CHARACTERS = 1 << 16  # of the first texts, which are encoded both ways
+_KEPT_CHARACTERS = (
+    1 << 25
+)  # after which a library is opened anew, since the caches of fastokens grow by each word
+
+_LIBRARIES: dict[Kind, str] = {"byte_bpe": "fastokens", "wordpiece": "splintr-rs", "unigram": "splintr-rs"}
+_FORMS = ("NFC", "NFKC", "NFD", "NFKD")
+# Classes of characters.
+_REMOVED, _SEPARATOR, _LETTER, _WORD, _DIFFERING, _UNTRIED = range(6)
+_CONTEXTS = ("a{0}a", "a {0} a", "ab{0}de {0} {0}{0} x{0}1{0}. {0}")
+_EFFECTS = {(1, 2): _REMOVED, (2, 2): _SEPARATOR, (1, 3): _LETTER, (3, 3): _WORD}
+"""Class of a character by the number of words of the first two contexts."""
+
+_Ids = NDArray[np.uint32]
+
+
+class _Unsuited(Exception):
+    """The libraries cannot be used for a tokenizer, for the reason that is its text."""
+
+
+class TextEncoder:
+    """An encoder of texts that gives what `Tokenizer.encode_placed` gives, by a quicker library where that is the same.
+
+    Attributes:
+        counts: number of texts by library and version, with the reason if it is the definition for all of them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.counts = Counter[str]()
+        self._tokenizer = tokenizer
+        self._untried = TRIED_CHARACTERS
+        self._definition = f"tokenizers {version('tokenizers')}"
+        self._quick: _QuickEncoder | None = None
+        self._reason = ""
+        try:
+            self._quick = _quick_encoder(tokenizer)
+        except _Unsuited as reason:
+            self._reason = f" ({reason})"
+
+    def encode_placed(self, texts: Sequence[str], by_word: bool = False) -> list[PlacedTokens]:
+        """Return the tokens of each text. `by_word`: whether they may have the places of their words."""
+        found = [self._quick.encode(text, by_word) if self._quick is not None else None for text in texts]
+        tried = self._next_tried(texts) if self._quick is not None else 0
+        chosen = [number for number, tokens in enumerate(found) if tokens is None or number < tried]
+        placed = self._tokenizer.encode_placed([texts[number] for number in chosen])
+        defined = dict(zip(chosen, placed, strict=True))
+        if any(
+            tokens is not None and not _agree(defined[n], tokens) for n, tokens in enumerate(found[:tried])
+        ):
+            assert self._quick is not None
+            self._reason, self._quick = f" ({self._quick.name} differs)", None
+            return self.encode_placed(texts, by_word)
+        defining = self._definition + self._reason
+        library = defining if self._quick is None else self._quick.name
+        self.counts += Counter(defining if tokens is None else library for tokens in found)
+        return [defined[number] if tokens is None else tokens for number, tokens in enumerate(found)]
+
+    def _next_tried(self, texts: Sequence[str]) -> int:
+        """Return how many of the texts are encoded both ways."""
+        number = 0
+        while number < len(texts) and self._untried > 0:
+            self._untried -= len(texts[number])
+            number += 1
+        return number
+
+
+@lru_cache(maxsize=1)
+def _quick_encoder(tokenizer: Tokenizer) -> "_QuickEncoder":
+    return _QuickEncoder(tokenizer)
+
+
+def _agree(defined: PlacedTokens, quick: PlacedTokens) -> bool:
+    """Return whether the tokens are the same, at the same places; or, where `quick` has those of words, inside these,
+    the first token of a word in or before its first character but behind the word before.
+    """
+    if not quick.by_word or not np.array_equal(defined.ids, quick.ids):
+        return defined.equals(quick)
+    first = np.append(True, quick.starts[1:] != quick.starts[:-1])[: len(quick)]
+    before = np.append(0, quick.ends[:-1])[: len(quick)][first]
+    starts = defined.starts[first]
+    return bool(
+        ((before <= starts) & (starts <= quick.starts[first])).all() and (defined.ends <= quick.ends).all()
+    )
+
+
+class _QuickEncoder:
+    """A quicker library for one tokenizer, and what is known of the characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises _Unsuited."""
+        library = _LIBRARIES.get(tokenizer.kind)
+        if library is None:
+            raise _Unsuited("no other library gives the same")
+        try:
+            installed = version(library)
+        except PackageNotFoundError as error:
+            raise _Unsuited(f"{library} is not installed") from error
+        if installed != VERSIONS[library]:
+            raise _Unsuited(f"{library} is {installed}, {VERSIONS[library]} was tried")
+        self.name = f"{library} {installed}"
+        self._tokenizer = tokenizer
+        self._definition = tokenizer.text_definition
+        self._pieces = _piece_rules(tokenizer, json.loads(self._definition))
+        self._classes = CharacterClasses(_UNTRIED)
+        self._characters = 0
+        try:
+            with library_errors(self.name):
+                self._library = OPEN[library](self._definition)
+        except TokenizerError as error:
+            raise _Unsuited(f"{self.name} does not read it") from error
+        self._try(np.arange(128))
+
+    def encode(self, text: str, by_word: bool) -> PlacedTokens | None:
+        """Return the tokens of a text; None if this is left to the definition."""
+        if not by_word and self._pieces.widths is None:
+            return None
+        classes = self._classes.of(text)
+        untried = classes == _UNTRIED
+        if untried.any():
+            self._try(np.unique(code_points(text)[untried]))
+            classes = self._classes.of(text)
+        if (classes == _DIFFERING).any():
+            return None
+        ids = self._ids(text)
+        if ids is None:
+            return None
+        if self._pieces.widths is not None:
+            return _by_bytes(text, ids, self._pieces, self._tokenizer.id_dtype)
+        return _by_words(classes, ids, self._pieces, self._tokenizer.id_dtype)
+
+    def _ids(self, text: str) -> _Ids | None:
+        self._characters += len(text)
+        if self._characters > _KEPT_CHARACTERS:
+            self._library, self._characters = OPEN[self.name.split()[0]](self._definition), len(text)
+        try:
+            with library_errors(self.name):
+                return self._library(text)
+        except TokenizerError:
+            return None
+
+    def _try(self, codes: NDArray[np.integer[Any]]) -> None:
+        """Find the classes of characters."""
+        contexts = [context.format(chr(code)) for code in codes.tolist() for context in _CONTEXTS]
+        defined = self._tokenizer.encode_batch(contexts)
+        for place, code in enumerate(codes.tolist()):
+            of_code = slice(place * len(_CONTEXTS), (place + 1) * len(_CONTEXTS))
+            quick = map(self._ids, contexts[of_code])
+            same = all(
+                q is not None and np.array_equal(q, d) for q, d in zip(quick, defined[of_code], strict=True)
+            )
+            self._classes.table[code] = self._class(defined[of_code]) if same else _DIFFERING
+
+    def _class(self, contexts: Sequence[NDArray[Any]]) -> int:
+        begins = self._pieces.begins
+        if begins is None:
+            return _LETTER
+        alone, spaced = (int(begins[ids].sum()) for ids in contexts[:2])
+        return _EFFECTS.get((alone, spaced), _DIFFERING)
+
+
+class _PieceRules(NamedTuple):
+    """What the places of tokens follow from: [vocab_size] bytes of each piece (byte-level BPE), or whether it begins a
+    word.
+
+    `form`: normalization of byte-level BPE. `added`: whether it is an added token, of which places are not reckoned.
+    `unknown`: id of the unknown token. If characters were removed before it, the definition does not place it exactly.
+    """
+
+    widths: NDArray[np.int64] | None
+    begins: NDArray[np.bool_] | None
+    added: NDArray[np.bool_]
+    unknown: int
+    form: str | None = None
+
+
+def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRules:
+    """Raises _Unsuited: places cannot be reckoned by these rules."""
+    added = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
+    added[[token["id"] for token in definition["added_tokens"] if token["id"] != tokenizer.special.unk]] = (
+        True
+    )
+    normalizer, splitter = definition["normalizer"] or {}, definition["pre_tokenizer"] or {}
+    if tokenizer.kind == "byte_bpe":
+        form = normalizer.get("type")
+        if form not in (None, *_FORMS):
+            raise _Unsuited(f"texts are changed by {form}")
+        widths = [
+            len(piece.encode() if own else piece) for piece, own in zip(tokenizer.pieces, added, strict=True)
+        ]
+        return _PieceRules(np.array(widths, dtype=np.int64), None, added, tokenizer.special.unk, form)
+    steps = splitter.get("pretokenizers", [splitter])
+    names = [step.get("type") for step in steps]
+    words = tokenizer.kind == "wordpiece" and names == ["BertPreTokenizer"]
+    spaces = names[-1:] == ["Metaspace"] and set(names[:-1]) <= {"WhitespaceSplit"}
+    if spaces:
+        spaces = steps[-1].get("split", True) and steps[-1].get("prepend_scheme", "always") != "never"
+    if not words and not (spaces and tokenizer.kind == "unigram"):
+        raise _Unsuited("words are split by other rules")
+    prefix = definition["model"].get("continuing_subword_prefix", "##")
+    begins = [not p.startswith(prefix) if words else p.startswith(SPACE) for p in tokenizer.pieces]
+    return _PieceRules(None, np.array(begins, dtype=np.bool_), added, tokenizer.special.unk)
+
+
+def _by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]) -> PlacedTokens | None:
+    """Place tokens by the bytes of their pieces; None if these are not as many as the text's."""
+    assert pieces.widths is not None
+    plain = text.encode()
+    widths = pieces.widths[ids]
+    ends = np.cumsum(widths)
+    starts = ends - widths
+    prefixed = int(ends[-1]) - len(plain) if len(ends) else -len(plain)
+    if prefixed == 1 and text and text[0] != " ":  # a space was put before the text
+        starts, ends, prefixed = np.maximum(starts - 1, 0), np.maximum(ends - 1, 1), 0
+    if prefixed or (pieces.form is not None and not unicodedata.is_normalized(pieces.form, text)):  # type: ignore[arg-type]
+        return None
+    if len(plain) > len(text):
+        character = np.cumsum((np.frombuffer(plain, dtype=np.uint8) & 0xC0) != 0x80)
+        starts, ends = character[starts] - 1, character[ends - 1]
+    return PlacedTokens(ids.astype(dtype), starts, ends)
+
+
+def _by_words(
+    classes: NDArray[np.uint8], ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]
+) -> PlacedTokens | None:
+    """Give tokens the places of their words; None if the text has not as many words as the tokens begin."""
+    assert pieces.begins is not None
+    kept = classes != _REMOVED
+    removed = not kept.all()
+    if removed and (ids == pieces.unknown).any():
+        return None
+    if removed:
+        classes = classes[kept]
+    alone, content = classes == _WORD, classes >= _LETTER
+    begins, ends = content.copy(), content.copy()
+    begins[1:] &= ~content[:-1] | alone[:-1] | alone[1:]
+    ends[:-1] &= begins[1:] | ~content[1:]
+    starts, stops = np.flatnonzero(begins), np.flatnonzero(ends) + 1
+    if removed:
+        characters = np.flatnonzero(kept)
+        starts, stops = characters[starts], characters[stops - 1] + 1
+    first = pieces.begins[ids]
+    if np.count_nonzero(first) != len(starts) or (len(ids) and not first[0]) or pieces.added[ids].any():
+        return None
+    words = np.cumsum(first) - 1
+    return PlacedTokens(ids.astype(dtype), starts[words], stops[words], by_word=True)
+
+
+def _open_fastokens(definition: str) -> Callable[[str], _Ids]:
+    import fastokens  # type: ignore[import-untyped]
+
+    library = fastokens.Tokenizer.from_json_str(definition)
+
+    def ids(text: str) -> _Ids:
+        # One text a call starts no threads, so that a process may be forked afterwards.
+        found, _ = library.encode_batch_flat([text], add_special_tokens=False, split_special_tokens=True)
+        return np.frombuffer(found, dtype="<u4")
+
+    return ids
+
+
+def _open_splintr(definition: str) -> Callable[[str], _Ids]:
+    import splintr
+
+    library = splintr.from_json_bytes(definition.encode())
+    return lambda text: np.frombuffer(library.encode_flat(text), dtype="<u4")
+
+
+OPEN: dict[str, Callable[[str], Callable[[str], _Ids]]] = {
+    "fastokens": _open_fastokens,
+    "splintr-rs": _open_splintr,
+}
