@@ -22,7 +22,7 @@ Where the language is given, its own rules come in place of these or beside them
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -206,10 +206,17 @@ def _ends_sentence(text: str, mark: int, following: int, language: Language) -> 
         first = text[following + 1]
     if first.islower():
         return False
-    if text[mark] not in ".․" or (mark and _MARK.match(text[mark - 1])):
+    before = text[mark - 1] if mark else ""
+    if text[mark] not in ".․" or (not before.isalnum() and _MARK.match(before)):
         return True
     line = text[max(0, mark - _WORD_CHARACTERS) : mark].rpartition("\n")[2].lstrip()
-    word = line.rpartition(" ")[2].lstrip(_OPENERS)
+    return not _ends_no_sentence(line[line.rfind(" ") + 1 :], language)
+
+
+@lru_cache(maxsize=1 << 14)
+def _ends_no_sentence(word: str, language: Language) -> bool:
+    """Return whether a full stop behind `word`, which may follow an opening mark, ends no sentence."""
+    word = word.lstrip(_OPENERS)
     if is_abbreviation(word, language):
-        return False
-    return not ("." in word or (len(word) == 1 and word.isupper()) or word.lower() in _ABBREVIATIONS)
+        return True
+    return "." in word or (len(word) == 1 and word.isupper()) or word.lower() in _ABBREVIATIONS

@@ -100,17 +100,15 @@ def _quick_encoder(tokenizer: Tokenizer) -> "_QuickEncoder":
 
 
 def _agree(defined: PlacedTokens, quick: PlacedTokens) -> bool:
-    """Return whether the tokens are the same, at the same places; or, where `quick` has those of words, inside these,
-    the first token of a word in or before its first character but behind the word before.
+    """Return whether the tokens are the same, at the same places; or, where `quick` has those of words, between the
+    word before and the word behind.
     """
     if not quick.by_word or not np.array_equal(defined.ids, quick.ids):
         return defined.equals(quick)
-    first = np.append(True, quick.starts[1:] != quick.starts[:-1])[: len(quick)]
-    before = np.append(0, quick.ends[:-1])[: len(quick)][first]
-    starts = defined.starts[first]
-    return bool(
-        ((before <= starts) & (starts <= quick.starts[first])).all() and (defined.ends <= quick.ends).all()
-    )
+    starts, ends = np.unique(quick.starts), np.append(0, np.unique(quick.ends))
+    word = np.searchsorted(starts, quick.starts)
+    behind = np.append(starts[1:], np.iinfo(np.int64).max)
+    return bool((ends[word] <= defined.starts).all() and (defined.ends <= behind[word]).all())
 
 
 class _QuickEncoder:
@@ -193,13 +191,15 @@ class _PieceRules(NamedTuple):
     word.
 
     `form`: normalization of byte-level BPE. `added`: whether it is an added token, of which places are not reckoned.
-    `unknown`: id of the unknown token. If characters were removed before it, the definition does not place it exactly.
+    `unknown`: id of the unknown token. `spaces`: whether a piece that begins a word begins with a space. Where
+    characters are removed, the definition places unknown tokens and those of such pieces too early.
     """
 
     widths: NDArray[np.int64] | None
     begins: NDArray[np.bool_] | None
     added: NDArray[np.bool_]
     unknown: int
+    spaces: bool = False
     form: str | None = None
 
 
@@ -217,18 +217,20 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
         widths = [
             len(piece.encode() if own else piece) for piece, own in zip(tokenizer.pieces, added, strict=True)
         ]
-        return _PieceRules(np.array(widths, dtype=np.int64), None, added, tokenizer.special.unk, form)
+        return _PieceRules(np.array(widths, dtype=np.int64), None, added, tokenizer.special.unk, form=form)
     steps = splitter.get("pretokenizers", [splitter])
     names = [step.get("type") for step in steps]
     words = tokenizer.kind == "wordpiece" and names == ["BertPreTokenizer"]
     spaces = names[-1:] == ["Metaspace"] and set(names[:-1]) <= {"WhitespaceSplit"}
     if spaces:
         spaces = steps[-1].get("split", True) and steps[-1].get("prepend_scheme", "always") != "never"
+        # A mark that is alone between spaces, and is stripped, leaves both spaces.
+        spaces &= len(names) > 1 or "StripAccents" not in json.dumps(normalizer)
     if not words and not (spaces and tokenizer.kind == "unigram"):
         raise _Unsuited("words are split by other rules")
     prefix = definition["model"].get("continuing_subword_prefix", "##")
     begins = [not p.startswith(prefix) if words else p.startswith(SPACE) for p in tokenizer.pieces]
-    return _PieceRules(None, np.array(begins, dtype=np.bool_), added, tokenizer.special.unk)
+    return _PieceRules(None, np.array(begins, dtype=np.bool_), added, tokenizer.special.unk, bool(spaces))
 
 
 def _by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]) -> PlacedTokens | None:
@@ -256,7 +258,7 @@ def _by_words(
     assert pieces.begins is not None
     kept = classes != _REMOVED
     removed = not kept.all()
-    if removed and (ids == pieces.unknown).any():
+    if removed and (pieces.spaces or (ids == pieces.unknown).any()):
         return None
     if removed:
         classes = classes[kept]
@@ -291,7 +293,13 @@ def _open_fastokens(definition: str) -> Callable[[str], _Ids]:
 def _open_splintr(definition: str) -> Callable[[str], _Ids]:
     import splintr
 
-    library = splintr.from_json_bytes(definition.encode())
+    rules = json.loads(definition)
+    unknown = rules["model"].get("unk_id")
+    if (
+        unknown is not None
+    ):  # splintr finds the unknown piece by this name alone (findings/splintr_drops_unknown_pieces.sh)
+        rules["model"]["vocab"][unknown][0] = "<unk>"
+    library = splintr.from_json_bytes(json.dumps(rules).encode())
     return lambda text: np.frombuffer(library.encode_flat(text), dtype="<u4")
 
 

@@ -19,6 +19,7 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.specials import END_OF_DOCUMENT
 from data_service.tokenizers.train import train_tokenizer
 from tests.support.data.all_sorts import documents_of_all_sorts
+from tests.support.data.random_text import random_text
 from tests.support.data.tokenizer_folders import FOLDERS
 
 UNKNOWN = (
@@ -52,34 +53,12 @@ def test_ids_are_those_of_the_class(made: Callable[[str], Path], name: str) -> N
             assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
 
 
-# First and last code points of what random texts are made of: controls and ASCII, Latin, combining marks, Greek to
-# Arabic, Indic and Thai, jamo, spaces and joiners, signs, kana, Han, Hangul, forms of width, emoji, private use.
-_BLOCKS = (
-    *((0x00, 0x7F), (0x80, 0x24F), (0x300, 0x36F), (0x370, 0x6FF), (0x900, 0xE7F), (0x1100, 0x11FF)),
-    *(
-        (0x2000, 0x206F),
-        (0x2100, 0x27BF),
-        (0x3000, 0x30FF),
-        (0x4E00, 0x4E80),
-        (0xAC00, 0xAC80),
-        (0xFB00, 0xFFEF),
-    ),
-    *((0x1F300, 0x1F6FF), (0xE000, 0xE010), (0x20, 0x20), (0x09, 0x0D), (0x61, 0x7A)),
-)
-
-
-def _random_text(random: Random) -> str:
-    blocks = random.choices(_BLOCKS, k=4)
-    characters = (chr(random.randint(*random.choice(blocks))) for _ in range(random.randint(0, 60)))
-    return "".join(characters)
-
-
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_ids_of_random_text_are_those_of_the_class(made: Callable[[str], Path], name: str) -> None:
     folder, random = made(name), Random(name)
     theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(str(folder), "agreeing")
-    texts = [_random_text(random) for _ in range(400)]
+    texts = [random_text(random) for _ in range(400)]
     expected = theirs(texts, add_special_tokens=False).input_ids
     for text, ids, wanted in zip(texts, ours.encode_batch(texts), expected, strict=True):
         assert ids.tolist() == wanted, repr(text)

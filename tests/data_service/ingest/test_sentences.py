@@ -135,3 +135,32 @@ def test_nothing_but_white_space_is_lost(text: str, language: Language) -> None:
 def test_the_language_is_of_a_corpuss_identity_only_where_one_is_named() -> None:
     assert "sentences" not in BuildOptions().identity()
     assert BuildOptions(sentences="zh").identity()["sentences"] == "zh"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *"aBé1.!?…\n \t\r\x0b\x85\u2028\u3000)\"'”»([«",
+                "Mr.",
+                "e.g.",
+                "U.S.",
+                "etc. ",
+                "X.",
+                "Prof.",
+                ".\n",
+            ]
+        ),
+        max_size=40,
+    ).map("".join),
+    st.sampled_from(["any", "any", "de", "fr", "ru"]),
+)
+@example("\n \u3000no. 12", "any")
+@example("\t\tZ. x", "any")
+def test_bounds_do_not_depend_on_the_other_scripts_of_a_text(text: str, language: Language) -> None:
+    """With a Chinese sentence behind it, a text is read line by line, as other scripts need it."""
+    with_chinese = sentence_bounds(text + "\n。", language).tolist()
+    own = sentence_bounds(text, language).tolist()
+    assert with_chinese[: len(own)] == own
+    assert len(with_chinese) - len(own) == (1 if text.strip() else 0)
