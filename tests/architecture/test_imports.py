@@ -60,17 +60,10 @@ def loaded_with(modules: list[str]) -> set[str]:
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 
-def test_the_streaming_path_never_loads_torch() -> None:
-    """All of data_service but the writing of shards, which needs webdataset, which imports torch."""
-    writing = ("data_service.ingest", "data_service.corpus.writer")
-    names = [module_name(path) for path in sources("data_service")]
-    loaded = loaded_with([name for name in names if not name.startswith(writing)])
-    assert not loaded & {"torch", "deepspeed", "webdataset", "transformers", *PACKAGES} - {"data_service"}
-
-
-def test_writing_shards_loads_nothing_of_ours_but_data_service() -> None:
+def test_the_data_service_never_loads_torch() -> None:
+    """webdataset would: shards are written without it."""
     loaded = loaded_with([module_name(path) for path in sources("data_service")])
-    assert not loaded & {"deepspeed", "transformers", *PACKAGES} - {"data_service"}
+    assert not loaded & {"torch", "deepspeed", "webdataset", "transformers", *PACKAGES} - {"data_service"}
 
 
 def test_encoder_core_loads_none_of_the_others() -> None:
@@ -118,7 +111,6 @@ def test_import_statements_follow_the_arrows(package: str, allowed: set[str]) ->
     [
         ("deepspeed", "encoder_core/train/engine.py"),
         ("boto3", "data_service/store/s3.py"),
-        ("webdataset", "data_service/corpus/writer.py"),
     ],
 )
 def test_a_library_is_imported_in_one_file(library: str, place: str) -> None:
