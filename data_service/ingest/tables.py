@@ -89,7 +89,8 @@ def _clusters(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
 def clusters_digest(file: InputFile) -> bytes:
     """Return the digest of the clusters that a Parquet file of prepared documents names; empty if it names none."""
     schema = pq.read_schema(open_ranged(file, chunk=_READ_AHEAD))
-    return (schema.metadata or {}).get(CLUSTERS.encode(), b"")
+    found: bytes = (schema.metadata or {}).get(CLUSTERS.encode(), b"")
+    return found
 
 
 def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
