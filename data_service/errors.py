@@ -1,7 +1,6 @@
 """Errors that a user can act on: each says what is wrong, where, and what to do."""
 
 import re
-from importlib.metadata import PackageNotFoundError, requires, version
 
 from data_service.printable import without_secrets
 
@@ -72,6 +71,8 @@ def library_changed(library: str, what: str) -> LibraryChanged:
 
     It says which version is installed, and which versions our metadata requires.
     """
+    from importlib.metadata import PackageNotFoundError, requires, version  # every command loads this module
+
     try:
         seen = version(library)
         tested = [

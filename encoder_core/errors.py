@@ -1,7 +1,6 @@
 """Errors that a user can act on: each says what is wrong, where, and what to do."""
 
 import re
-from importlib.metadata import PackageNotFoundError, requires, version
 
 
 class UserError(Exception):
@@ -45,6 +44,8 @@ def library_changed(library: str, what: str) -> LibraryChanged:
 
     The message has the installed version, and the tested versions by our package metadata.
     """
+    from importlib.metadata import PackageNotFoundError, requires, version  # every command loads this module
+
     try:
         seen = version(library)
         tested = [

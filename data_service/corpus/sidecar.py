@@ -7,12 +7,9 @@ sides. Only this module knows the files; nothing that streams training data impo
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_service.corpus.corpus import Corpus, Part
@@ -23,18 +20,14 @@ from data_service.errors import CorpusError, damaged
 from data_service.store.base import digest, together
 from data_service.store.errors import KeyMissing
 
+if TYPE_CHECKING:  # else where a sidecar is written or read: most corpora have none
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
 PARTS: tuple[Part, ...] = ("train", "heldout")
-Conditions: TypeAlias = list[tuple[str, str, object]] | pc.Expression
+Conditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"
 ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
-_SCHEMA = pa.schema(
-    [
-        pa.field("block", pa.int32(), nullable=False),
-        pa.field("document", pa.int32(), nullable=False),
-        pa.field("start", pa.int64(), nullable=False),
-        pa.field("tokens", pa.int64(), nullable=False),
-        *(pa.field(name, pa.string()) for name in FIELDS),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class SidecarWriter:
         self.counter = ValueCounter()
         self._rows: list[DocumentOrigin] = []
         self._file: BinaryIO | None = None
-        self._writer: pq.ParquetWriter | None = None
+        self._writer: "pq.ParquetWriter | None" = None
 
     def add(self, row: DocumentOrigin) -> None:
         """Append a row. Rows must come in the order of the shard. Raises OSError: the disk is full."""
@@ -94,6 +87,14 @@ class SidecarWriter:
             self._file.close()
 
     def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        numbers = {"block": pa.int32(), "document": pa.int32(), "start": pa.int64(), "tokens": pa.int64()}
+        schema = pa.schema(
+            [pa.field(name, kind, nullable=False) for name, kind in numbers.items()]
+            + [pa.field(name, pa.string()) for name in FIELDS]
+        )
         rows, self._rows = self._rows, []
         columns: list[Sequence[object]] = [
             [row.block for row in rows],
@@ -103,12 +104,12 @@ class SidecarWriter:
             *([row.provenance[index] for row in rows] for index in range(len(FIELDS))),
         ]
         batch = pa.record_batch(
-            [pa.array(values, kind.type) for values, kind in zip(columns, _SCHEMA, strict=True)],
-            schema=_SCHEMA,
+            [pa.array(values, kind.type) for values, kind in zip(columns, schema, strict=True)],
+            schema=schema,
         )
         if self._writer is None:
             self._file = self.path.open("wb")
-            self._writer = pq.ParquetWriter(self._file, _SCHEMA, compression="zstd")
+            self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
         self._writer.write_batch(batch)
 
 
@@ -122,7 +123,7 @@ def require_provenance(corpus: Corpus) -> None:
 
 
 def read_origins(
-    corpus: Corpus, split: Part, shard: str, where: Conditions | None = None
+    corpus: Corpus, split: Part, shard: str, where: "Conditions | None" = None
 ) -> Iterator[DocumentOrigin]:
     """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
 
@@ -186,6 +187,9 @@ def find_ids(
 
     `report` is called with the number of sidecars just read, and of all. Raises as `find_documents`.
     """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     require_provenance(corpus)
     yield from _find(corpus, pc.field("id").isin(pa.array(sorted(ids), pa.string())), report)
 
@@ -242,9 +246,12 @@ def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[Pa
 
 
 def _read(
-    corpus: Corpus, shard: str, columns: list[str] | None = None, filters: Conditions | None = None
-) -> pa.Table:
+    corpus: Corpus, shard: str, columns: list[str] | None = None, filters: "Conditions | None" = None
+) -> "pa.Table":
     """Return the sidecar of a shard, verified."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     key = sidecar_of(shard)
     place = f"{corpus.store.uri.rstrip('/')}/{key}"
     try:

@@ -1,13 +1,11 @@
-"""Writes a shard: a plain WebDataset tar with one sample per block. The same blocks always give the same bytes.
-
-Only this module imports webdataset, which imports torch. No module that streams training data imports it.
-"""
+"""Writes a shard: a plain WebDataset tar with one sample per block. The same blocks always give the same bytes."""
 
 import hashlib
 import io
+import tarfile
 from pathlib import Path
 
-from webdataset.writer import TarWriter
+import numpy as np
 
 from data_service.corpus.reader import MEMBERS
 from data_service.corpus.written import WrittenBlock, WrittenShard
@@ -61,17 +59,18 @@ class ShardWriter:
 
 def _tar_sample(key: str, block: Block) -> memoryview:
     """Return one sample as tar bytes without the archive's end. Such samples, one after another, form an archive."""
-    buffer = io.BytesIO()
-    writer = TarWriter(buffer, user="maskfleet", group="maskfleet", mtime=0)
-    writer.write(
-        {
-            "__key__": key,
-            "tokens.npy": block.tokens,
-            "sentences.npy": block.sentences,
-            "documents.npy": block.documents,
-        }
-        | {MEMBERS[level]: bits for level, bits in block.units.items()}
-    )
-    length = writer.tarstream.offset
-    writer.close()
-    return buffer.getbuffer()[:length]
+    arrays = {
+        "tokens.npy": block.tokens,
+        "sentences.npy": block.sentences,
+        "documents.npy": block.documents,
+    } | {MEMBERS[level]: bits for level, bits in block.units.items()}
+    sample = io.BytesIO()
+    for name in sorted(arrays):
+        content = io.BytesIO()
+        np.save(content, arrays[name])
+        member = tarfile.TarInfo(f"{key}.{name}")
+        member.size, member.mode, member.uname, member.gname = content.tell(), 0o444, "maskfleet", "maskfleet"
+        sample.write(member.tobuf(tarfile.USTAR_FORMAT))
+        sample.write(content.getbuffer())
+        sample.write(bytes(-member.size % tarfile.BLOCKSIZE))
+    return sample.getbuffer()

@@ -1,50 +1,21 @@
-"""Reads the documents of a split, in order, from files of any format. `formats` reads files of lines; Parquet files and
-Arrow streams are read here: one document a row, in one column of strings, a few hundred rows at a time.
+"""Reads the documents of a split, in order, from files of any format. `formats` reads files of lines, `tables` Parquet
+and Arrow files."""
 
-Strings of tables are read as bytes and decoded here, because Arrow does not check that they are UTF-8. Bytes are read
-alike.
-"""
+from collections.abc import Iterable, Iterator, Sequence
+from typing import assert_never
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import BinaryIO, assert_never
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from data_service.corpus.provenance import Cluster
 from data_service.errors import InputError
-from data_service.ingest.files import SMALL, fetch, held, open_ranged
+from data_service.ingest.files import SMALL, fetch, held
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.mds import read_mds
 from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Numbered, Text, accept, text_of_record
+from data_service.ingest.records import BadRecord, Text
 from data_service.ingest.tars import read_tar, refuse_fields
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
 from data_service.store.base import together
-
-CLUSTER = "cluster"
-CLUSTERS = "maskfleet_clusters"
-"""Of documents that were prepared with clusters: the column with the cluster's name, and the entry in the file's
-metadata with the digest of all clusters."""
-
-_ROWS = 256
-_READ_AHEAD = 64 * 1024
-_COLUMNS = (
-    "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
-    "--negatives-field)"
-)
-_TEXT_TYPES = (
-    *(pa.string(), pa.large_string(), pa.string_view()),
-    *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many a writer says only that these are bytes
-)
-_FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
 
 
 def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -100,10 +71,11 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
             return read_jsonl(piece, options)
         case "csv" | "tsv":
             return read_delimited(piece, options)
-        case "parquet":
-            return read_parquet(piece, options)
-        case "arrow":
-            return read_arrow(piece, options)
+        case "parquet" | "arrow":
+            from data_service.ingest import tables  # and pyarrow
+
+            read = tables.read_parquet if piece.file.format == "parquet" else tables.read_arrow
+            return read(piece, options)
         case "mds":
             return read_mds(piece, options)
         case "warc":
@@ -124,234 +96,14 @@ def _refuse_pairs(piece: FilePiece, options: BuildOptions) -> None:
         )
 
 
-def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Yield the documents of the row groups that begin inside the piece. A record is bad if it is null, not
-    UTF-8 or too long.
-
-    Raises:
-        InputError: the file is damaged, or a column is missing or not text.
-    """
-    file = piece.file
-    with (
-        _damage_named(file, "Parquet"),
-        pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table,
-    ):
-        columns = _columns(table.schema_arrow, file, options)
-        clusters = _clusters(table.schema_arrow, file, options)
-        if clusters:
-            columns = list(dict.fromkeys([*columns, CLUSTER]))
-        first = 0
-        for group in range(table.num_row_groups):
-            rows = table.metadata.row_group(group).num_rows
-            if piece.start <= _group_start(table.metadata.row_group(group)) < piece.stop:
-                row = first
-                for batch in table.iter_batches(
-                    _ROWS, row_groups=[group], columns=columns, use_threads=False
-                ):
-                    yield from _read_rows(batch, row, file, options, clusters)
-                    row += len(batch)
-            first += rows
-
-
-def _clusters(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
-    """Return the digest of the clusters that a file of prepared documents names; empty if it names none.
-
-    Raises:
-        InputError: the column with their names is gone.
-    """
-    found: bytes | None = (schema.metadata or {}).get(CLUSTERS.encode())
-    if found is None or options.pairs is not None:
-        return ""
-    if schema.names.count(CLUSTER) != 1:
-        raise InputError(
-            f"{file.uri}: its documents were prepared with clusters, but it has no column {CLUSTER!r}",
-            remedy="give the file as `corpus prepare` wrote it, or prepare the documents again",
-        )
-    return found.decode()
-
-
 def not_together(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
     """Return the first two files of which one names other clusters than the other, or none. There are two such."""
+    from data_service.ingest.tables import clusters_digest
+
     first: dict[bytes, InputFile] = {}
     for file in files:
-        schema = (
-            pq.read_schema(open_ranged(file, chunk=_READ_AHEAD))
-            if file.format == "parquet"
-            else pa.schema([])
-        )
-        first.setdefault((schema.metadata or {}).get(CLUSTERS.encode(), b""), file)
+        first.setdefault(clusters_digest(file) if file.format == "parquet" else b"", file)
         if len(first) > 1:
             break
     one, other = first.values()
     return one, other
-
-
-def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
-    """Yield the documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
-
-    Raises:
-        InputError: the file is damaged, or a column is missing or not text.
-    """
-    file, row = piece.file, 0
-    with _damage_named(file, "Arrow"), open_ranged(file) as stream:
-        for batch in _batches(stream, file, options):
-            for start in range(0, len(batch), _ROWS):
-                yield from _read_rows(batch.slice(start, _ROWS), row + start, file, options)
-            row += len(batch)
-
-
-def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the columns that are read."""
-    with_footer = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
-    stream.seek(0)
-    open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
-    schema = open_ipc(stream).schema
-    stream.seek(0)
-    fields = [schema.get_field_index(_way(schema, name)[0]) for name in _columns(schema, file, options)]
-    only = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-    reader = open_ipc(stream, options=only)
-    if with_footer:
-        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
-    else:
-        yield from reader
-
-
-def _read_rows(
-    batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions, clusters: str = ""
-) -> Iterator[Text | BadRecord]:
-    beside = set(options.metadata_fields or ()) - {options.text_field}
-    columns = {
-        name: (_as_strings if name in beside else _as_bytes)(_values(batch, name)) for name in options.fields
-    }
-    there = (name for name in options.further_fields if _type_of(batch.schema, name) is not None)
-    columns |= {name: _as_strings(_values(batch, name)) for name in there}
-    names = batch.column(CLUSTER).cast(pa.string()).to_pylist() if clusters else []
-    for index in range(len(batch)):
-        values = {name: column[index] for name, column in columns.items()}
-        found = accept(options, _parse, values, Numbered(file, "row", row + index), options)
-        if clusters and isinstance(found, Text):
-            found = replace(found, cluster=Cluster(clusters, names[index]))
-        yield found
-
-
-def _as_bytes(values: pa.Array) -> list[object]:
-    """Return texts as bytes; lists of texts as lists of these."""
-    plain = _plain(values)
-    if _is_list(plain.type):
-        plain = plain.cast(pa.large_list(plain.type.value_type))
-        texts = _plain(plain.flatten()).cast(pa.large_binary()).to_pylist()
-        ends = np.cumsum(pc.list_value_length(plain).fill_null(0).to_numpy(zero_copy_only=False))
-        starts = [0, *ends.tolist()]
-        return [
-            None if missing else texts[start:stop]
-            for missing, start, stop in zip(plain.is_null().to_pylist(), starts[:-1], starts[1:], strict=True)
-        ]
-    found: list[object] = plain.cast(pa.large_binary()).to_pylist()
-    return found
-
-
-def _as_strings(values: pa.Array) -> list[object]:
-    """Return texts as bytes; numbers, dates and times as Arrow spells them."""
-    plain = _plain(values)
-    if _is_text(plain.type):
-        return _as_bytes(plain)
-    nested = pa.types.is_nested(plain.type)
-    found: list[object] = plain.to_pylist() if nested else plain.cast(pa.string()).to_pylist()
-    return found
-
-
-def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions) -> Text:
-    if options.pairs is None and not isinstance(values[options.text_field], bytes):
-        raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
-    return text_of_record(values, options, place)
-
-
-def _plain(values: pa.Array) -> pa.Array:
-    """Return the plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
-    if isinstance(values, pa.DictionaryArray):
-        return _plain(values.dictionary_decode())
-    if isinstance(values, pa.RunEndEncodedArray):
-        return _plain(pc.run_end_decode(values))
-    return _plain(values.storage) if isinstance(values, pa.ExtensionArray) else values
-
-
-def _group_start(group: pq.RowGroupMetaData) -> int:
-    column = group.column(0)
-    return int(column.dictionary_page_offset or column.data_page_offset)
-
-
-def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[str]:
-    """Return the names of the columns to read. Raises InputError: one is missing, there twice, or not text."""
-    lists = options.word_fields if options.pairs is None else options.pairs.negatives
-    beside = set(options.metadata_fields or ()) - {options.text_field}
-    for column in options.fields:
-        _check_column(schema, file, column, lists=column in lists, any_type=column in beside)
-    there = [name for name in options.further_fields if _way(schema, name)[0] in schema.names]
-    for column in there:
-        _checked_type(schema, file, column)
-    return [*options.fields, *there]
-
-
-def _way(schema: pa.Schema, name: str) -> list[str]:
-    """Return the name of a column; of a field inside one, such as `meta.text`, the names on the way there."""
-    return [name] if name in schema.names else name.split(".")
-
-
-def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
-    """Return the type of a column, or of a field inside one; None if it is missing or there twice."""
-    kind = pa.struct(list(schema))
-    for part in _way(schema, name):
-        if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
-            return None
-        kind = kind.field(part).type
-    return kind
-
-
-def _values(batch: pa.RecordBatch, name: str) -> pa.Array:
-    first, *inside = _way(batch.schema, name)
-    return pc.struct_field(batch.column(first), inside) if inside else batch.column(first)
-
-
-def _checked_type(schema: pa.Schema, file: InputFile, column: str) -> pa.DataType:
-    kind = _type_of(schema, column)
-    if kind is None:
-        raise InputError(
-            f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
-            f"(it has {', '.join(schema.names)})",
-            remedy=_COLUMNS,
-        )
-    return kind
-
-
-def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool, any_type: bool) -> None:
-    kind = _checked_type(schema, file, column)
-    if any_type:
-        return
-    if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):
-        raise InputError(
-            f"{file.uri}: column {column!r} has type {kind}, not string",
-            remedy=_COLUMNS,
-        )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _is_text(kind.storage_type)
-    if isinstance(kind, pa.DictionaryType | pa.RunEndEncodedType):
-        return _is_text(kind.value_type)
-    return kind in _TEXT_TYPES
-
-
-@contextmanager
-def _damage_named(file: InputFile, name: str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{file.uri}: not {'an' if name == 'Arrow' else 'a'} {name} file, or a damaged one: {error}",
-            remedy="write or fetch it again",
-        ) from error

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import BinaryIO, assert_never, cast, overload
 
-import psutil
 import zstandard
 
 from data_service.errors import InputError
@@ -206,6 +205,8 @@ def _zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
         window = 0
     if not _ARROW_WINDOW < window <= _WIDEST_WINDOW:
         return _Zstd(raw, file)
+    import psutil  # few files have such a window
+
     if window > (free := psutil.virtual_memory().available) // 2:
         raise InputError(
             f"{file.uri} needs a window of {window // MIB:,} MiB to be decompressed, but only {free // MIB:,} are free",

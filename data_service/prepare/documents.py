@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_service.ingest.documents import CLUSTER, CLUSTERS
+from data_service.ingest.tables import CLUSTER, CLUSTERS
 from data_service.store.base import Store, digest
 
 _GROUP_BYTES = 8 << 20  # of text; `corpus build` cuts its work at row groups

@@ -11,10 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import AddedToken, models
 
 from data_service.errors import TokenizerError
@@ -48,6 +47,9 @@ from data_service.tokenizers.files import (
 )
 from data_service.tokenizers.specials import row_template, token_name
 from data_service.tokenizers.spm import convert_model, marked_pieces, parse_model, piece_model
+
+if TYPE_CHECKING:
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")  # in which order missing ones get ids
 _FAIRSEQ: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
@@ -281,7 +283,7 @@ def _byte_pieces(folder: _Folder) -> tuple[models.Model, bool]:
     return models.BPE(vocabulary, pairs), "[CLS]" in vocabulary
 
 
-def _spm_pieces(proto: ModelProto, folder: _Folder, family: Family) -> models.Model:
+def _spm_pieces(proto: "ModelProto", folder: _Folder, family: Family) -> models.Model:
     """Return the model of pieces; with fairseq's special pieces first where the class puts them there."""
     if family == "llama":
         return piece_model(proto, byte_fallback=True)

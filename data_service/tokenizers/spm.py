@@ -6,21 +6,26 @@ mark before each word, and then finds a Viterbi path over piece scores (unigram)
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import tokenizers
-from google.protobuf.message import DecodeError
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.words import SPACE
 
+if TYPE_CHECKING:  # else where a model is parsed: most folders hold a tokenizer.json
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
 _UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # ModelProto.SentencePiece.Type
 
 
-def parse_model(model: bytes, where: str) -> ModelProto:
+def parse_model(model: bytes, where: str) -> "ModelProto":
     """Return the parsed .model file. Raises TokenizerError: it is not such a file, or is neither unigram nor BPE."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
     proto = ModelProto()
     try:
         proto.ParseFromString(model)
@@ -37,9 +42,9 @@ def parse_model(model: bytes, where: str) -> ModelProto:
     return proto
 
 
-def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> bytes:
+def append_pieces(proto: "ModelProto", scored: Iterable[tuple[str, float]]) -> bytes:
     """Return the model file of `proto`, extended by ordinary pieces with scores."""
-    extended = ModelProto()
+    extended = type(proto)()
     extended.CopyFrom(proto)
     for piece, score in scored:
         extended.pieces.add(piece=piece, score=score, type=_NORMAL)
@@ -49,7 +54,7 @@ def append_pieces(proto: ModelProto, scored: Iterable[tuple[str, float]]) -> byt
 
 
 def convert_model(
-    proto: ModelProto, mask: str | None, mapping: normalizers.Normalizer | None = None
+    proto: "ModelProto", mask: str | None, mapping: normalizers.Normalizer | None = None
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a parsed model.
 
@@ -81,7 +86,7 @@ def convert_model(
     return tokenizer
 
 
-def marked_pieces(proto: ModelProto) -> list[AddedToken]:
+def marked_pieces(proto: "ModelProto") -> list[AddedToken]:
     """Return the pieces that are found in text before all others: control pieces, which are special, and user's
     symbols."""
     return [
@@ -91,7 +96,7 @@ def marked_pieces(proto: ModelProto) -> list[AddedToken]:
     ]
 
 
-def piece_model(proto: ModelProto, *, byte_fallback: bool) -> models.Unigram | models.BPE:
+def piece_model(proto: "ModelProto", *, byte_fallback: bool) -> models.Unigram | models.BPE:
     """Return the model of pieces and scores. `byte_fallback`: whether byte pieces spell characters without a piece."""
     if proto.trainer_spec.model_type == _UNIGRAM:
         scored = [(piece.piece, piece.score) for piece in proto.pieces]
@@ -105,7 +110,7 @@ def piece_model(proto: ModelProto, *, byte_fallback: bool) -> models.Unigram | m
     )
 
 
-def _merges(proto: ModelProto) -> list[tuple[str, str]]:
+def _merges(proto: "ModelProto") -> list[tuple[str, str]]:
     """Return every pair of pieces that merges into a piece, ordered by the score of the result, best first."""
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL}
     ranked = sorted(ids, key=lambda piece: (-proto.pieces[ids[piece]].score, ids[piece]))
@@ -117,7 +122,7 @@ def _merges(proto: ModelProto) -> list[tuple[str, str]]:
     ]
 
 
-def _normalizer(proto: ModelProto, mapping: normalizers.Normalizer | None) -> normalizers.Sequence:
+def _normalizer(proto: "ModelProto", mapping: normalizers.Normalizer | None) -> normalizers.Sequence:
     steps: list[normalizers.Normalizer] = [] if mapping is None else [mapping]
     if mapping is None and proto.normalizer_spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
@@ -126,7 +131,7 @@ def _normalizer(proto: ModelProto, mapping: normalizers.Normalizer | None) -> no
     return normalizers.Sequence(steps)
 
 
-def _prefix(proto: ModelProto) -> str:
+def _prefix(proto: "ModelProto") -> str:
     return "always" if proto.normalizer_spec.add_dummy_prefix else "never"
 
 

@@ -2,13 +2,17 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from ctypes.util import find_library
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support.data.raw_text import DOCUMENTS, tokenizer_folder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
@@ -60,17 +64,10 @@ def loaded_with(modules: list[str]) -> set[str]:
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 
-def test_the_streaming_path_never_loads_torch() -> None:
-    """All of data_service but the writing of shards, which needs webdataset, which imports torch."""
-    writing = ("data_service.ingest", "data_service.corpus.writer")
-    names = [module_name(path) for path in sources("data_service")]
-    loaded = loaded_with([name for name in names if not name.startswith(writing)])
-    assert not loaded & {"torch", "deepspeed", "webdataset", "transformers", *PACKAGES} - {"data_service"}
-
-
-def test_writing_shards_loads_nothing_of_ours_but_data_service() -> None:
+def test_the_data_service_never_loads_torch() -> None:
+    """webdataset would: shards are written without it."""
     loaded = loaded_with([module_name(path) for path in sources("data_service")])
-    assert not loaded & {"deepspeed", "transformers", *PACKAGES} - {"data_service"}
+    assert not loaded & {"torch", "deepspeed", "webdataset", "transformers", *PACKAGES} - {"data_service"}
 
 
 def test_encoder_core_loads_none_of_the_others() -> None:
@@ -118,7 +115,6 @@ def test_import_statements_follow_the_arrows(package: str, allowed: set[str]) ->
     [
         ("deepspeed", "encoder_core/train/engine.py"),
         ("boto3", "data_service/store/s3.py"),
-        ("webdataset", "data_service/corpus/writer.py"),
     ],
 )
 def test_a_library_is_imported_in_one_file(library: str, place: str) -> None:
@@ -196,8 +192,64 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
     assert "launcher.runtime.cluster.rank_process" in named
 
 
+HEAVY = {
+    *(
+        "torch",
+        "ray",
+        "deepspeed",
+        "transformers",
+        "webdataset",
+        "boto3",
+        "pandas",
+        "pyarrow",
+        "sentencepiece",
+        "google",
+    ),
+    *("numpy", "pydantic", "tokenizers", "psutil", "yaml", "zstandard", "pynvml"),
+}
+"""Libraries that take a command tens of milliseconds or more."""
+_RECIPE, _TEXT = {"numpy", "pydantic", "tokenizers", "yaml"}, {"zstandard"}
+AT_WORK: dict[str, tuple[set[str], int]] = {
+    "--help": (set(), 420),
+    "recipe list": (_RECIPE, 670),
+    "recipe show roberta-base": (_RECIPE, 670),
+    "recipe check roberta-base": (_RECIPE | _TEXT, 690),
+    "tokenizer check tokenizer text.txt": (_RECIPE | _TEXT, 620),
+    "corpus build text.txt --tokenizer tokenizer --out corpus": (_RECIPE | _TEXT, 680),
+    "doctor": (_RECIPE | {"psutil", "pynvml"}, 730),
+}
+"""Light commands: which of these libraries each has loaded at its end, and how many modules at most."""
+
+
+@pytest.mark.parametrize("command", AT_WORK)
+def test_a_light_command_loads_what_it_needs(command: str, tmp_path: Path) -> None:
+    if command == "doctor" and find_library("cuda"):
+        pytest.skip("here CUDA's driver is, and torch is asked for GPUs")
+    tokenizer_folder(tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("\n\n".join(DOCUMENTS[:40]), "utf-8")
+    code = (
+        "import atexit, json, sys\n"
+        "from launcher.maskfleet.__main__ import main\n"
+        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
+        "sys.argv[0] = 'maskfleet'\n"
+        "main()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", code, *command.split()],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    loaded = json.loads(result.stderr.splitlines()[-1])
+    needed, most = AT_WORK[command]
+    assert HEAVY & set(loaded) == needed
+    assert len(loaded) <= most
+
+
 LIGHT = {
-    "recipe list": (),
     "runs status": ("launcher.observe.inspect.status", "launcher.observe.inspect.status"),
     "runs watch": ("launcher.observe.watch.site",),
     "tasks list": ("launcher.after.tasks.summary",),

@@ -28,6 +28,12 @@ def doctor(
         bool,
         typer.Option("--gpu", help="Instead, try the kernels of attention here: a table to send in."),
     ] = False,
+    imports: Annotated[
+        bool,
+        typer.Option(
+            "--imports", help="Also measure what a rank imports: how long it takes, and from where."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.
@@ -42,7 +48,7 @@ def doctor(
     if gpu:
         _kernels(as_json)
         return
-    findings = list(examine(stores or []))
+    findings = list(examine(stores or [], imports=imports))
     if as_json:
         print_json(vars(finding) for finding in findings)
     else:

@@ -6,7 +6,6 @@ Commands import what they need when they run: `maskfleet --help` must not wait f
 import logging
 import os
 import sys
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -97,6 +96,8 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
+        from importlib import metadata
+
         typer.echo(f"maskfleet {metadata.version('maskfleet')}")
         raise typer.Exit
 
@@ -136,9 +137,10 @@ def main() -> None:
     """Run the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
     _print_warnings()
+    command = typer.main.get_command(app)
     try:
-        with shown(_words(typer.main.get_command(app), sys.argv[1:])), watched_output():
-            app()
+        with shown(_words(command, sys.argv[1:])), watched_output():
+            command()
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
         problem, remedy = (visible(without_secrets(text)) for text in (error.problem, error.remedy))

@@ -75,7 +75,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
     from launcher.runtime.recipe.source import bundled
     from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
 
-    recipes = [loads(text, name) for name, text in bundled().items()]
+    recipes = [loads(text, name, ours=True) for name, text in bundled().items()]
     recipes.sort(key=lambda recipe: (kind(recipe), parameters(recipe), recipe.total_steps))
     if as_json:
         print_json(_described(recipe) for recipe in recipes)

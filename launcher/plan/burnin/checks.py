@@ -222,7 +222,7 @@ CHECKS = (
         "launcher.plan.burnin.whole_run:killed_and_resumed",
         gpu=180,
         cpu=150,
-        needs=("ray", "deepspeed", "webdataset"),
+        needs=("ray", "deepspeed"),
     ),
     Check(
         "kernel-times",

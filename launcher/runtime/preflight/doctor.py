@@ -1,6 +1,7 @@
 """`maskfleet doctor`: checks whether this machine can train, and whether a store can hold a run. Each check has a
 finding and a remedy."""
 
+import ctypes
 import os
 import platform
 import shutil
@@ -33,17 +34,18 @@ _PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"
 _MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
 
 
-def examine(uris: list[str]) -> Iterator[Finding]:
+def examine(uris: list[str], *, imports: bool = False) -> Iterator[Finding]:
     """Yield findings about this machine, then about each store in `uris`. A trial object is written to each store and
-    deleted."""
+    deleted. `imports`: whether to measure what a rank imports, which takes as long as a start."""
     yield _python()
     yield from _versions()
     yield _cores()
     yield findings.memory(*available_memory())
     yield shared_memory()
     yield temporary_disk()
-    with work("importing what a rank imports"):
-        yield examine_imports()
+    if imports:
+        with work("importing what a rank imports"):
+            yield examine_imports()
     yield from _gpus()
     raise_open_files()
     yield open_files()
@@ -83,15 +85,26 @@ def _cores() -> Finding:
 
 
 def _gpus() -> Iterator[Finding]:
-    import torch  # seconds to import, so not before it is its turn
-
-    if not torch.cuda.is_available():
+    if not _has_cuda():
         yield Finding("GPUs", "ok", "none: training runs on the CPU")
         return
+    import torch
+
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield Finding("GPUs", "ok", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
     for state in gpu_states():
         yield from findings.gpu(state)
+
+
+def _has_cuda() -> bool:
+    """Return whether torch finds a GPU. It is seconds to import, so it is not asked where CUDA's driver is missing."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _clock() -> Finding:

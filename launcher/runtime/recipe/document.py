@@ -55,7 +55,8 @@ class _Events(Composer, SafeConstructor, Resolver):
 
     def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
         node = super().compose_scalar_node(anchor)
-        node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        if not node.value.isascii():
+            node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
         return node
 
 
@@ -113,23 +114,27 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-def parse(text: str, name: str, words: Words = RECIPE) -> Document:
+def parse(text: str, name: str, words: Words = RECIPE, *, ours: bool = False) -> Document:
     """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or another value than a
-    mapping at the top."""
+    mapping at the top. `ours`: whether it comes with Maskfleet (`bounded_events`)."""
+    lines: dict[Path, int] = {}
     try:
-        events = bounded_events(text)
-        node, data = _Events(events).get_single_node(), _Events(events).get_single_data()
+        loader = _Events(bounded_events(text, ours=ours))
+        node = loader.get_single_node()
+        if isinstance(node, yaml.MappingNode):
+            _collect_lines(
+                node, (), lines, name, words
+            )  # first: merge keys change nodes as they are constructed
+        data = None if node is None else loader.construct_document(node)
     except _BROKEN as error:
         raise words.error(
             f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
         ) from error
-    if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
+    if not isinstance(data, dict):
         raise words.error(
             f"{name} holds {type(data).__name__} at the top, not a mapping",
             remedy=f"start from a complete {words.noun}: {words.complete}",
         )
-    lines: dict[Path, int] = {}
-    _collect_lines(node, (), lines, name, words)
     return Document(data, name, lines, words=words)
 
 

@@ -59,9 +59,10 @@ def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
     return from_document(override(Document(recipe.to_data(), recipe.name, {}), assignments))
 
 
-def loads(text: str, name: str) -> Recipe:
-    """Return the recipe in `text`. `name`: its name in messages. Raises RecipeError."""
-    return from_document(parse(text, name))
+def loads(text: str, name: str, *, ours: bool = False) -> Recipe:
+    """Return the recipe in `text`. `name`: its name in messages. `ours`: whether it comes with Maskfleet. Raises
+    RecipeError."""
+    return from_document(parse(text, name, ours=ours))
 
 
 def from_document(document: Document) -> Recipe:

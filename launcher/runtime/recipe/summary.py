@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.compose import network
-from encoder_core.optim.groups import hidden_matrices
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.terms.weights import detector_weights, masked_weights, weight_count
 from launcher.output import human_count
-from launcher.runtime.recipe.network import meta_module, parameter_count
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import tokens_before
@@ -27,8 +24,7 @@ def kind(recipe: Recipe) -> str:
 
 
 def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
-    """Return the number of trainable parameters of all networks. Tied parameters count once. No memory is used: the
-    networks are built on the meta device.
+    """Return the number of trainable parameters of all networks. Tied parameters count once.
 
     `vocabulary`: number of the tokenizer's ids, if it is known. It is used if the recipe leaves the size to the
     tokenizer.
@@ -36,7 +32,7 @@ def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
     model = recipe.model
     if vocabulary is not None and model.vocab is None:
         model = model.model_copy(update={"vocab": vocabulary})
-    return parameter_count(meta_module(known(model), recipe.objective))
+    return weight_count(known(model), recipe.objective.terms)
 
 
 def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
@@ -51,12 +47,17 @@ def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
 @lru_cache(maxsize=8)
 def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
     """Return the shapes for `momentum_matrices`. They are cached: an estimate asks for every stage and microbatch."""
+    from encoder_core.optim.groups import hidden_matrices
+    from launcher.runtime.recipe.network import meta_module  # torch, which no other figures need
+
     every = hidden_matrices(meta_module(model, objective)).values()
     return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
 
 
 @lru_cache(maxsize=8)
 def _trained(model: ModelConfig, objective: RecipeObjective) -> tuple[int, ...]:
+    from launcher.runtime.recipe.network import meta_module
+
     return tuple(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
 
 
@@ -77,22 +78,18 @@ def state_bytes(recipe: Recipe, count: int) -> int:
 
 def discriminator_parameters(recipe: Recipe) -> int | None:
     """Return the number of parameters of the discriminator as it is used after training; None if there is none."""
-    if recipe.objective.rtd is None:
-        return None
-    with on_meta():
-        return parameter_count(network(known(recipe.model), "rtd"))
+    model = known(recipe.model)
+    return detector_weights(model) if recipe.objective.rtd and isinstance(model, DetectorConfig) else None
 
 
 def teacher_parameters(recipe: Recipe) -> int:
     """Return the number of parameters of all teachers together; 0 if there are none."""
     if recipe.objective.distil is None:
         return 0
-    vocabulary = known(recipe.model).vocab
-    with on_meta():
-        return sum(
-            parameter_count(network(teacher.model.model_copy(update={"vocab": vocabulary}), "mlm"))
-            for teacher in recipe.objective.distil.teachers
-        )
+    vocabulary = {"vocab": known(recipe.model).vocab}
+    return sum(
+        masked_weights(its.model.model_copy(update=vocabulary)) for its in recipe.objective.distil.teachers
+    )
 
 
 def total_tokens(recipe: Recipe) -> int:

@@ -10,6 +10,7 @@ from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from launcher.runtime.preflight import doctor
 from launcher.runtime.preflight.doctor import examine, probe_store
+from launcher.runtime.preflight.findings import Finding
 
 
 def test_this_machine_can_train() -> None:
@@ -70,6 +71,13 @@ def test_a_store_that_would_lose_runs_is_found_out(
     assert finding.verdict == "failure"
     assert found in finding.found
     assert list(LocalStore(tmp_path).list()) == []
+
+
+def test_imports_are_measured_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Finding("imports", "ok", "4.2 s")
+    monkeypatch.setattr(doctor, "examine_imports", lambda: measured)
+    assert measured not in examine([])
+    assert measured in examine([], imports=True)
 
 
 def test_another_version_than_the_pinned_one_is_a_warning(

@@ -159,6 +159,11 @@ def test_its_text_fits_a_screen_and_says_where_it_is_from(name: str) -> None:
     assert name == "quickstart" or any("et al." in line for line in lines[:6])
 
 
+def test_libyaml_reads_the_bundled_recipes_as_pyyaml_does() -> None:
+    for name, text in bundled().items():
+        assert loads(text, name, ours=True) == load(name)
+
+
 @pytest.mark.drawn(10)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_its_model_is_the_official_size(name: str) -> None:
