@@ -230,6 +230,10 @@ class Tokenizer:
 
     def save_files(self) -> dict[str, bytes]:
         """Return the contents of the files that `transformers.AutoTokenizer` and `load_tokenizer` read, by name."""
+        return dict(self._files)
+
+    @cached_property
+    def _files(self) -> dict[str, bytes]:
         return tokenizer_files(self._definition, self.pieces, self.names) | self._model_files
 
     def _special_ids(self) -> set[int]:
