@@ -34,6 +34,8 @@ TOKENIZER_FILES = (
     *MODEL_FILES,
 )
 """Names of all files that a tokenizer may have, here and in transformers."""
+TRAINING_REPORT = "training_report.json"
+"""Name of the file that says how many words a vocabulary was learnt from."""
 DECISIVE_FILES = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
 """Names of which every folder with a tokenizer has at least one."""
 

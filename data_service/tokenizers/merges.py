@@ -1,9 +1,9 @@
-"""Learns the merges of byte-pair encoding from counted words, as the trainer of the library `tokenizers` learns them from
-text. That trainer takes no counts, and adds them up in 32 bits.
+"""Learns the merges of byte-pair encoding from counted words: those that the trainer of the library `tokenizers` learns
+from text. That trainer takes no counts, and adds them up in 32 bits.
 
-All words lie end to end in one array of symbols that are linked to their neighbours, so a merge is a few operations over
-the places of its pair. In a large array only pairs that occur `floor` times or more are followed. Once they are used up,
-the floor is lowered and all pairs are counted again, so the rare pairs, which are most, take no memory.
+All words lie end to end in one array of symbols that are linked to their neighbours, so a merge is a few operations
+over the places of its pair. In a large array only pairs that occur `floor` times or more are followed. Once they are
+used up, the floor is lowered and all pairs are counted again. So the rare pairs, which are most, take no memory.
 """
 
 import heapq

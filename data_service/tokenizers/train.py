@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
+from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.merges import END, learn_merges
 from data_service.tokenizers.seeds import seed_pieces
 from data_service.tokenizers.specials import (
@@ -53,8 +54,6 @@ CONTINUES = "##"
 """What a piece of WordPiece that does not begin a word begins with."""
 LEARNT_BYTES = 1 << 25
 """Bytes of distinct words, each with one more, from which a vocabulary is learnt at most."""
-TRAINING_REPORT = "training_report.json"
-"""Name of the file that says how many words a vocabulary was learnt from."""
 
 
 class TokenizerOptions(BaseModel):
@@ -115,7 +114,7 @@ def train_tokenizer(
     Raises:
         TokenizerError: there is no text, or the vocabulary is too small for the kind or too large for the text. Errors
             of `texts` are raised unchanged.
-        OSError: the temporary folder is full.
+        OutOfSpace: the temporary folder is full.
     """
     options = options or TokenizerOptions()
     kept = _with_text(texts)

@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
 from data_service.processes import temporary_folder
+from data_service.store.local import room_in
 from data_service.tokenizers.word_splits import Splitter, split_text
 
+_MOST_PROCESSES = 4  # whose tables take some 0.7 GB each; one process reads for as many
 _TABLE_PIECES = 2_000_000  # some 200 bytes each
 _SHORT = 64  # characters of a piece that count as one piece
 _BITS = 6  # of a hash choose the file
@@ -62,15 +64,15 @@ def count_words(
         texts: documents or lines, read once.
         splitter: makes what splits text; can be pickled.
         limit: number of bytes of words to keep, one byte more for each word.
-        workers: number of processes that split and count; 1: this process.
+        workers: number of processes that split and count, four at most; 1: this process.
 
     Raises:
         TokenizerError: a process ended before its work did.
-        OSError: the temporary folder is full. Errors of `texts` are raised unchanged.
+        OutOfSpace: the temporary folder is full. Errors of `texts` are raised unchanged.
     """
-    with temporary_folder("words") as folder:
+    with temporary_folder("words") as folder, room_in(folder):
         if workers > 1:
-            _count_elsewhere(texts, splitter, folder, workers)
+            _count_elsewhere(texts, splitter, folder, min(workers, _MOST_PROCESSES))
         else:
             table = _Table(splitter(), folder, 0)
             for text in texts:

@@ -13,7 +13,8 @@ from data_service.errors import InputError, TokenizerError
 from data_service.tokenizers.check import measure_loss
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.train import RUN_CHARACTERS, TokenizerOptions, train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
+from data_service.tokenizers.word_splits import RUN_CHARACTERS
 from tests.support.data.all_sorts import SORTS, documents_of_all_sorts
 
 _TRAIN = """
