@@ -15,14 +15,7 @@ from data_service.ingest.encodings import UTF_8
 from data_service.ingest.mds_index import beside_shards
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
-from data_service.tokenizers.files import (
-    CONFIG,
-    DEFINITION,
-    MODEL_FILES,
-    SPECIAL_TOKENS,
-    TOKENIZER_FILES,
-    TRAINING_REPORT,
-)
+from data_service.tokenizers.files import CONFIG, DEFINITION, MODEL_FILES, SPECIAL_TOKENS, TOKENIZER_FILES
 
 UNKNOWN_KIND = "a file of unknown kind"
 _TOKENIZER, _CORPUS, _DESCRIPTION = "a tokenizer's file", "a corpus", "describes a data set"
@@ -39,13 +32,9 @@ _TOKENIZER_MARKS = (
     {"vocab.txt", "bert_config.json"},
 )
 # Files of SentencePiece are of unknown kind anyway.
-_TOKENIZER_FILES = {
-    *TOKENIZER_FILES,
-    TRAINING_REPORT,
-    "config.json",
-    "bert_config.json",
-    "generation_config.json",
-} - {*MODEL_FILES}
+_TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
+    *MODEL_FILES
+}
 _RECEIPTS = re.compile(rf"(.*/|){BUILD}[0-9a-f]{{16}}/receipts/")  # of a corpus that is not complete
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
 PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f"{BUILD}preparation.json"

@@ -55,8 +55,7 @@ class _Learner:
         self, symbols: NDArray[np.int32], counts: NDArray[np.int64], pieces: Sequence[str], prefix: str
     ) -> None:
         self._symbols = symbols.copy()
-        self._ends = np.flatnonzero(symbols == END)
-        self._weights = np.repeat(counts, np.diff(self._ends, prepend=-1))
+        self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == END), prepend=-1))
         self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
         self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)  # a word begins behind an END
         self._prefix = prefix
@@ -66,7 +65,6 @@ class _Learner:
         self._counts: dict[int, int] = {}  # occurrences of the pairs that are followed
         self._places: list[_Places | None] = []
         self._queue: list[tuple[int, int, int]] = []  # -count, pair, index in _places
-        self._respelled: set[int] = set()  # pairs that came to be in more than one entry of the queue
 
     def pairs(self, floor: int) -> Iterator[tuple[int, int, _Places]]:
         """Yield (pair, occurrences, places of its first symbol) of every pair that occurs `floor` times or more."""
@@ -102,8 +100,6 @@ class _Learner:
     def _merge(self, pair: int, places: _Places, floor: int) -> None:
         a, b = pair >> 32, pair & _LOW
         merged = self._piece(a, b)
-        if pair in self._respelled:
-            places = self._in_same_words(places, a, b)
         first = self._standing(places, a, b)
         second = self._next[first]
         after = self._next[second]
@@ -128,7 +124,7 @@ class _Learner:
         removed: Iterator[tuple[int, int, _Places]],
         floor: int,
     ) -> None:
-        self._respelled.update(pair for pair, _, _ in added if pair in self._counts)
+        new = [pair for pair, _, _ in added if pair not in self._counts]
         for pair, count, _ in added:
             self._counts[pair] = self._counts.get(pair, 0) + count
         for pair, count, _ in removed:
@@ -137,7 +133,8 @@ class _Learner:
         for pair, _, places in added:
             if self._counts[pair] >= floor:
                 self._push(pair, places)
-            elif pair not in self._respelled:
+        for pair in new:
+            if self._counts[pair] < floor:
                 del self._counts[pair]
 
     def _piece(self, a: int, b: int) -> int:
@@ -159,13 +156,6 @@ class _Learner:
         index = np.arange(len(places))
         begins = np.concatenate([[True], self._next[places[:-1]] != places[1:]])
         return places[(index - np.maximum.accumulate(np.where(begins, index, 0))) % 2 == 0]
-
-    def _in_same_words(self, places: _Places, a: int, b: int) -> _Places:
-        """Return all places of the pair in the words of `places`."""
-        others = np.flatnonzero(self._symbols == a)
-        others = others[self._symbols[self._next[others]] == b]
-        words = np.searchsorted(self._ends, places)
-        return others[np.isin(np.searchsorted(self._ends, others), words)]
 
 
 def _keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) -> NDArray[np.int64]:

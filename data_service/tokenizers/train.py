@@ -11,7 +11,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,7 +26,6 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from data_service.errors import TokenizerError
 from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.merges import END, learn_merges
-from data_service.tokenizers.seeds import seed_pieces
 from data_service.tokenizers.specials import (
     STYLES,
     SpecialStyle,
@@ -320,11 +318,14 @@ def train_sentencepiece(
         TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
     """
     style = options.style(kind)
-    seeds = seed_pieces(counts.words, counts.counts) if kind == "unigram" else ()
-    with _spooled(zip(counts.words, counts.counts.tolist(), strict=True)) as words, _spooled(seeds) as begun:
-        model = _learn_model(kind, words, begun, vocab_size, options, style, exact=not at_most)
+    with tempfile.TemporaryFile("w", encoding="utf-8") as file:  # has no name: no death leaves it
+        counted = zip(counts.words, counts.counts.tolist(), strict=True)
+        file.writelines(f"{word}\t{count}\n" for word, count in counted)
+        file.flush()
+        words = Path(f"/proc/self/fd/{file.fileno()}")
+        model = _learn_model(kind, words, vocab_size, options, style, exact=not at_most)
     proto = parse_model(model, MODEL_FILE)
-    for field in ("input", "input_format", "seed_sentencepieces_file"):  # temporary files
+    for field in ("input", "input_format"):  # the temporary file
         proto.trainer_spec.ClearField(field)
     tokenizer = convert_model(proto, mask=style.names.mask, mapping=_mapping(options))
     tokenizer.post_processor = post_processor(style)
@@ -344,21 +345,9 @@ def _mapping(options: TokenizerOptions) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s"), " ")])
 
 
-@contextmanager
-def _spooled(counted: Iterable[tuple[str, int]]) -> Iterator[Path]:
-    """Yield the path of a temporary file of counted strings, one a line."""
-    with tempfile.TemporaryFile(
-        "w", encoding="utf-8", newline="\n"
-    ) as file:  # has no name: no death leaves it
-        file.writelines(f"{string}\t{count}\n" for string, count in counted)
-        file.flush()
-        yield Path(f"/proc/self/fd/{file.fileno()}")
-
-
 def _learn_model(
     kind: Kind,
     words: Path,
-    seeds: Path,
     vocab_size: int,
     options: TokenizerOptions,
     style: SpecialStyle,
@@ -370,7 +359,6 @@ def _learn_model(
         sentencepiece.SentencePieceTrainer.train(
             input=str(words),
             input_format="tsv",
-            seed_sentencepieces_file=str(seeds) if kind == "unigram" else "",
             model_writer=model,
             model_type=kind,
             vocab_size=vocab_size,

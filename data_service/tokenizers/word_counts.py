@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -173,11 +173,15 @@ def _count_elsewhere(
     with ExitStack() as stack:
         pipes = [stack.enter_context(_process(splitter, folder, number)) for number in range(workers)]
         for pipe, batch in zip(cycle(pipes), _batches(texts), strict=False):
-            _send(pipe, batch)
+            if pipe.poll():
+                break  # the process has ended
+            with suppress(ConnectionError):
+                pipe.send(batch)
         for pipe in pipes:
-            _send(pipe, None)
+            with suppress(ConnectionError):
+                pipe.send(None)
         for pipe in pipes:
-            _receive(pipe)
+            _finish(pipe)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -192,31 +196,16 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def _send(pipe: Connection, batch: list[str] | None) -> None:
-    with _deaths_named():
-        early = pipe.poll()
-        if not early:
-            pipe.send(batch)
-    if early:
-        _receive(pipe)
-
-
-def _receive(pipe: Connection) -> None:
-    with _deaths_named():
-        failure = pipe.recv()
-    if failure is not None:
-        raise failure
-
-
-@contextmanager
-def _deaths_named() -> Iterator[None]:
+def _finish(pipe: Connection) -> None:
     try:
-        yield
+        failure = pipe.recv()
     except (EOFError, ConnectionError) as error:
         raise TokenizerError(
             "a process that counted words ended before its work did",
             remedy="run the command again, on a machine with more memory if that was what it lacked",
         ) from error
+    if failure is not None:
+        raise failure
 
 
 @contextmanager
