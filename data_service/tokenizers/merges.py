@@ -20,6 +20,7 @@ _FLOOR_DIVISOR = 8
 _LOW = (1 << 32) - 1
 
 _Places = NDArray[np.int64]
+_NOWHERE: _Places = np.zeros(0, np.int64)
 
 
 def learn_merges(
@@ -63,7 +64,7 @@ class _Learner:
         self._ids = {piece: index for index, piece in enumerate(pieces)}
         self.merges: dict[tuple[int, int], None] = {}
         self._counts: dict[int, int] = {}  # occurrences of the pairs that are followed
-        self._places: list[_Places | None] = []
+        self._places: list[_Places] = []
         self._queue: list[tuple[int, int, int]] = []  # -count, pair, index in _places
 
     def pairs(self, floor: int) -> Iterator[tuple[int, int, _Places]]:
@@ -88,9 +89,8 @@ class _Learner:
             elif -negative < lowest:
                 break
             else:
-                places, self._places[entry] = self._places[entry], None
-                assert places is not None
-                self._merge(pair, places, floor)
+                self._merge(pair, self._places[entry], floor)
+                self._places[entry] = _NOWHERE
         return len(self.pieces) >= vocab_size or floor <= max(min_frequency, 1)
 
     def _push(self, pair: int, places: _Places) -> None:
@@ -155,7 +155,8 @@ class _Learner:
             return places
         index = np.arange(len(places))
         begins = np.concatenate([[True], self._next[places[:-1]] != places[1:]])
-        return places[(index - np.maximum.accumulate(np.where(begins, index, 0))) % 2 == 0]
+        kept: _Places = places[(index - np.maximum.accumulate(np.where(begins, index, 0))) % 2 == 0]
+        return kept
 
 
 def _keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import sentencepiece
@@ -105,7 +105,7 @@ def train(way: str, kind: str, texts: Iterable[str], *, vocab_size: int, workers
 
 
 def _library(kind: str, vocab_size: int) -> tuple[tokenizers.Tokenizer, trainers.Trainer]:
-    size = {"vocab_size": vocab_size, "show_progress": False}
+    size: dict[str, Any] = {"vocab_size": vocab_size, "show_progress": False}
     match kind:
         case "wordpiece":
             tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
