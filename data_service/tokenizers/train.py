@@ -51,7 +51,7 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
 CONTINUES = "##"
 """What a piece of WordPiece that does not begin a word begins with."""
 LEARNT_BYTES = 1 << 25
-"""Bytes of distinct words, each with one more, from which a vocabulary is learnt at most."""
+"""Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; of unigram's, half of them."""
 
 
 class TokenizerOptions(BaseModel):
@@ -118,7 +118,10 @@ def train_tokenizer(
     kept = _with_text(texts)
     if kind == "byte_bpe":
         _check(vocab_size, options)
-    counts = count_words(kept, partial(_splitter, kind, options), LEARNT_BYTES, workers)
+    limit = (
+        LEARNT_BYTES // 2 if kind == "unigram" else LEARNT_BYTES
+    )  # SentencePiece takes 200 bytes for each there
+    counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
     tokenizer = _train(kind, counts, vocab_size, options, at_most)
     if tokenizer.vocab_size != vocab_size and not at_most:
         raise TokenizerError(

@@ -176,7 +176,7 @@ random = Random(1)
 text = {
     "one line": lambda: "some words of a line " * (megabytes * 50_000),
     "one letter": lambda: "a" * (megabytes * 1_000_000),
-    "distinct": lambda: " ".join(f"{random.getrange(1 << 30):x}" for _ in range(megabytes * 120_000)),
+    "distinct": lambda: " ".join(f"{random.getrange(1 << 30):x}" for _ in range(megabytes * 30_000)),
 }[sys.argv[1]]()
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 counts = count_words([text], ByteWords, 1 << 20)
