@@ -51,7 +51,7 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
 CONTINUES = "##"
 """What a piece of WordPiece that does not begin a word begins with."""
 LEARNT_BYTES = 1 << 25
-"""Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; of unigram's, half of them."""
+"""Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
 
 
 class TokenizerOptions(BaseModel):
